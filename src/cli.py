@@ -1,0 +1,119 @@
+"""What every Hydra door shares: register the schema, run, and turn a user's mistake into one line and exit code 2."""
+
+import os
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+
+from src import schema
+from src.errors import UserError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
+MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
+
+_failures: list[Exception] = []
+
+
+def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
+    """Runs one job; a user's mistake is printed at once and ends this job, not the other jobs of a sweep."""
+    try:
+        job(config)
+    except MISTAKES as error:
+        if is_ours(error):
+            raise
+        _failures.append(error)
+        fail(explain(error))
+
+
+def door(main: Callable[[], None]) -> None:
+    """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend."""
+    schema.register()
+    if {"--cfg", "-c"} & set(sys.argv):
+        sys.argv.append("--resolve")  # a config is asked for to see its values
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
+    try:
+        main()
+    except MISTAKES as error:
+        if is_ours(error):
+            raise
+        sys.exit(fail(explain(error)))
+    if _failures:
+        sys.exit(2)
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether a traceback helps: someone asked for it, or an operating system error names no file of the user's."""
+    return DEBUGGING or (isinstance(error, OSError) and not isinstance(error, HydraException) and error.filename is None)
+
+
+def fail(message: str) -> int:
+    """Prints the line on stderr and returns the exit code of a user's mistake."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def explain(error: BaseException) -> str:
+    """One line for an error of ours, of Hydra's or of OmegaConf's."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return (
+            f"{group}={name}: there is no such {group}{nearest(name, list(error.options))}; choose from "
+            + ", ".join(sorted(error.options))
+        )
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be read ({first_line(error)}); quote special characters, or correct it"
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        return f"{error.filename}: {error.strerror}; give another folder or file, or free some space"
+    cause = error.__cause__
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+        key = str(cause.full_key or cause.key or "")
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+            return f"unknown key {key!r}{nearest(key, known_keys(cause))}; see `--cfg job` for every key there is"
+        return f"{key}: {first_line(cause)}"
+    if isinstance(error, InterpolationKeyError) and "'table." in str(error):
+        return missing_row(first_line(error))
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def nearest(wrong: str, known: list[str]) -> str:
+    """ ", did you mean ...?" for the closest known name, or nothing."""
+    close = get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def known_keys(error: OmegaConfBaseException) -> list[str]:
+    """Every dotted key of the config in which an override did not find its own."""
+    root = error.parent_node
+    while root is not None and root._get_parent() is not None:
+        root = root._get_parent()
+    keys: list[str] = []
+
+    def walk(node: object, prefix: str) -> None:
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
+            return
+        for key in node:
+            keys.append(f"{prefix}{key}")
+            walk(node._get_node(key), f"{prefix}{key}.")
+
+    walk(root, "")
+    return keys
+
+
+def missing_row(reason: str) -> str:
+    """For a case that the max_bs table lacks: which rows it has. `reason` ends in 'table.MODEL.TRAINER'."""
+    case = reason.partition("'table.")[2].partition("'")[0].replace(".", " ")
+    table = OmegaConf.load(CONF / "fix_hp" / "max_bs.yaml").fix_hp.table
+    there = "; ".join(f"{model}: {', '.join(map(str, rows))}" for model, rows in table.items())
+    return f"fix_hp=max_bs: no published row for {case}; there are {there}; leave +fix_hp away or set hp.batch_size"
