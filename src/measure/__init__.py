@@ -1,0 +1,1 @@
+"""Pure measuring: clocks, rates, statistics, rooflines. Nothing here knows Lightning. Definitions: docs/metrics.md."""

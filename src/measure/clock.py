@@ -1,0 +1,158 @@
+"""Where the wall time goes: a clock that tiles it into phases without a gap.
+
+Every mark says "from the previous mark until now, the time belonged to this phase", so the phases add up to the wall
+time by construction. While training runs on a GPU the marks are CUDA events on the compute stream: the time between
+two of them is what the *stream* spent there. A loader that works while the GPU is busy costs nothing on that time
+line; what shows up as `fetch` is the waiting that compute did not hide. Events are read in windows, never waited for.
+
+An event costs the host some microseconds, so what only the host does between two events (`note`) is timed by the host,
+and the stream's time between the events is divided in proportion.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+
+PHASES = ("startup", "fetch", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+IN_STEP = frozenset({"fetch", "transfer", "compute", "communication", "other"})  # what an iteration is made of
+
+
+def process_creation_s() -> float:
+    """When this process was created, in seconds on the clock of `time.perf_counter`."""
+    return time.perf_counter() - (time.time() - psutil.Process().create_time())
+
+
+@dataclass
+class Steps:
+    """One entry per finished optimiser step of this rank."""
+
+    iteration_s: list[float] = field(default_factory=list)  # fetch, transfer, compute, communication and other
+    compute_s: list[float] = field(default_factory=list)  # compute with the communication it did not hide
+    samples: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Clock:
+    """Tiles the time since `origin_s` into `PHASES`; see the module's text.
+
+    Args:
+        origin_s: start of the wall time in seconds of `now`; the creation of this process if not given.
+        now: the host's clock in seconds.
+    """
+
+    def __init__(self, origin_s: float | None = None, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.origin_s = process_creation_s() if origin_s is None else origin_s
+        self.totals_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.steps = Steps()
+        self.training_s = 0.0  # host seconds between begin_training and end_training
+        self.training_phases_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._last = self.origin_s
+        self._scope: str | None = None
+        self._iteration = self._compute = 0.0
+        self._on_device = False
+        self._device_last: torch.cuda.Event | None = None
+        self._pending: deque[tuple[str, torch.cuda.Event, int, list[tuple[str, float]]]] = deque()
+        self._noted: list[tuple[str, float]] = []
+        self._pool: list[torch.cuda.Event] = []
+
+    def mark(self, phase: str, samples: int = 0) -> None:
+        """Ascribes the time since the last mark to `phase`; `samples` > 0 says that an optimiser step ends here."""
+        if self._scope is not None:
+            return
+        if self._on_device:
+            event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+            event.record()
+            if self._noted:
+                self.note(phase)
+            self._pending.append((phase, event, samples, self._noted))
+            self._noted = []
+            self._last = self._now()
+        else:
+            now = self._now()
+            self._account(phase, now - self._last, samples)
+            self._last = now
+
+    def note(self, phase: str) -> None:
+        """`mark` for what only the host did: costs no event on a GPU."""
+        if not self._on_device:
+            self.mark(phase)
+        elif self._scope is None:
+            now = self._now()
+            self._noted.append((phase, now - self._last))
+            self._last = now
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """All time inside belongs to `phase`, whatever is marked there; time before it to `other`."""
+        if self._scope is not None:  # the outermost phase keeps it
+            yield
+            return
+        self.mark("other")
+        self._scope = phase
+        try:
+            yield
+        finally:
+            self._scope = None
+            self.mark(phase)
+
+    def begin_training(self, device: torch.device) -> None:
+        """Closes `startup`; on a GPU, goes over to the stream's own time line."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.mark("startup")
+        self._training_begin = self._last
+        self._totals_before = dict(self.totals_s)
+        if device.type == "cuda":
+            self._device_last = torch.cuda.Event(enable_timing=True)
+            self._device_last.record()
+            self._on_device = True
+
+    def end_training(self) -> None:
+        """Waits for the device, reads what is pending and goes back to the host's clock."""
+        self.mark("other")
+        if self._on_device:
+            torch.cuda.synchronize()
+            self.read()
+            self._on_device = False
+            self._last = self._now()
+        self.training_s = self._last - self._training_begin
+        self.training_phases_s = {p: self.totals_s[p] - self._totals_before[p] for p in PHASES}
+
+    def read(self) -> None:
+        """Accounts for every pending event that has already happened. Never waits."""
+        while self._pending and self._pending[0][1].query():
+            phase, event, samples, noted = self._pending.popleft()
+            assert self._device_last is not None
+            seconds = self._device_last.elapsed_time(event) / 1e3
+            host_s = sum(share for _, share in noted)
+            if host_s > 0:
+                for name, share in noted:
+                    self._account(name, seconds * share / host_s, 0)
+                seconds = 0.0
+            self._account(phase, seconds, samples)
+            self._pool.append(self._device_last)
+            self._device_last = event
+
+    def wall_s(self) -> float:
+        """Seconds since the origin, on the host's clock."""
+        return self._now() - self.origin_s
+
+    def _account(self, phase: str, seconds: float, samples: int) -> None:
+        self.totals_s[phase] += seconds
+        if phase in IN_STEP:
+            self._iteration += seconds
+            if phase in ("compute", "communication"):
+                self._compute += seconds
+        if samples:
+            self.steps.iteration_s.append(self._iteration)
+            self.steps.compute_s.append(self._compute)
+            self.steps.samples.append(samples)
+            self._iteration = self._compute = 0.0

@@ -1,0 +1,77 @@
+"""What a figure was measured on: enough to repeat the run, nothing secret."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+LIBRARIES = ("torch", "triton", "pytorch-lightning", "hydra-core", "omegaconf", "rdkit", "numpy", "transformers",
+             "e3nn", "torchrec", "fbgemm-gpu", "dgl")  # fmt: skip
+
+
+def environment(overrides: list[str]) -> dict[str, Any]:
+    """CPU, GPUs, driver, library versions, git state and the command-line overrides, as plain data."""
+    return {
+        "cpu": cpu_name(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "driver": driver_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+        "libraries": {name: found for name in LIBRARIES if (found := library_version(name))},
+        "git": git_state(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "overrides": overrides,
+    }
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, None without one."""
+    if not torch.cuda.is_available():
+        return None
+    import pynvml
+
+    pynvml.nvmlInit()
+    return str(pynvml.nvmlSystemGetDriverVersion())
+
+
+def library_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit and whether the tree differs from it; `REPRISE_COMMIT` speaks where the history did not come along."""
+    root = Path(__file__).resolve().parents[2]
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        named = os.environ.get("REPRISE_COMMIT")
+        return {"commit": named, "dirty": None} if named else None

@@ -1,0 +1,41 @@
+"""Samples per second, by three denominators (FlagPerf's names) and after warm-up."""
+
+from typing import Any
+
+from src.measure.clock import Steps
+from src.measure.statistics import percentiles
+
+
+def ratio(samples: float, seconds: float) -> float | None:
+    """Samples per second; None where nothing was measured."""
+    return samples / seconds if samples and seconds > 0 else None
+
+
+def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[str, float | None]:
+    """p_whole, p_train and p_core of one rank, in samples per second.
+
+    p_whole: trained samples / time from the first training step to the end of training, evaluation included.
+    p_train: the same without evaluation. p_core: trained samples / compute with its exposed communication.
+    """
+    samples = sum(steps.samples)
+    return {
+        "p_whole": ratio(samples, training_s),
+        "p_train": ratio(samples, training_s - evaluation_s),
+        "p_core": ratio(samples, sum(steps.compute_s)),
+    }
+
+
+def steady_rates(steps: Steps, warmup_steps: int) -> dict[str, Any] | None:
+    """The rates after the first `warmup_steps`, with percentiles of the iteration time; None if no step is left.
+
+    p_train counts iterations (fetch, transfer, compute, other) and leaves evaluation and checkpoints out.
+    """
+    if len(steps) <= warmup_steps:
+        return None
+    iteration, compute = steps.iteration_s[warmup_steps:], steps.compute_s[warmup_steps:]
+    samples = sum(steps.samples[warmup_steps:])
+    return {
+        "p_train": ratio(samples, sum(iteration)),
+        "p_core": ratio(samples, sum(compute)),
+        "step_time_s": percentiles(iteration),
+    }

@@ -1,0 +1,74 @@
+"""How far a rate is from the physical limit of the hardware."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+DTYPE_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "fp16": "fp16", "bf16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sample costs at the least: useful floating point operations and bytes through device memory."""
+
+    flops_forward: float
+    flops_training: float
+    bytes_forward: float
+    bytes_training: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of one device, in FLOP/s for the dtype in use and bytes/s; None where unknown; from a datasheet or measured."""
+
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    source: str
+
+
+def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -> dict[str, float | str | None] | None:
+    """Achieved FLOP/s and bytes/s of one device and their share of the peaks.
+
+    Args:
+        rate: samples per second of one device.
+        flops, nbytes: of one sample, from the task's `cost()`.
+    """
+    if rate is None:
+        return None
+    return {
+        "flops_per_s": rate * flops,
+        "bytes_per_s": rate * nbytes,
+        "peak_flops_per_s": peaks.flops_per_s,
+        "peak_bytes_per_s": peaks.bytes_per_s,
+        "of_peak_flops": rate * flops / peaks.flops_per_s if peaks.flops_per_s else None,
+        "of_peak_bandwidth": rate * nbytes / peaks.bytes_per_s if peaks.bytes_per_s else None,
+        "peak_source": peaks.source,
+    }
+
+
+def peaks_of(precision: str, peak_flops: Mapping[str, float] | None, peak_bandwidth: float | None) -> Peaks:
+    """The datasheet's peaks for a precision's products, or measured ones where there is no datasheet (a CPU)."""
+    if peak_flops is None:
+        return measured_peaks()
+    return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
+
+
+def measured_peaks(size: int = 1024, copy_mib: int = 256, repeats: int = 3) -> Peaks:
+    """The CPU's best of a float32 matrix product (size^3) and of a copy (read + written bytes). Takes about 0.2 s."""
+    a, b = torch.rand(size, size), torch.rand(size, size)
+    source = torch.ones(copy_mib << 18)
+    target = torch.empty_like(source)
+
+    def best(call: object, *args: object) -> float:
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            call(*args)  # type: ignore[operator]
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    product_s = best(torch.mm, a, b)
+    copy_s = best(target.copy_, source)
+    return Peaks(2 * size**3 / product_s, 2 * source.nbytes / copy_s, "measured")

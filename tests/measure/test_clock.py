@@ -1,0 +1,95 @@
+"""The clock's phases are what was marked, and add up."""
+
+import pytest
+
+from src.measure.clock import Clock, process_creation_s
+
+
+class FakeTime:
+    """Host seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def clock(time: FakeTime) -> Clock:
+    return Clock(origin_s=100.0, now=time)
+
+
+def test_phases_add_up_to_the_wall(clock: Clock, time: FakeTime) -> None:
+    for phase, seconds in (("startup", 3.0), ("fetch", 0.5), ("compute", 2.0), ("other", 0.25), ("compute", 1.0)):
+        time.s += seconds
+        clock.mark(phase)
+    assert clock.totals_s["compute"] == 3.0
+    assert clock.totals_s["fetch"] == 0.5
+    assert sum(clock.totals_s.values()) == clock.wall_s() == 6.75
+
+
+def test_a_step_collects_its_iteration_and_its_compute(clock: Clock, time: FakeTime) -> None:
+    for _ in range(3):
+        time.s += 0.25
+        clock.mark("fetch")
+        time.s += 0.125
+        clock.mark("transfer")
+        time.s += 1.0
+        clock.mark("compute", samples=8)
+    assert clock.steps.samples == [8, 8, 8]
+    assert clock.steps.iteration_s == [1.375] * 3
+    assert clock.steps.compute_s == [1.0] * 3
+
+
+def test_evaluation_is_one_phase_and_no_part_of_an_iteration(clock: Clock, time: FakeTime) -> None:
+    time.s += 1.0
+    with clock.within("evaluation"):
+        time.s += 5.0
+        clock.mark("fetch")
+        with clock.within("checkpoint"):
+            time.s += 2.0
+    time.s += 1.0
+    clock.mark("compute", samples=4)
+    assert clock.totals_s["evaluation"] == 7.0
+    assert clock.totals_s["fetch"] == clock.totals_s["checkpoint"] == 0.0
+    assert clock.totals_s["other"] == 1.0
+    assert clock.steps.iteration_s == [2.0]
+
+
+def test_training_time_leaves_startup_and_the_end_out(clock: Clock, time: FakeTime) -> None:
+    import torch
+
+    time.s += 10.0
+    clock.begin_training(torch.device("cpu"))
+    time.s += 2.0
+    clock.mark("compute", samples=1)
+    with clock.within("evaluation"):
+        time.s += 3.0
+    clock.end_training()
+    with clock.within("evaluation"):
+        time.s += 40.0
+    assert clock.totals_s["startup"] == 10.0
+    assert clock.training_s == 5.0
+    assert clock.training_phases_s["evaluation"] == 3.0
+    assert clock.totals_s["evaluation"] == 43.0
+
+
+def test_a_process_was_created_before_now() -> None:
+    age = Clock().wall_s()
+    assert 0 < age < 24 * 3600
+    assert process_creation_s() == pytest.approx(process_creation_s(), abs=0.1)
+
+
+def test_on_the_host_a_note_is_a_mark(clock: Clock, time: FakeTime) -> None:
+    time.s += 2.0
+    clock.note("fetch")
+    time.s += 1.0
+    clock.mark("compute", samples=1)
+    assert clock.totals_s["fetch"] == 2.0
+    assert clock.steps.iteration_s == [3.0]

@@ -1,0 +1,59 @@
+"""Rates, percentiles and rooflines against hand-made numbers."""
+
+import pytest
+
+from src.measure.clock import Steps
+from src.measure.rates import steady_rates, whole_rates
+from src.measure.roofline import Peaks, measured_peaks, peaks_of, utilisation
+from src.measure.statistics import percentiles
+
+
+def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> Steps:
+    n = len(iterations)
+    return Steps(list(iterations), [compute] * n, [samples] * n)
+
+
+def test_three_denominators() -> None:
+    rates = whole_rates(steps(1.0, 1.0), training_s=5.0, evaluation_s=1.0)
+    assert rates == {"p_whole": 4.0, "p_train": 5.0, "p_core": 20.0}
+
+
+def test_no_samples_is_no_rate() -> None:
+    assert whole_rates(Steps(), 0.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
+
+
+def test_steady_leaves_the_warm_up_out() -> None:
+    found = steady_rates(steps(9.0, 9.0, 1.0, 1.0, 2.0), warmup_steps=2)
+    assert found is not None
+    assert found["p_train"] == pytest.approx(30 / 4)
+    assert found["p_core"] == pytest.approx(30 / 1.5)
+    assert found["step_time_s"]["p50"] == 1.0
+    assert steady_rates(steps(1.0), warmup_steps=1) is None
+
+
+def test_percentiles_interpolate() -> None:
+    found = percentiles([float(i) for i in range(101)], mean=True)
+    assert found == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+    assert percentiles([]) is None
+
+
+def test_utilisation_is_the_share_of_the_peaks() -> None:
+    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e12, 1e9, "datasheet"))
+    assert found is not None
+    assert found["flops_per_s"] == 2e11
+    assert found["of_peak_flops"] == pytest.approx(0.2)
+    assert found["of_peak_bandwidth"] == pytest.approx(0.1)
+    assert utilisation(None, 1, 1, Peaks(1, 1, "datasheet")) is None
+
+
+def test_the_peak_is_that_of_the_precision() -> None:
+    table = {"fp32": 1e12, "fp16": 8e12}
+    assert peaks_of("amp", table, 5.0) == Peaks(8e12, 5.0, "datasheet")
+    assert peaks_of("tf32", table, 5.0).flops_per_s is None
+
+
+def test_measured_peaks_are_of_a_believable_size() -> None:
+    found = measured_peaks(size=256, copy_mib=16)
+    assert found.source == "measured"
+    assert found.flops_per_s and 1e8 < found.flops_per_s < 1e14
+    assert found.bytes_per_s and 1e8 < found.bytes_per_s < 1e13
