@@ -1,0 +1,79 @@
+"""The command line of report.py."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from src.errors import UserError
+from src.files import write_text
+from src.report.docs import write_docs
+from src.report.paddle import paddle_record
+from src.report.record import Record, read_record
+from src.report.table import as_csv, as_json, markdown, tables
+
+DOCS = Path("docs/results")
+VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
+    options = _parser().parse_args(arguments)
+    try:
+        if bool(options.runs) == (options.docs is not None):
+            raise UserError("give run folders or record files, or --docs alone")
+        if options.docs is not None:
+            print(*write_docs(options.docs), sep="\n")
+            return 0
+        runs = [(_label(path), read_record(path)) for path in options.runs]
+        if options.format == "paddle":
+            _paddle(options.runs, [record for _, record in runs], options.output)
+            return 0
+        text = VIEWS[options.format](tables(runs, published=options.published))
+        if options.output:
+            write_text(options.output, text)
+        else:
+            print(text, end="")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="report.py", description="Print results beside the published ones: one row for each run."
+    )
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN", help="run folder, its result.json, or a record file"
+    )
+    parser.add_argument("--format", choices=[*VIEWS, "paddle"], default="markdown", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="file to write; with paddle a folder (default: that of each run)")
+    parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
+    parser.add_argument(
+        "--docs",
+        nargs="?",
+        type=Path,
+        const=DOCS,
+        metavar="FOLDER",
+        help=f"make the tables of {DOCS} anew from its records",
+    )
+    return parser
+
+
+def _label(path: Path) -> str:
+    return str(path.parent if path.name == "result.json" else path)
+
+
+def _paddle(paths: Sequence[Path], records: Sequence[Record], output: Path | None) -> None:
+    """Writes one file for each record, then prints each as a line of JSON, so that the last line is a record."""
+    made = {}
+    for path, record in zip(paths, records, strict=True):
+        paddle = paddle_record(record)
+        file = (output or (path if path.is_dir() else path.parent)) / paddle.log_file
+        if file in made:
+            raise UserError(f"{path}: its Paddle record would overwrite {file} of another run: report them one by one")
+        made[file] = paddle.to_json()
+    for file, text in made.items():
+        write_text(file, text + "\n")
+    print(*made.values(), sep="\n")

@@ -1,0 +1,51 @@
+"""The result pages of the documentation: tables made from the records, words written by people."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from src.errors import UserError
+from src.files import write_text
+from src.report.record import read_record
+from src.report.table import Table, section, tables
+
+MARKERS = {
+    kind: (f"<!-- {kind} table: made by report.py --docs -->", f"<!-- end of {kind} table -->")
+    for kind in ("train", "predict")
+}
+
+
+def write_docs(folder: Path) -> list[Path]:
+    """Makes the tables of `folder`/<model>.md anew from `folder`/records/*.json; returns the pages written.
+
+    A table stands between two marker comments and replaces what stood there; everything else on the page is kept.
+    A page or table that is not there yet is added; a table whose records are gone becomes empty. Raises UserError for
+    a folder without records, a broken record, and a marker without its pair; no page is written then.
+    """
+    files = sorted((folder / "records").glob("*.json"))
+    if not files:
+        raise UserError(f"{folder / 'records'}: no records (*.json) there: copy a run's result.json into it")
+    made = tables([(f"[{file.stem}](records/{file.name})", read_record(file)) for file in files])
+    pages = {folder / f"{table.model}.md": f"# {table.model}\n" for table in made}
+    for path in sorted(folder.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if path in pages or any(begin in text for begin, _ in MARKERS.values()):
+            pages[path] = text
+    for path, text in pages.items():  # all of them before the first is written
+        pages[path] = _page(path, text, [table for table in made if table.model == path.stem])
+    for path, text in pages.items():
+        write_text(path, text)
+    return list(pages)
+
+
+def _page(path: Path, text: str, made: Sequence[Table]) -> str:
+    """The page with its tables replaced, and those added that it lacks."""
+    bodies = {table.kind: section(table) for table in made}
+    for kind, (begin, end) in MARKERS.items():
+        if (text.count(begin), text.count(end)) not in ((0, 0), (1, 1)) or text.find(end) < text.find(begin):
+            raise UserError(f"{path}: '{begin}' and '{end}' must stand there once, in this order: mend the page")
+        body = f"{begin}\n\n{bodies.get(kind, '')}\n{end}"
+        if begin in text:
+            text = text.partition(begin)[0] + body + text.partition(end)[2]
+        elif kind in bodies:
+            text = f"{text.rstrip()}\n\n## {kind.capitalize()}\n\n{body}\n"
+    return text

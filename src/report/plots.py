@@ -1,0 +1,126 @@
+"""Pictures of records: where the time went, and how the values moved."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from src.files import written_atomically
+from src.report.phases import shares
+from src.report.record import Record
+
+# Okabe and Ito's colours, told apart with every kind of colour vision.
+COLOURS = {
+    "compute": "#0072B2",
+    "communication": "#56B4E9",
+    "transfer": "#009E73",
+    "fetch": "#E69F00",
+    "evaluation": "#CC79A7",
+    "checkpoint": "#F0E442",
+    "startup": "#D55E00",
+    "other": "#999999",
+    "unaccounted": "#DDDDDD",
+}
+CURVES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+INK, FAINT = "#222222", "#777777"
+PADDING = 0.12  # inches round each panel
+
+
+def phases_picture(record: Record, path: Path) -> None:
+    """Writes a png of where the wall time went: one bar, and the seconds and percent of each phase below it.
+
+    Raises UserError where the file cannot be written, ValueError where the record has no phases.
+    """
+    found = shares(record)
+    if not found:
+        raise ValueError("the record has no phases to draw")
+    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
+    decimals = 0 if wall >= 1000 else 1 if wall >= 100 else 2
+    rows = len(found)
+    height = 1.6 + 0.3 * rows
+    picture = Picture(figsize=(6.4, height), dpi=150, facecolor="white")
+    bar = picture.add_axes((0.04, 1 - 1.25 / height, 0.92, 0.42 / height))
+    start = 0.0
+    for phase in found:
+        width = max(phase.share, 0.0)
+        bar.barh(0, width, left=start, height=1, color=COLOURS[phase.name], edgecolor="white", linewidth=0.8)
+        start += width
+    bar.set(xlim=(0, max(start, 1.0)), ylim=(-0.5, 0.5))
+    bar.axis("off")
+    picture.text(0.04, 1 - 0.35 / height, f"Where {wall:.{decimals}f} s went", size=13, weight="bold", color=INK)
+    picture.text(0.04, 1 - 0.62 / height, _case(record), size=9, color=FAINT)
+    legend = picture.add_axes((0.04, 0.15 / height, 0.92, 0.3 * rows / height))
+    legend.set(xlim=(0, 1), ylim=(rows, 0))
+    legend.axis("off")
+    for i, phase in enumerate(found):
+        middle = i + 0.5
+        legend.scatter(0.012, middle, s=90, marker="s", color=COLOURS[phase.name], linewidths=0)
+        legend.text(0.035, middle, phase.title, va="center", size=10, color=INK)
+        legend.text(0.80, middle, f"{phase.seconds:.{decimals}f} s", va="center", ha="right", size=10, color=INK)
+        legend.text(1.0, middle, f"{phase.share:.1%}", va="center", ha="right", size=10, color=INK)
+    _save(picture, path)
+
+
+def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str]) -> None:
+    """Writes a png with one panel for each metric: its values in the records' histories, over the steps.
+
+    Raises UserError where the file cannot be written, ValueError where no record has one of the metrics.
+    """
+    columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
+    lines = -(-len(metrics) // columns)
+    size = (3.6 * columns + 0.4, 2.6 * lines + 0.9)
+    picture = Picture(
+        figsize=size, dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING)
+    )
+    panels = picture.subplots(lines, columns, squeeze=False, sharex=True)
+    for axes, metric in zip(panels.flat, metrics, strict=False):
+        _curves(axes, records, metric)
+    for axes in panels.flat[len(metrics) :]:
+        axes.axis("off")
+    if len(records) > 1:
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside upper left", frameon=False, fontsize=9, labelcolor=INK)
+    else:
+        picture.suptitle(_case(records[0]), x=0.02, ha="left", size=10, color=FAINT)
+    _save(picture, path)
+
+
+def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
+    found = False
+    for i, record in enumerate(records):
+        points = [
+            (entry["step"], entry[metric])
+            for entry in record.history
+            if None not in (entry.get("step"), entry.get(metric))
+        ]
+        found = found or bool(points)
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        dots = "o" if len(points) <= 30 else ""
+        colour = CURVES[i % len(CURVES)]
+        axes.plot(steps, values, color=colour, linewidth=1.6, marker=dots, markersize=3.5, label=_case(record))
+    if not found:
+        raise ValueError(f"no record has '{metric}' in its history")
+    axes.set_title(metric, loc="left", size=11, weight="bold", color=INK)
+    axes.set_xlabel("step", size=8, color=FAINT, loc="right", labelpad=1)
+    axes.tick_params(labelsize=8, colors=FAINT, length=3, labelbottom=True)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color("#BBBBBB")
+
+
+def _case(record: Record) -> str:
+    case = record.case
+    hardware = case.hardware.replace("_", "-").upper()
+    parts = [case.model, case.datamodule, f"{hardware} {case.trainer}", case.precision, f"batch {case.batch_size}"]
+    return " · ".join([*parts, *([] if record.status == "done" else [record.status])])
+
+
+def _save(picture: Picture, path: Path) -> None:
+    FigureCanvasAgg(picture)
+    with written_atomically(path) as temporary:
+        picture.savefig(temporary, format="png")

@@ -1,0 +1,232 @@
+"""One run is one record, and a record is one result.json: what was run, how it ended, and every figure of it.
+
+Rates are per second, times in seconds, memory in GiB, whatever a table prints. A figure that was not measured is None.
+docs/metrics.md defines the figures.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from src.errors import UserError
+from src.files import write_text
+from src.report.typed import build
+
+SCHEMA_VERSION = 1
+PHASES = ("startup", "fetch", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+
+Figure = float | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What was run. `fix_hp` is '/' or what it changed ('bs=3072,lr=0.003'); a batch is per 'device' or 'global'."""
+
+    model: str
+    datamodule: str
+    trainer: str
+    precision: str
+    fix_hp: str
+    hardware: str
+    batch_size: int | None
+    batch_per: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunError:
+    """What ended a run early: the exception's type and message, and where it was raised (file:line or phase)."""
+
+    type: str
+    message: str
+    where: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Percentiles of a time in seconds."""
+
+    p50: Figure = None
+    p90: Figure = None
+    p95: Figure = None
+    p99: Figure = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(Percentiles):
+    """Mean and percentiles of a batch's time in seconds."""
+
+    mean: Figure = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Rates after the warm-up steps (compilation, autotuning, graph capture), and the step times behind them."""
+
+    p_train: Figure = None
+    p_core: Figure = None
+    step_time_s: Percentiles = field(default_factory=Percentiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalMetric:
+    """The quality a run ended with, its published target, and whether the target was reached."""
+
+    name: str
+    value: Figure = None
+    target: Figure = None
+    reached: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Device memory in GiB, the maximum over ranks, and what one device has."""
+
+    peak_reserved_gib: Figure = None
+    peak_allocated_gib: Figure = None
+    total_gib: Figure = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    """Achieved operations and bytes per second, the hardware's peaks, and the shares of them (0 to 1)."""
+
+    flops_per_s: Figure = None
+    bytes_per_s: Figure = None
+    peak_flops_per_s: Figure = None
+    peak_bytes_per_s: Figure = None
+    of_peak_flops: Figure = None
+    of_peak_bandwidth: Figure = None
+    peak_source: str | None = None  # 'datasheet' or 'measured'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Joules of all devices during training, samples per joule, and the counter they were read from."""
+
+    joules: Figure = None
+    samples_per_joule: Figure = None
+    source: str | None = None
+
+
+_RATES: dict[str, tuple[str, ...]] = {
+    "train": ("p_whole", "p_train", "p_core", "steady"),
+    "predict": ("throughput", "latency_s"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run. A 'train' record has the training rates, a 'predict' record throughput and latency in their place.
+
+    `phases_s` holds seconds by the names of PHASES, and 'wall'. `rates_over_ranks` holds {rate: {min, mean, max}}.
+    `ranks` is the world size. Raises ValueError when a figure of the other kind or an unknown phase is given.
+    """
+
+    kind: Literal["train", "predict"]
+    case: Case
+    status: Literal["done", "failed", "oom", "interrupted"]
+    unit: str
+    error: RunError | None = None
+    e2e_time_s: Figure = None
+    p_whole: Figure = None
+    p_train: Figure = None
+    p_core: Figure = None
+    steady: Steady | None = None
+    throughput: Figure = None
+    latency_s: Latency | None = None
+    final_metric: FinalMetric | None = None
+    mem: Memory | None = None
+    phases_s: dict[str, Figure] = field(default_factory=dict)
+    utilisation: Utilisation | None = None
+    energy: Energy | None = None
+    samples: int | None = None
+    ranks: int = 1
+    rates_over_ranks: dict[str, dict[str, Figure]] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        strange = [key for key in _keys_of_other_kind(self.kind) if getattr(self, key) is not None]
+        if strange:
+            raise ValueError(f"a {self.kind} record has no {', '.join(strange)}")
+        unknown = sorted(set(self.phases_s) - {*PHASES, "wall"})
+        if unknown:
+            raise ValueError(f"phases_s has the unknown phase '{unknown[0]}'; the phases are {', '.join(PHASES)}, wall")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the keys of result.json in order, as plain values; NaN and infinity become None."""
+        strange = _keys_of_other_kind(self.kind)
+        plain = {key: _plain(value) for key, value in asdict(self).items() if key not in strange}
+        return {"schema_version": SCHEMA_VERSION, **plain}
+
+
+def from_figures(figures: dict[str, Any]) -> Record:
+    """Returns a record of what was measured, given by key; what is absent stays None, and so does what is not finite.
+
+    The values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a dict with all of its keys.
+    Raises ValueError that names the first key that is unknown or of the wrong type.
+    """
+    return build(Record, _plain(figures), may_lack=[f.name for f in fields(Record)])
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Writes the record as JSON, atomically; folders are created. Raises UserError where it cannot be written."""
+    write_text(path, json.dumps(record.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_record(path: Path) -> Record:
+    """Returns the record in a file, or in the result.json of a run folder.
+
+    Raises UserError for a missing file, text that is not JSON, another schema version, and a key that is missing,
+    unknown or of the wrong type.
+    """
+    file = path / "result.json" if path.is_dir() else path
+    data = _read_json(file)
+    if not isinstance(data, dict):
+        raise UserError(f"{file}: a record is a JSON object, this is a {type(data).__name__}: give a result.json")
+    version = data.pop("schema_version", None)
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
+            "read it with the code that wrote it, or run again"
+        )
+    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks")
+    try:
+        return build(Record, data, may_lack=absent)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _keys_of_other_kind(kind: Any) -> tuple[str, ...]:
+    return tuple(key for other, keys in _RATES.items() if other != kind for key in keys)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file: give a run folder with a result.json, or a record file") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}: line {error.lineno} is not JSON ({error.msg}): the file is cut or altered") from error
+    except ValueError as error:
+        raise UserError(f"{file}: is not JSON ({error}): the file is cut or altered") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a numpy or torch scalar
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,216 @@
+"""The result table in FlagPerf's layout: a model's runs first, the published rows of the same case beside them.
+
+What was not reported is '/'. A published figure that is known to be wrong stands as printed, marked, with the corrected
+figure in parentheses and the reason below the table.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from src.report.record import Record
+from src.report.rows import FIGURES, LATENCIES, Row, of_record, published_beside
+
+MARKS = "*†‡§¶#"
+TEXTS = ("config", "precision", "fix_hp", "source")  # the columns that are no figures
+STEADY = "; p_steady is p_train after warm-up, or the rate of a publisher who gives one only"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one model and one kind of run; `unit` is what its rates count ('molecules')."""
+
+    model: str
+    kind: str
+    unit: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A printed column: the figures that it joins by '/', and the factor from the record's unit to the printed one."""
+
+    header: str
+    figures: tuple[str, ...]
+    factor: float = 1.0
+    optional: bool = False  # left out where no row has it
+
+
+METRIC = Column("final", ("final_metric", "final_target"))
+MEMORY = Column("mem", ("mem_used_gib", "mem_total_gib"))
+COLUMNS = {
+    "train": (
+        Column("e2e_time", ("e2e_time_s",)),
+        Column("train_time", ("train_time_s",), optional=True),
+        Column("p_whole", ("p_whole",)),
+        Column("p_train", ("p_train",)),
+        Column("p_core", ("p_core",)),
+        Column("p_steady", ("p_steady",), optional=True),
+        METRIC,
+        MEMORY,
+    ),
+    "predict": (
+        Column("throughput", ("throughput",)),
+        *(Column(f"{part} ms", (f"latency_s.{part}",), factor=1e3) for part in LATENCIES),
+        MEMORY,
+    ),
+}
+LEGEND = {
+    "train": "Rates in {unit}/s, times in s, mem in GiB of one device (used/total)",
+    "predict": "Throughput in {unit}/s, latency of one batch in ms (mean and percentiles), mem in GiB (used/total)",
+}
+
+
+def tables(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Table]:
+    """Returns one table for each model and kind of the runs, in their order; a run is (where it lies, its record)."""
+    groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
+    for source, record in runs:
+        groups.setdefault((record.case.model, record.kind), []).append((source, record))
+    return [
+        Table(
+            model,
+            kind,
+            members[0][1].unit,
+            [
+                *(of_record(source, record) for source, record in members),
+                *(published_beside([record for _, record in members]) if published else []),
+            ],
+        )
+        for (model, kind), members in groups.items()
+    ]
+
+
+def cells(table: Table) -> tuple[list[list[str]], list[str]]:
+    """Returns the printed lines, the headers first, and the notes below them, each with its sign."""
+    notes = _Notes()
+    metrics = list(dict.fromkeys(row.metric for row in table.rows if row.metric))
+    columns = _columns(table)
+    final = f"final_{metrics[0]}" if len(metrics) == 1 else "final_metric"
+    headers = ["config", "precision", "fix_hp", "batch"]
+    lines = [[*headers, *(final if column is METRIC else column.header for column in columns), "source"]]
+    for row in table.rows:
+        line = [row.config, notes.marked(row, "precision", row.precision), row.fix_hp, row.batch]
+        for column in columns:
+            text = _cell(row, column, notes)
+            several = column is METRIC and len(metrics) > 1 and text != "/"
+            line.append(f"{row.metric} {text}" if several else text)
+        lines.append([*line, notes.source(row)])
+    if table.kind == "predict":
+        lines = [[*line[:2], *line[3:]] for line in lines]  # nothing is trained: no hyper-parameters to fix
+    return lines, notes.lines()
+
+
+def markdown(all_tables: Sequence[Table]) -> str:
+    """Returns the tables as Markdown, aligned to be read as text too."""
+    parts = []
+    for table in all_tables:
+        parts.append(f"### {table.model}, {table.kind}\n\n{section(table)}")
+    return "\n".join(parts)
+
+
+def section(table: Table) -> str:
+    """Returns one table as Markdown, without a heading: the rows, the units, the notes."""
+    lines, notes = cells(table)
+    lines = [[text.replace("|", "\\|") for text in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = [header in TEXTS for header in lines[0]]
+    lines.insert(
+        1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, left, strict=True)]
+    )
+    align = [str.ljust if text else str.rjust for text in left]
+    out = [f"| {' | '.join(a(cell, w) for a, cell, w in zip(align, line, widths, strict=True))} |" for line in lines]
+    legend = LEGEND[table.kind].format(unit=table.unit)
+    out += ["", f"{legend}{STEADY if 'p_steady' in lines[0] else ''}; '/' is not reported."]
+    return "\n".join([*out, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
+
+
+def as_csv(all_tables: Sequence[Table]) -> str:
+    """Returns all rows as one csv: figures at full length in the record's units, corrections as 'name=value'."""
+    out = io.StringIO()
+    head = ("model", "kind", "unit", "source", "status", "config", "precision", "fix_hp", "batch", "metric")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*head, *FIGURES, "corrected", "note"])
+    for table in all_tables:
+        for row in table.rows:
+            figures = [row.figures.get(name) for name in FIGURES]
+            corrected = "; ".join(f"{name}={correction.value}" for name, correction in row.corrected.items())
+            own = (getattr(row, name) for name in head[3:])
+            values = [table.model, table.kind, table.unit, *own, *figures, corrected or None, row.note or None]
+            writer.writerow(["/" if value is None else value for value in values])
+    return out.getvalue()
+
+
+def as_json(all_tables: Sequence[Table]) -> str:
+    """Returns the tables as a JSON list: {model, kind, unit, rows: [{..., figures, corrected, note}]}."""
+    return json.dumps([asdict(table) for table in all_tables], indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def number(value: float | int) -> str:
+    """Returns the figure of a run as text: four digits or more, and no decimals where they would say nothing."""
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    size = abs(value)
+    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.4g}"
+
+
+def _columns(table: Table) -> list[Column]:
+    return [
+        column
+        for column in COLUMNS[table.kind]
+        if not column.optional or any(row.figures.get(column.figures[0]) is not None for row in table.rows)
+    ]
+
+
+def _cell(row: Row, column: Column, notes: "_Notes") -> str:
+    if row.figures.get(column.figures[0]) is None:
+        return "/"
+    texts = []
+    for name in column.figures:
+        value: Any = row.figures.get(name)
+        if value is not None:
+            printed = f"{value * column.factor:.12g}" if row.status == "published" else number(value * column.factor)
+            texts.append(notes.marked(row, name, printed, column.factor))
+    return "/".join(texts)
+
+
+class _Notes:
+    """What stands below a table: why a figure is wrong (*, †, ...), and where a row is from ([1], [2], ...)."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.sources: list[str] = []
+
+    def marked(self, row: Row, name: str, printed: str, factor: float = 1.0) -> str:
+        """Returns the printed figure; of a wrong one with its mark and the corrected figure in parentheses."""
+        if name not in row.corrected:
+            return printed
+        correction = row.corrected[name]
+        right = correction.value if isinstance(correction.value, str) else number(correction.value * factor)
+        return f"{printed}{_mark(_index(correction.why, self.reasons))} ({right})"
+
+    def source(self, row: Row) -> str:
+        """Returns who reported the row, in short, and the number of the note that says more."""
+        if row.status == "published":
+            name, more = re.split(r", | \(", row.source)[0], ": ".join(filter(None, (row.source, row.note)))
+        else:
+            name, more = row.source + ("" if row.status == "done" else f" **{row.status}**"), row.note
+        return f"{name} [{_index(more, self.sources) + 1}]" if more else name
+
+    def lines(self) -> list[str]:
+        """Returns the notes in the order of their signs."""
+        reasons = [f"`{_mark(i)}` {text}" for i, text in enumerate(self.reasons)]
+        return reasons + [f"[{i + 1}] {text}" for i, text in enumerate(self.sources)]
+
+
+def _index(text: str, texts: list[str]) -> int:
+    if text not in texts:
+        texts.append(text)
+    return texts.index(text)
+
+
+def _mark(index: int) -> str:
+    return MARKS[index % len(MARKS)] * (index // len(MARKS) + 1)

@@ -1,0 +1,102 @@
+"""What a run prints at its end, for somebody who sees it for the first time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from src.report.phases import shares
+from src.report.record import Figure, Record
+from src.report.rows import of_record
+from src.report.table import Table, cells, number
+
+WIDTH = 99
+BAR = 32  # characters that stand for the whole wall time
+
+
+def summary(record: Record, files: Mapping[str, Path]) -> str:
+    """Returns the end of a run in under 100 columns: how it ended, its result row, rates, phases and files.
+
+    `files` maps what was written ('record', 'generated molecules') to where it lies.
+    """
+    parts = [_ending(record), _result(record), _rates(record), _phases(record), _files(files)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _ending(record: Record) -> str:
+    case = record.case
+    batch = f"batch {case.batch_size} {'global' if case.batch_per == 'global' else 'per device'}"
+    what = f"{case.model} on {case.datamodule}, {case.hardware} {case.trainer}, {case.precision}, {batch}"
+    lines = [f"{record.kind} {record.status}: {what}"]
+    if record.error:
+        where = f" ({record.error.where})" if record.error.where else ""
+        lines.append(_short(f"  {record.error.type}: {' '.join(record.error.message.split())}{where}"))
+    return "\n".join(lines)
+
+
+def _result(record: Record) -> str:
+    """The row of the result table; where it is too wide, its figures stand under what was run."""
+    lines, _ = cells(Table(record.case.model, record.kind, record.unit, [of_record("", record)]))
+    told = (lines[0].index("batch"), lines[0].index("source"))  # by the first line of the summary
+    lines = [[text for i, text in enumerate(line) if i not in told] for line in lines]
+    whole = _aligned(lines)
+    if max(map(len, whole)) > WIDTH:
+        whole = _aligned([line[:3] for line in lines]) + _aligned([line[3:] for line in lines])
+    return "\n".join(["Result ('/' is not reported)", *(f"  {line}" for line in whole)])
+
+
+def _rates(record: Record) -> str:
+    steady, latency, energy, used = record.steady, record.latency_s, record.energy, record.utilisation
+    step = steady.step_time_s if steady else None
+    unit = f"{record.unit}/s"
+    rows: list[tuple[str, Figure, str, str]] = [
+        ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
+        ("p_train", record.p_train, unit, "the same without evaluation"),
+        ("p_core", record.p_core, unit, "over computing time alone"),
+        ("p_steady", steady.p_train if steady else None, unit, "p_train after the warm-up steps"),
+        ("step p50", _milli(step.p50 if step else None), "ms", "half of the steady steps are faster"),
+        ("step p99", _milli(step.p99 if step else None), "ms", "99 of 100 steady steps are faster"),
+        ("throughput", record.throughput, unit, "over the whole prediction"),
+        ("latency p50", _milli(latency.p50 if latency else None), "ms", "half of the batches are faster"),
+        ("latency p99", _milli(latency.p99 if latency else None), "ms", "99 of 100 batches are faster"),
+        ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),
+        ("bandwidth", _percent(used.of_peak_bandwidth if used else None), "%", "of its peak memory bandwidth"),
+        ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),
+    ]
+    known = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]
+    width = max((len(value) for _, value, _, _ in known), default=0)
+    lines = [f"  {name:<12}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in known]
+    return "\n".join(["Rates", *map(_short, lines)]) if lines else ""
+
+
+def _phases(record: Record) -> str:
+    found = shares(record)
+    if not found:
+        return ""
+    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
+    lines = [
+        f"  {phase.title:<25}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {'█' * round(phase.share * BAR)}".rstrip()
+        for phase in found
+    ]
+    return "\n".join([f"Where {wall:.1f} s went", *lines])
+
+
+def _files(files: Mapping[str, Path]) -> str:
+    width = max(map(len, files), default=0)
+    lines = [f"  {what:<{width}}  {path}" for what, path in files.items()]  # a path is never cut: it is to be copied
+    return "\n".join(["Files", *lines]) if lines else ""
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def _milli(seconds: Figure) -> Figure:
+    return None if seconds is None else seconds * 1e3
+
+
+def _percent(share: Figure) -> Figure:
+    return None if share is None else share * 100

@@ -1,0 +1,88 @@
+"""The Paddle record has the fields, names and flags of its harness."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from src.errors import UserError
+from src.report.paddle import paddle_record, parse_paddle
+from src.report.record import Case, Record
+
+
+@pytest.fixture
+def mobilenet(trained: Record, case: Case) -> Record:
+    own = replace(case, model="mobilenet_v1", datamodule="imagenet", precision="fp32", batch_size=64)
+    return replace(trained, case=own, unit="images")
+
+
+def test_all_fields_in_order(mobilenet: Record) -> None:
+    assert list(json.loads(paddle_record(mobilenet).to_json()).items()) == [
+        ("log_file", "clas_MobileNetV1_sp_bs64_fp32_1_speed"),
+        ("model_name", "clas_MobileNetV1_bs64_fp32"),
+        ("mission_name", "图像分类"),
+        ("direction_id", 0),
+        ("run_mode", "sp"),
+        ("index", 1),
+        ("gpu_num", 1),
+        ("FINAL_RESULT", 10200.432),
+        ("JOB_FAIL_FLAG", 0),
+        ("UNIT", "images/s"),
+    ]
+
+
+def test_several_devices(mobilenet: Record) -> None:
+    shared = replace(mobilenet, ranks=8, case=replace(mobilenet.case, batch_size=512, batch_per="global"))
+    for record in (replace(mobilenet, ranks=8), shared):  # a batch is named by what one device gets
+        made = paddle_record(record)
+        assert (made.log_file, made.run_mode) == ("clas_MobileNetV1_mp_bs64_fp32_8_speed", "mp")
+        assert (made.model_name, made.gpu_num) == ("clas_MobileNetV1_bs64_fp32", 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "direction"),
+    [
+        ("distilbert", "nlp_DistilBERT", 1),
+        ("dlrm", "rec_DLRM", 2),
+        ("moflow", "mol_MoFlow", 3),
+        ("new", "other_new", 4),
+    ],
+)
+def test_directions(trained: Record, case: Case, model: str, name: str, direction: int) -> None:
+    made = paddle_record(replace(trained, case=replace(case, model=model)))
+    assert (made.model_name, made.direction_id) == (f"{name}_bs512_amp", direction)
+
+
+def test_a_prediction_reports_its_throughput(predicted: Record) -> None:
+    assert paddle_record(predicted).FINAL_RESULT == 13333.3
+
+
+def test_failures_are_flagged(mobilenet: Record, out_of_memory: Record) -> None:
+    for record in (replace(mobilenet, status="interrupted"), replace(mobilenet, steady=None), out_of_memory):
+        made = paddle_record(record)
+        assert (made.JOB_FAIL_FLAG, made.FINAL_RESULT) == (1, 0)
+    slow = replace(mobilenet, steady=replace(mobilenet.steady, p_train=0.25) if mobilenet.steady else None)
+    assert (paddle_record(slow).JOB_FAIL_FLAG, paddle_record(slow).FINAL_RESULT) == (0, 0.25)
+
+
+def test_reading_accepts_the_misspelt_field_and_never_writes_it(mobilenet: Record) -> None:
+    record = paddle_record(mobilenet)
+    text = record.to_json()
+    assert parse_paddle(text) == record
+    assert "FILNAL" not in text
+    old = text.replace("FINAL_RESULT", "FILNAL_RESULT").replace(', "UNIT": "images/s"', "")
+    assert parse_paddle(old) == replace(record, UNIT=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"log_file": "x"}', "field 'model_name' is missing"),
+        ('{"speed": 3}', "unknown field 'speed'"),
+    ],
+)
+def test_reading_names_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_paddle(text)

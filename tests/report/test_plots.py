@@ -1,0 +1,82 @@
+"""Pictures are written whole, show what the record holds, and refuse what it does not hold."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from src.errors import UserError
+from src.report import plots
+from src.report.record import PHASES, Record
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collects every figure that is saved."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def spy(self: Figure, path: Path, **kwargs: Any) -> None:
+        figures.append(self)
+        save(self, path, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    return figures
+
+
+def test_phases_picture_shows_seconds_and_percent(tmp_path: Path, trained: Record, drawn: list[Figure]) -> None:
+    plots.phases_picture(trained, tmp_path / "new" / "phases.png")
+    assert imread(tmp_path / "new" / "phases.png").shape[1] == 960
+    bar, legend = drawn[0].axes
+    assert [round(patch.get_window_extent().width / bar.bbox.width, 3) for patch in bar.patches] == [
+        0.06,
+        0.04,
+        0.8,
+        0.09,
+        0.01,
+    ]
+    assert {"compute", "160.0 s", "80.0%"} <= {text.get_text() for text in legend.texts}
+    starts = [round((patch.get_window_extent().x0 - bar.bbox.x0) / bar.bbox.width, 3) for patch in bar.patches]
+    assert starts == [0.0, 0.06, 0.1, 0.9, 0.99]
+    titles = [text.get_text() for text in drawn[0].texts]
+    assert titles == ["Where 200.0 s went", "moflow · zinc250k · H200 1x1 · amp · batch 512"]
+
+
+def test_every_phase_has_its_own_colour() -> None:
+    colours = [plots.COLOURS[name] for name in (*PHASES, "unaccounted")]
+    assert len(set(colours)) == len(colours)
+
+
+def test_history_picture_has_a_panel_for_each_metric(tmp_path: Path, trained: Record, drawn: list[Figure]) -> None:
+    second = replace(trained, history=[{"step": 20, "loss": 3.0}])
+    plots.history_picture([trained, second], tmp_path / "history.png", ["loss", "nuv"])
+    loss, nuv = drawn[0].axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in loss.lines] == [[[20, 1.5], [40, 1.25]], [[20, 3.0]]]
+    assert np.asarray(nuv.lines[0].get_xydata()).tolist() == [[40, 61.0]]
+    assert [axes.get_title(loc="left") for axes in (loss, nuv)] == ["loss", "nuv"]
+    assert imread(tmp_path / "history.png").ndim == 3
+
+
+def test_what_is_not_there_is_not_drawn(tmp_path: Path, trained: Record, predicted: Record) -> None:
+    with pytest.raises(ValueError, match="no phases"):
+        plots.phases_picture(predicted, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="no record has 'auc'"):
+        plots.history_picture([trained], tmp_path / "a.png", ["loss", "auc"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, trained: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Figure, path: Path, **kwargs: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(UserError, match="No space left"):
+        plots.phases_picture(trained, tmp_path / "a.png")
+    assert list(tmp_path.iterdir()) == []

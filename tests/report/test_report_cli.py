@@ -1,0 +1,137 @@
+"""report.py: what it prints, what it writes, and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from src.report.cli import main
+from src.report.docs import MARKERS
+from src.report.record import Record, write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_door_prints_the_table_beside_the_published_rows(run_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "report.py", run_folder], capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "### moflow, train" in done.stdout and "FlagPerf" in done.stdout and f"| {run_folder} " in done.stdout
+
+
+def test_a_run_is_a_folder_its_record_or_a_record_file(
+    run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = run_folder.parent / "kept.json"
+    write_record(trained, kept)
+    assert main([str(run_folder), str(run_folder / "result.json"), str(kept), "--no-published", "--format=json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)
+    assert [row["source"] for row in table["rows"]] == [str(run_folder), str(run_folder), str(kept)]
+
+
+@pytest.mark.parametrize(("view", "start"), [("markdown", "### moflow"), ("csv", "model,kind"), ("json", "[")])
+def test_output_goes_to_a_file(run_folder: Path, capsys: pytest.CaptureFixture[str], view: str, start: str) -> None:
+    file = run_folder / "tables" / "out"
+    assert main([str(run_folder), "--format", view, "--output", str(file)]) == 0
+    assert file.read_text(encoding="utf-8").startswith(start)
+    assert capsys.readouterr().out == ""
+
+
+def test_paddle_writes_beside_the_run_and_prints_the_record_last(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_folder), "--format", "paddle"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(last)["log_file"] == "mol_MoFlow_sp_bs512_amp_1_speed"
+    assert (run_folder / "mol_MoFlow_sp_bs512_amp_1_speed").read_text(encoding="utf-8") == last + "\n"
+
+
+def test_paddle_refuses_to_overwrite_one_run_by_another(
+    run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run_folder.parent / "other"
+    write_record(trained, other / "result.json")
+    folder = run_folder.parent / "paddle"
+    assert main([str(run_folder), str(other), "--format", "paddle", "--output", str(folder)]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main([str(run_folder), str(other), "--format", "paddle"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["absent"], [], ["--docs", "absent"], ["x", "--docs"]])
+def test_bad_input_gets_one_line_and_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_where_one_run_is_broken(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    file = tmp_path / "table.md"
+    assert main([str(run_folder), str(tmp_path / "broken.json"), "--output", str(file)]) == 2
+    assert main([str(run_folder), str(tmp_path / "broken.json"), "--format=paddle", "--output", str(file)]) == 2
+    assert not file.exists()
+
+
+@pytest.fixture
+def results(tmp_path: Path, trained: Record, predicted: Record) -> Path:
+    """A docs/results folder with a training and a prediction of MoFlow."""
+    write_record(trained, tmp_path / "results" / "records" / "h200.json")
+    write_record(predicted, tmp_path / "results" / "records" / "generate.json")
+    return tmp_path / "results"
+
+
+def test_docs_are_made_and_made_again_without_a_change(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = results / "moflow.md"
+    assert main(["--docs", str(results)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    first = page.read_text(encoding="utf-8")
+    assert first.startswith("# moflow\n") and "## Train" in first and "## Predict" in first
+    assert "[h200](records/h200.json)" in first
+    assert main(["--docs", str(results)]) == 0
+    assert page.read_text(encoding="utf-8") == first
+
+
+def test_docs_keep_the_prose_and_follow_the_records(results: Path, trained: Record) -> None:
+    page = results / "moflow.md"
+    main(["--docs", str(results)])
+    old = page.read_text(encoding="utf-8")
+    page.write_text(old.replace("## Predict", "Words of mine, \\1.\n\n## Predict"), encoding="utf-8")
+    write_record(replace(trained, p_whole=4321.0), results / "records" / "h200.json")
+    (results / "records" / "generate.json").unlink()
+    main(["--docs", str(results)])
+    new = page.read_text(encoding="utf-8")
+    assert "Words of mine, \\1." in new and "4321" in new and "9100" not in new
+    assert "generate" not in new and new.count("<!--") == 4
+
+
+def test_docs_empty_the_page_of_a_model_without_records(results: Path) -> None:
+    main(["--docs", str(results)])
+    text = (results / "moflow.md").read_text(encoding="utf-8")
+    (results / "dlrm.md").write_text(text, encoding="utf-8")
+    (results / "README.md").write_text("no markers", encoding="utf-8")
+    main(["--docs", str(results)])
+    assert "H200" not in (results / "dlrm.md").read_text(encoding="utf-8")
+    assert (results / "README.md").read_text(encoding="utf-8") == "no markers"
+
+
+BEGIN, END = MARKERS["train"]
+
+
+@pytest.mark.parametrize("prose", [BEGIN, END, f"{END} {BEGIN}", f"{BEGIN} {END} {BEGIN} {END}"])
+def test_docs_with_a_broken_marker_change_nothing(
+    results: Path, capsys: pytest.CaptureFixture[str], prose: str
+) -> None:
+    page = results / "moflow.md"
+    page.write_text(prose, encoding="utf-8")
+    assert main(["--docs", str(results)]) == 2
+    assert "moflow.md" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == prose

@@ -1,0 +1,70 @@
+"""What a run prints at its end, and where its time went."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from src.report.phases import shares
+from src.report.record import FinalMetric, Memory, Record
+from src.report.text import summary
+
+
+def test_the_remainder_of_the_wall_time_is_shown(trained: Record) -> None:
+    found = {share.name: (share.seconds, round(share.share, 3)) for share in shares(trained)}
+    assert found == {
+        "startup": (12.0, 0.06),
+        "fetch": (8.0, 0.04),
+        "compute": (160.0, 0.8),
+        "evaluation": (18.0, 0.09),
+        "unaccounted": (2.0, 0.01),
+    }
+    over = shares(replace(trained, phases_s={"compute": 3.0, "wall": 2.0}))
+    assert [(share.name, share.seconds) for share in over] == [("compute", 3.0), ("unaccounted", -1.0)]
+    assert [share.name for share in shares(replace(trained, phases_s={"compute": 2.0, "wall": 2.001}))] == ["compute"]
+
+
+def test_summary_says_what_a_newcomer_asks(trained: Record) -> None:
+    text = summary(trained, {"record": Path("outputs/a/result.json")})
+    assert text.startswith("train done: moflow on zinc250k, h200 1x1, amp, batch 512 per device\n")
+    for words in (
+        "e2e_time  p_whole",
+        "80.31/87.9",
+        "p_whole      9100 molecules/s",
+        "without evaluation",
+        "step p50       50 ms",
+        "Where 200.0 s went",
+        "compute                      160.00 s   80.0%  ██████████████████████████\n",
+        "unaccounted                    2.00 s    1.0%",
+        "record  outputs/a/result.json",
+    ):
+        assert words in text
+
+
+def test_summary_of_a_prediction(predicted: Record) -> None:
+    text = summary(predicted, {})
+    assert "throughput  13333 molecules/s" in text and "latency p99  41.2 ms" in text
+    assert "p_whole" not in text and "Files" not in text and "Where" not in text
+
+
+def test_summary_of_a_failed_run_says_why(out_of_memory: Record) -> None:
+    text = summary(out_of_memory, {})
+    assert text.startswith("train oom: ")
+    assert "  OutOfMemoryError: CUDA out of memory. Tried 2 GiB (step 3)\n" in text
+
+
+@pytest.mark.parametrize("factor", [1, 1e4])
+def test_summary_stays_under_100_columns(trained: Record, factor: float) -> None:
+    large = replace(
+        trained,
+        case=replace(trained.case, hardware="a100_40g", fix_hp="bs=2097152,lr=0.0001"),
+        e2e_time_s=1234567.8,
+        p_whole=9100.2 * factor,
+        p_train=9100.2 * factor,
+        p_core=9100.2 * factor,
+        final_metric=FinalMetric(name="validity", value=0.80264, target=0.8025),
+        mem=Memory(peak_reserved_gib=101.25, total_gib=139.8),
+    )
+    text = summary(large, {"record": Path("result.json")})
+    assert max(map(len, text.splitlines())) < 100
+    assert "bs=2097152,lr=0.0001" in text and "101.2/139.8" in text
