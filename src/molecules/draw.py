@@ -1,0 +1,70 @@
+"""Pictures of molecules."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rdkit import Chem
+from rdkit.Chem import rdDepictor
+
+from src.errors import UserError
+from src.files import written_atomically
+
+COLUMNS = 5
+CELL = (260, 220)
+
+
+def draw_grid(smiles: Sequence[str], path: Path, legends: Sequence[str] | None = None) -> None:
+    """Writes a PNG of the molecules, row by row, each with its legend. Raises UserError where it cannot be written."""
+    _draw([Chem.MolFromSmiles(text) for text in smiles], path, legends or [""] * len(smiles))
+
+
+def draw_interpolation(smiles: Sequence[str | None], path: Path) -> None:
+    """Writes a PNG of the way from the first molecule to the last; None is a point that is no molecule.
+
+    Each molecule is drawn once, where it first comes: the points after it that are the same are counted in its legend.
+    Raises UserError where the file cannot be written.
+    """
+    molecules, legends = [], []
+    start = 0
+    while start < len(smiles):
+        end = start
+        while end + 1 < len(smiles) and smiles[end + 1] == smiles[start]:
+            end += 1
+        here = smiles[start]
+        molecules.append(_placeholder("invalid") if here is None else Chem.MolFromSmiles(here))
+        legends.append(_position(start, end, len(smiles) - 1))
+        start = end + 1
+    _draw(molecules, path, legends)
+
+
+def _position(start: int, end: int, last: int) -> str:
+    """How far along the way, in percent."""
+    percents = [round(100 * index / max(last, 1)) for index in (start, end)]
+    return f"{percents[0]}%" if start == end else f"{percents[0]}-{percents[1]}%"
+
+
+def _placeholder(label: str) -> Chem.Mol:
+    """A word in the place of a molecule; RDKit writes no legend below an empty one."""
+    molecule = Chem.MolFromSmiles("*")
+    molecule.GetAtomWithIdx(0).SetProp("_displayLabel", label)
+    return molecule
+
+
+def _draw(molecules: list[Chem.Mol], path: Path, legends: Sequence[str]) -> None:
+    try:
+        from rdkit.Chem.Draw import rdMolDraw2D  # needs X libraries, which a server may lack
+    except ImportError as error:
+        raise UserError(f"{path} cannot be drawn ({error}): install it (Debian: libxrender1 libxext6)") from None
+    columns = min(COLUMNS, max(len(molecules), 1))
+    rows = max(-(-len(molecules) // columns), 1)
+    canvas = rdMolDraw2D.MolDraw2DCairo(columns * CELL[0], rows * CELL[1], *CELL)
+    options = canvas.drawOptions()
+    options.padding, options.legendFontSize, options.bondLineWidth = 0.08, 16, 2
+    options.drawMolsSameScale = False
+    options.fixedBondLength = 32
+    for molecule in molecules:
+        rdDepictor.Compute2DCoords(molecule)
+    canvas.DrawMolecules(molecules, legends=list(legends))
+    canvas.FinishDrawing()
+    with written_atomically(path) as temporary:
+        temporary.write_bytes(canvas.GetDrawingText())

@@ -1,0 +1,151 @@
+"""SMILES to arrays, as published for MoFlow (spec/moflow.md, section 1.2)."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+import numpy as np
+from jaxtyping import UInt8
+from rdkit import Chem, RDLogger
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from src.molecules.build import Edges, Nodes, build_molecule, canonical_smiles, published_smiles
+from src.molecules.vocabulary import Vocabulary
+from src.molecules.workers import WorkerPool
+
+CHUNK = 256
+
+
+class Reason(StrEnum):
+    """Why a SMILES has no place in the arrays."""
+
+    UNPARSABLE = "does not parse"
+    FOREIGN_ATOM = "has an atom outside the vocabulary"
+    TOO_LARGE = "has too many atoms"
+    FOREIGN_BOND = "has a bond that is not single, double or triple"
+
+
+class EncodingError(ValueError):
+    """A SMILES that cannot be encoded: `reason` for code, the message for people."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}{self.detail}"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Molecules that were encoded, in their order, and the SMILES of what the arrays hold.
+
+    `published` has the form the published code gives to training molecules, `canonical` is RDKit's canonical one of the
+    molecule built from the arrays again, empty where none can be built. Both have lost stereo and negative charges.
+    """
+
+    nodes: UInt8[np.ndarray, "molecules max_atoms"]
+    edges: UInt8[np.ndarray, "molecules max_atoms max_atoms"]
+    published: list[str]
+    canonical: list[str]
+
+
+def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
+    """Classes of the atoms and orders of the bonds, the atoms in the order of RDKit's canonical SMILES without stereo.
+
+    Hydrogens, charges and stereo are dropped, aromatic bonds written as single and double ones. Raises EncodingError.
+    """
+    parsed = Chem.MolFromSmiles(smiles)
+    molecule = None if parsed is None else Chem.MolFromSmiles(canonical_smiles(parsed))
+    if molecule is None or molecule.GetNumAtoms() == 0:
+        raise EncodingError(Reason.UNPARSABLE)
+    num_atoms = molecule.GetNumAtoms()
+    numbers = [atom.GetAtomicNum() for atom in molecule.GetAtoms()]
+    classes = vocabulary.class_of[numbers]
+    if not classes.all():
+        symbol = molecule.GetAtomWithIdx(int(np.argmin(classes))).GetSymbol()
+        raise EncodingError(Reason.FOREIGN_ATOM, f" of {vocabulary.name}: {symbol}")
+    if num_atoms > vocabulary.max_atoms:
+        raise EncodingError(Reason.TOO_LARGE, f": {num_atoms}, and {vocabulary.name} allows {vocabulary.max_atoms}")
+    Chem.Kekulize(molecule)
+    orders = Chem.GetAdjacencyMatrix(molecule, useBO=True)
+    if not np.isin(orders, (0, 1, 2, 3)).all():
+        raise EncodingError(Reason.FOREIGN_BOND)
+    nodes = np.zeros(vocabulary.max_atoms, np.uint8)
+    edges = np.zeros((vocabulary.max_atoms, vocabulary.max_atoms), np.uint8)
+    nodes[:num_atoms], edges[:num_atoms, :num_atoms] = classes, orders
+    return nodes, edges
+
+
+def encode_all(
+    smiles: Sequence[str],
+    vocabulary: Vocabulary,
+    *,
+    on_bad: Callable[[int, str], None],
+    workers: int | None = None,
+) -> Encoded:
+    """Encodes with all cores (or `workers` processes) and a progress bar.
+
+    `on_bad(position, reason)` hears of every SMILES that cannot be encoded, in order. Where it raises, everything
+    stops; otherwise that molecule is left out.
+    """
+    size = vocabulary.max_atoms
+    nodes = np.zeros((len(smiles), size), np.uint8)
+    edges = np.zeros((len(smiles), size, size), np.uint8)
+    published: list[str] = []
+    canonical: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress, WorkerPool(workers) as pool:
+        bar = progress.add_task(f"encoding {vocabulary.name}", total=len(smiles))
+        for start, (chunk, bad) in _in_order(pool, smiles, vocabulary):
+            for position, reason in bad:
+                on_bad(start + position, reason)
+            rows = slice(len(published), len(published) + len(chunk.published))
+            nodes[rows], edges[rows] = chunk.nodes, chunk.edges
+            published += chunk.published
+            canonical += chunk.canonical
+            progress.advance(bar, len(chunk.published) + len(bad))
+    return Encoded(nodes[: len(published)], edges[: len(published)], published, canonical)
+
+
+def _in_order(
+    pool: WorkerPool, smiles: Sequence[str], vocabulary: Vocabulary
+) -> Iterator[tuple[int, tuple[Encoded, list[tuple[int, str]]]]]:
+    """The chunks' starts and results; few are under way at a time, so that memory stays bounded."""
+    starts = iter(range(0, len(smiles), CHUNK))
+    under_way: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, str]]]]]] = deque()
+
+    def send(count: int) -> None:
+        for start in islice(starts, count):
+            under_way.append((start, pool.submit(encode_chunk, list(smiles[start : start + CHUNK]), vocabulary)))
+
+    send(4 * pool.workers)
+    while under_way:
+        start, future = under_way.popleft()
+        yield start, future.result()
+        send(1)
+
+
+def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, str]]]:
+    """One worker's share: the encoded molecules, and (position, reason) of those that are not."""
+    RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+    graphs: list[tuple[Nodes, Edges]] = []
+    bad: list[tuple[int, str]] = []
+    for position, text in enumerate(smiles):
+        try:
+            graphs.append(encode(text, vocabulary))
+        except EncodingError as error:
+            bad.append((position, str(error)))
+    size = vocabulary.max_atoms
+    molecules = [build_molecule(*graph, vocabulary) for graph in graphs]
+    encoded = Encoded(
+        nodes=np.array([nodes for nodes, _ in graphs], np.uint8).reshape(-1, size),
+        edges=np.array([edges for _, edges in graphs], np.uint8).reshape(-1, size, size),
+        published=[published_smiles(*graph, vocabulary) for graph in graphs],
+        canonical=[canonical_smiles(molecule) if molecule else "" for molecule in molecules],
+    )
+    return encoded, bad

@@ -1,0 +1,171 @@
+"""How good generated molecules are: the published metrics and comparable ones (spec/moflow.md, sections 5 and 8)."""
+
+from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, fields
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import UInt8
+from rdkit import Chem, RDLogger
+from rdkit.Chem.QED import qed
+from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors
+
+from src.molecules.build import build_molecule, canonical_smiles, correct
+from src.molecules.vocabulary import Vocabulary
+from src.molecules.workers import WorkerPool
+
+CHUNK = 64
+
+NodeBatch = UInt8[np.ndarray, "batch max_atoms"]
+EdgeBatch = UInt8[np.ndarray, "batch max_atoms max_atoms"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Percentages of one batch. Uniqueness and novelty are of the valid molecules, all others of the generated ones.
+
+    `nuv`: distinct valid molecules that are not in the training set.
+    """
+
+    validity: float
+    uniqueness: float
+    novelty: float
+    abs_uniqueness: float
+    abs_novelty: float
+    nuv: float
+
+
+def score_batch(smiles: Sequence[str | None], train: Set[str]) -> Scores:
+    """The scores of one batch of generated molecules (None: invalid) against the training set; 0 for none valid."""
+    valid = [text for text in smiles if text is not None]
+    distinct = set(valid)
+    novel = sum(text not in train for text in valid)
+    return Scores(
+        validity=_percent(len(valid), len(smiles)),
+        uniqueness=_percent(len(distinct), len(valid)),
+        novelty=_percent(novel, len(valid)),
+        abs_uniqueness=_percent(len(distinct), len(smiles)),
+        abs_novelty=_percent(novel, len(smiles)),
+        nuv=_percent(len(distinct - train), len(smiles)),
+    )
+
+
+def score(
+    smiles: Sequence[str | None], published: Set[str], canonical: Set[str], batch_size: int, pool: int
+) -> dict[str, float]:
+    """All scores of generated molecules, in percent.
+
+    - `validity` ... `nuv`: as published, the mean over batches of `batch_size` (the last may be smaller) against
+      `published`, the training set as the published code writes it, which counts aromatic training molecules as novel;
+    - `canonical_novelty`, `canonical_abs_novelty`, `canonical_nuv`: the same batches against `canonical`;
+    - `pool_uniqueness`, `pool_nuv`: of the first `pool` molecules as one batch against `canonical`, so that they do not
+      depend on the batch size; left out where fewer were generated.
+    """
+    batches = [smiles[start : start + batch_size] for start in range(0, max(len(smiles), 1), batch_size)]
+    scores = asdict(_mean(score_batch(batch, published) for batch in batches))
+    against_canonical = _mean(score_batch(batch, canonical) for batch in batches)
+    for name in ("novelty", "abs_novelty", "nuv"):
+        scores[f"canonical_{name}"] = getattr(against_canonical, name)
+    if len(smiles) >= pool:
+        pooled = score_batch(smiles[:pool], canonical)
+        scores |= {"pool_uniqueness": pooled.uniqueness, "pool_nuv": pooled.nuv}
+    return scores
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _mean(scores: Iterable[Scores]) -> Scores:
+    rows = list(scores)
+    return Scores(**{f.name: float(np.mean([getattr(row, f.name) for row in rows])) for f in fields(Scores)})
+
+
+class Properties(NamedTuple):
+    """Drug-likeness (QED, 0 to 1), Crippen's logP, synthetic accessibility (SAS, from 1 for easy to 10)."""
+
+    qed: float
+    logp: float
+    sas: float
+
+
+class Pending(Generic[T]):
+    """Results that worker processes are still making, in the order of what was sent."""
+
+    def __init__(self, futures: list[Future[list[T]]]) -> None:
+        self._futures = futures
+
+    def done(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    def result(self) -> list[T]:
+        """All results, waiting for them. Raises what a worker raised."""
+        return [item for future in self._futures for item in future.result()]
+
+
+class Scorer:
+    """Worker processes that build and rate molecules while the caller goes on; a context manager whose exit ends them.
+
+    `published` and `canonical` are the training set in both forms (see `score`).
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, published: Set[str], canonical: Set[str], workers: int | None = None
+    ) -> None:
+        self.vocabulary, self.published, self.canonical = vocabulary, published, canonical
+        self._pool = WorkerPool(workers)
+
+    def build(self, nodes: NodeBatch, edges: EdgeBatch, correct_validity: bool = False) -> Pending[str | None]:
+        """Starts on a batch of graphs: the canonical SMILES of each, or None where it is no valid molecule."""
+        return Pending(
+            [
+                self._pool.submit(smiles_of, nodes[rows], edges[rows], self.vocabulary, correct_validity)
+                for rows in _chunks(len(nodes))
+            ]
+        )
+
+    def properties(self, smiles: Sequence[str]) -> Pending[Properties]:
+        """Starts on the properties of valid SMILES."""
+        return Pending([self._pool.submit(properties_of, list(smiles[rows])) for rows in _chunks(len(smiles))])
+
+    def score(self, smiles: Sequence[str | None], batch_size: int, pool: int) -> dict[str, float]:
+        """All scores of generated molecules against the training set, as `score` says."""
+        return score(smiles, self.published, self.canonical, batch_size, pool)
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def smiles_of(nodes: NodeBatch, edges: EdgeBatch, vocabulary: Vocabulary, correct_validity: bool) -> list[str | None]:
+    """The canonical SMILES of each graph, or None where it is no valid molecule."""
+    RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+    build = correct if correct_validity else build_molecule
+    molecules = [build(*graph, vocabulary) for graph in zip(nodes, edges, strict=True)]
+    return [None if molecule is None else canonical_smiles(molecule) for molecule in molecules]
+
+
+def properties_of(smiles: Sequence[str]) -> list[Properties]:
+    """The properties of valid SMILES. Raises ValueError for one that does not parse."""
+    # Reading its table of fragments takes half a second, which only those who ask for it should wait for.
+    from rdkit.Contrib.SA_Score.sascorer import calculateScore  # pyright: ignore[reportMissingImports]
+
+    rated = []
+    for text in smiles:
+        molecule = Chem.MolFromSmiles(text)
+        if molecule is None:
+            raise ValueError(f"no valid SMILES: {text!r}")
+        logp, _ = CalcCrippenDescriptors(molecule)
+        rated.append(Properties(qed(molecule), logp, calculateScore(molecule)))
+    return rated
+
+
+def _chunks(total: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, total, CHUNK)]

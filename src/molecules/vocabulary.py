@@ -1,0 +1,34 @@
+"""Which atoms a set of molecules is written with, and how large its molecules may be."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import UInt8
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The classes of a molecular graph: class 0 is "no atom", class k the k-th of `atomic_numbers`.
+
+    `atomic_numbers` starts with 0, so that it is indexed by the class.
+    """
+
+    name: str
+    atomic_numbers: tuple[int, ...]
+    max_atoms: int
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.atomic_numbers)
+
+    @property
+    def class_of(self) -> UInt8[np.ndarray, "256"]:
+        """The class by atomic number, and 0 for every atom that is not in the vocabulary."""
+        classes = np.zeros(256, np.uint8)
+        classes[list(self.atomic_numbers)] = range(self.num_classes)
+        return classes
+
+
+ZINC250K = Vocabulary("zinc250k", (0, 6, 7, 8, 9, 15, 16, 17, 35, 53), max_atoms=38)
+QM9 = Vocabulary("qm9_molecules", (0, 6, 7, 8, 9), max_atoms=9)
+VOCABULARIES = (ZINC250K, QM9)

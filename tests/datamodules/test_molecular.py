@@ -1,0 +1,209 @@
+import json
+
+import numpy as np
+import pytest
+
+from src.datamodules import qm9_molecules, zinc250k
+from src.datamodules.download import sha256_of
+from src.datamodules.molecular import Row, Selection, load, prepare
+from src.datamodules.splits import read_split, seeded_split
+from src.errors import UserError
+from src.molecules.encode import encode
+from src.molecules.vocabulary import QM9, ZINC250K
+
+SMILES = ["CCO", "C[C@H](N)C(=O)O", "c1ccccc1", "CC#N", "C1CC1", "CC(=O)[O-]", "CN", "CO", "OC=C", "CCF"]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def raw(tmp_path):
+    path = tmp_path / "raw.smiles"
+    path.write_text("\n".join(SMILES) + "\n")
+    return path
+
+
+def made(raw, selection=None, smiles=None):
+    if smiles is not None:
+        raw.write_text("\n".join(smiles) + "\n")
+
+    def read():
+        return [Row(text, raw, number) for number, text in enumerate(raw.read_text().splitlines(), 1)]
+
+    return prepare([raw], read, QM9, raw.parent / "data", selection or Selection(), workers=1)
+
+
+def halves(total):
+    return np.arange(total // 2)
+
+
+def test_prepared_molecules_are_what_encoding_gives(raw):
+    prepared = made(raw)
+    data = load(prepared, QM9, halves)
+    assert data.smiles == SMILES
+    for position, text in enumerate(SMILES):
+        nodes, edges = encode(text, QM9)
+        assert np.array_equal(data.nodes[position], nodes) and np.array_equal(data.edges[position], edges)
+    assert data.valid_index.tolist() == [0, 1, 2, 3, 4] and data.train_index.tolist() == [5, 6, 7, 8, 9]
+    assert data.canonical[:3] == ["CCO", "CC(N)C(=O)O", "c1ccccc1"] and data.published[2] == "C1=CC=CC=C1"
+    assert data.train_canonical == {"CC(=O)O", "CN", "CO", "C=CO", "CCF"}
+    assert data.train_published == {"CC(=O)O", "CN", "CO", "C=CO", "CCF"}
+    assert names(raw.parent / "data") == ["prepared_all"]
+
+
+def test_the_second_time_nothing_is_read_or_encoded(raw):
+    prepared = made(raw)
+    assert prepare([raw], pytest.fail, QM9, raw.parent / "data", Selection()) == prepared
+
+
+def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
+    data = load(made(raw, Selection(limit=6, seed=3)), QM9, lambda total: np.array([0, 2, 4, 6, 8]))
+    assert len(data.nodes) == 6 and data.smiles == [text for text in SMILES if text in data.smiles]
+    for i in data.valid_index:
+        assert SMILES.index(data.smiles[i]) % 2 == 0
+    for i in data.train_index:
+        assert SMILES.index(data.smiles[i]) % 2 == 1
+    other = load(made(raw, Selection(limit=6, seed=4)), QM9, halves)
+    assert other.smiles != data.smiles
+    assert load(made(raw, Selection(limit=99)), QM9, halves).smiles == SMILES
+    with pytest.raises(UserError, match="limit=0"):
+        Selection(limit=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("C1CC", "raw.smiles line 3: 'C1CC' does not parse"),
+        ("", "raw.smiles line 3: '' does not parse"),
+        ("C[Si]", "raw.smiles line 3: .* outside the vocabulary of qm9_molecules: Si"),
+        ("C" * 10, "raw.smiles line 3: .* too many atoms: 10, and qm9_molecules allows 9"),
+    ],
+)
+def test_a_bad_molecule_is_refused_and_leaves_nothing(raw, bad, said):
+    with pytest.raises(UserError, match=said) as caught:
+        made(raw, smiles=[*SMILES[:2], bad, *SMILES[2:]])
+    assert "\n" not in str(caught.value) and "skip_bad=true" in str(caught.value)
+    assert names(raw.parent / "data") == []
+
+
+def test_bad_molecules_can_be_left_out_and_everything_else_stays_in_place(raw):
+    prepared = made(raw, Selection(skip_bad=True), ["C1CC", *SMILES[:5], "[Na]", *SMILES[5:]])
+    data = load(prepared, QM9, lambda total: np.arange(6))
+    assert data.smiles == SMILES
+    assert [data.smiles[i] for i in data.valid_index] == SMILES[:5]
+    assert np.array_equal(data.nodes[9], encode("CCF", QM9)[0])
+    bad = (prepared / "bad.txt").read_text().splitlines()
+    assert len(bad) == 2 and "line 1:" in bad[0] and "line 7:" in bad[1]
+    assert json.loads((prepared / "meta.json").read_text())["bad"] == 2
+
+
+def test_nothing_but_bad_molecules_is_refused(raw):
+    with pytest.raises(UserError, match="no molecule"):
+        made(raw, Selection(skip_bad=True), ["C1CC"])
+    assert names(raw.parent / "data") == []
+
+
+def test_an_interrupted_preparation_leaves_nothing(raw, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        made(raw)
+    assert names(raw.parent / "data") == []
+
+
+def test_a_folder_that_cannot_be_written_is_a_users_error(raw):
+    (raw.parent / "data").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        made(raw)
+
+
+@pytest.mark.parametrize("name", ["nodes.npy", "edges.npy", "rows.npy", "smiles.txt", "canonical.txt"])
+def test_a_truncated_or_altered_file_is_refused(raw, name):
+    prepared = made(raw)
+    whole = (prepared / name).read_bytes()
+    for broken in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+        (prepared / name).unlink()
+        if broken is not None:
+            (prepared / name).write_bytes(broken)
+        with pytest.raises(UserError, match=rf"{name} is missing, truncated or altered: delete .*prepared_all"):
+            load(prepared, QM9, halves)
+        (prepared / name).write_bytes(whole)
+    load(prepared, QM9, halves)
+
+
+def test_other_inputs_or_a_broken_description_are_refused(raw):
+    prepared = made(raw)
+    with pytest.raises(UserError, match="prepared from other files"):
+        made(raw, smiles=SMILES[::-1])
+    (prepared / "meta.json").write_text("{")
+    with pytest.raises(UserError, match=r"meta.json cannot be read .* delete"):
+        made(raw)
+
+
+def test_a_split_with_an_empty_half_is_refused(raw):
+    prepared = made(raw)
+    for held_out in (np.arange(0), np.arange(10)):
+        with pytest.raises(UserError, match="empty half"):
+            load(prepared, QM9, lambda total, held_out=held_out: held_out)
+
+
+def test_a_split_file_counts_from_one(tmp_path):
+    path = tmp_path / "split.json"
+    path.write_text("[3, 1, 10]")
+    assert read_split(path, 10).tolist() == [0, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[1", "cannot be read"), ('{"a": 1}', "no JSON list"), ("[1.5]", "no JSON list"), ("[0]", "names row 0"),
+     ("[11]", "names row 11"), ("[2, 2]", "twice")],
+)  # fmt: skip
+def test_a_wrong_split_file_is_refused(tmp_path, text, said):
+    path = tmp_path / "split.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"split.json.*{said}"):
+        read_split(path, 10)
+
+
+def test_a_seeded_split_has_the_share_and_depends_on_the_seed():
+    split = seeded_split(249_455, zinc250k.HELD_OUT_SHARE, 0)
+    assert len(np.unique(split)) == 24_887 and split.max() < 249_455
+    assert np.array_equal(split, seeded_split(249_455, zinc250k.HELD_OUT_SHARE, 0))
+    assert not np.array_equal(split, seeded_split(249_455, zinc250k.HELD_OUT_SHARE, 1))
+
+
+def test_zinc_drops_the_extra_row_and_takes_the_official_split(tmp_path, monkeypatch):
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    raw = mirror / "zinc250k.smiles"
+    raw.write_text("\n".join([*SMILES[:4], "c1ccccc1I", *SMILES[4:]]) + "\n")
+    (tmp_path / "split.json").write_text("[1, 5]")
+    monkeypatch.setattr(zinc250k, "SHA256", sha256_of(raw))
+    monkeypatch.setattr(zinc250k, "EXTRA_ROW", 4)
+    data = zinc250k.load(tmp_path / "data", split_file=str(tmp_path / "split.json"), workers=1, mirror=str(mirror))
+    assert data.smiles == SMILES and data.vocabulary is ZINC250K
+    assert [data.smiles[i] for i in data.valid_index] == [SMILES[0], SMILES[4]]
+    drawn = zinc250k.load(tmp_path / "data")
+    assert len(drawn.valid_index) == 1 and len(drawn.train_index) == 9
+    raw.write_text("CC\n")
+    with pytest.raises(UserError, match="altered"):
+        zinc250k.load(tmp_path / "elsewhere", mirror=mirror)
+
+
+def test_qm9_reads_the_smiles_of_all_parts(tmp_path, monkeypatch):
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    members = {}
+    for part, smiles in enumerate((SMILES[:3], SMILES[3:6], SMILES[6:])):
+        path = mirror / f"qm9_part{part}.csv"
+        path.write_text("XYZ_file,Index,SMILES\n" + "".join(f'"a.xyz",{i},"{text}"\n' for i, text in enumerate(smiles)))
+        members[f"qm9pack/data/{path.name}"] = sha256_of(path)
+    monkeypatch.setattr(qm9_molecules, "MEMBERS", members)
+    data = qm9_molecules.load(tmp_path / "data", workers=1, mirror=mirror)
+    assert data.smiles == SMILES and data.nodes.shape == (10, 9)
+    assert len(data.valid_index) == 1

@@ -1,0 +1,166 @@
+"""The quick way to build molecules against the published procedure, written out word by word."""
+
+import re
+
+import numpy as np
+import pytest
+from rdkit import Chem, rdBase
+
+from src.molecules.build import build_molecule, canonical_smiles, correct, published_smiles
+from src.molecules.encode import encode
+from src.molecules.vocabulary import QM9, ZINC250K
+
+ORDERS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with rdBase.BlockLogs():
+        yield
+
+
+def overloaded(molecule):
+    """(atom, its valence) as RDKit's message names them."""
+    try:
+        Chem.SanitizeMol(molecule, Chem.SANITIZE_PROPERTIES)
+    except ValueError as error:
+        atom, valence = re.findall(r"atom # (\d+) \w+, (\d+)", str(error))[0]
+        return int(atom), int(valence)
+    return None
+
+
+def literal(nodes, edges, vocabulary):
+    """The published procedure: a check after every single bond."""
+    present = nodes > 0
+    molecule = Chem.RWMol()
+    for k in nodes[present]:
+        molecule.AddAtom(Chem.Atom(vocabulary.atomic_numbers[k]))
+    adjacency = edges[present][:, present]
+    for start in range(len(adjacency)):
+        for end in range(start):
+            if not adjacency[start, end]:
+                continue
+            molecule.AddBond(start, end, ORDERS[int(adjacency[start, end])])
+            if (found := overloaded(molecule)) is not None:
+                atom = molecule.GetAtomWithIdx(found[0])
+                base = {7: 3, 8: 2, 16: 2}.get(atom.GetAtomicNum())
+                if base is not None and found[1] - base == 1:
+                    atom.SetFormalCharge(1)
+    return molecule
+
+
+def literal_smiles(molecule):
+    """The SMILES of a valid molecule, else None."""
+    parsed = Chem.MolFromSmiles(Chem.MolToSmiles(molecule))
+    if parsed is None or not Chem.MolToSmiles(parsed) or "." in Chem.MolToSmiles(parsed):
+        return None
+    return Chem.MolToSmiles(parsed, isomericSmiles=False)
+
+
+def literal_correct(molecule):
+    while (found := overloaded(molecule)) is not None:
+        bonds = [
+            (-int(bond.GetBondTypeAsDouble()), position, bond.GetBeginAtomIdx(), bond.GetEndAtomIdx())
+            for position, bond in enumerate(molecule.GetAtomWithIdx(found[0]).GetBonds())
+        ]
+        order, _, start, end = min(bonds)
+        molecule.RemoveBond(start, end)
+        if -order > 1:
+            molecule.AddBond(start, end, ORDERS[-order - 1])
+    pieces = Chem.MolToSmiles(molecule).split(".")
+    parsed = [Chem.MolFromSmiles(piece) for piece in pieces]
+    most = max(piece.GetNumAtoms() for piece in parsed)
+    return {Chem.MolToSmiles(piece, isomericSmiles=False) for piece in parsed if piece.GetNumAtoms() == most}
+
+
+def random_graphs(count, vocabulary, seed, bonds_per_atom):
+    """Graphs from trees with a few bonds more: many valid, many just over a valence, some in pieces."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        size = int(rng.integers(1, vocabulary.max_atoms + 1))
+        nodes = np.zeros(vocabulary.max_atoms, np.uint8)
+        nodes[rng.permutation(vocabulary.max_atoms)[:size]] = (
+            rng.choice(vocabulary.num_classes - 1, size, p=weights(vocabulary)) + 1
+        )
+        atoms = np.flatnonzero(nodes)
+        edges = np.zeros((vocabulary.max_atoms, vocabulary.max_atoms), np.uint8)
+        for i in range(1, size):
+            for j in rng.choice(
+                i, min(i, int(rng.random() < bonds_per_atom) + int(rng.random() < 0.98)), replace=False
+            ):
+                order = rng.choice(3, p=(0.8, 0.17, 0.03)) + 1
+                edges[atoms[i], atoms[j]] = edges[atoms[j], atoms[i]] = order
+        yield nodes, edges
+
+
+def weights(vocabulary):
+    """Much carbon, a lot of what can be charged."""
+    raw = np.array([{6: 6, 7: 4, 8: 1.5}.get(number, 0.25) for number in vocabulary.atomic_numbers[1:]])
+    return raw / raw.sum()
+
+
+@pytest.mark.parametrize(("vocabulary", "count", "extra"), [(QM9, 3000, 0.15), (ZINC250K, 800, 0.02)])
+def test_random_graphs_give_what_the_published_procedure_gives(vocabulary, count, extra):
+    valid = charged = 0
+    for nodes, edges in random_graphs(count, vocabulary, 7, extra):
+        slow = literal(nodes, edges, vocabulary)
+        expected = literal_smiles(slow)
+        molecule = build_molecule(nodes, edges, vocabulary)
+        assert (None if molecule is None else canonical_smiles(molecule)) == expected
+        assert published_smiles(nodes, edges, vocabulary) == Chem.MolToSmiles(slow)
+        valid += expected is not None
+        charged += expected is not None and "+" in expected
+    # The comparison means little unless all kinds occur.
+    assert valid > count / 20 and valid < count and charged > 5
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(QM9, 1000), (ZINC250K, 150)])
+def test_correction_gives_what_the_published_procedure_gives(vocabulary, count):
+    for nodes, edges in random_graphs(count, vocabulary, 11, 0.5):
+        molecule = correct(nodes, edges, vocabulary)
+        assert molecule is not None
+        assert canonical_smiles(molecule) in literal_correct(literal(nodes, edges, vocabulary))
+
+
+def graph(classes, bonds):
+    nodes, edges = np.zeros(9, np.uint8), np.zeros((9, 9), np.uint8)
+    nodes[: len(classes)] = classes
+    for a, b, order in bonds:
+        edges[a, b] = edges[b, a] = order
+    return nodes, edges, QM9
+
+
+C, N, O = 1, 2, 3  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (graph([], []), None),
+        (graph([C], []), "C"),
+        (graph([C, C], []), None),
+        (graph([C, C, C], [(0, 1, 3), (1, 2, 2)]), None),
+        (graph([C, N, C, C, C], [(0, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]), "C[N+](C)(C)C"),
+        # Nitrogen goes from 3 bonds to 5 and gets no charge; the parser then makes a nitro group of it.
+        (graph([C, N, O, O], [(0, 1, 1), (1, 2, 2), (1, 3, 2)]), "C[N+](=O)[O-]"),
+        # In another order it stands at 4 in between, is charged, and the same graph is lost.
+        (graph([O, O, N, C], [(0, 2, 2), (1, 2, 2), (2, 3, 1)]), None),
+        (graph([0, C, 0, O], [(1, 3, 1)]), "CO"),
+    ],
+)
+def test_cases(given, expected):
+    molecule = build_molecule(*given)
+    assert (None if molecule is None else canonical_smiles(molecule)) == expected
+
+
+def test_correction_lowers_the_highest_bond_and_keeps_the_largest_piece():
+    molecule = correct(*graph([C, C, C, N, O], [(0, 1, 3), (1, 2, 2), (3, 4, 1)]))
+    assert molecule is not None and canonical_smiles(molecule) == "C=C=C"
+    assert correct(*graph([], [])) is None
+
+
+def test_correction_leaves_valid_molecules_alone(neutral):
+    for smiles in neutral:
+        molecule = correct(*encode(smiles, ZINC250K), ZINC250K)
+        assert molecule is not None
+        assert canonical_smiles(molecule) == canonical_smiles(Chem.MolFromSmiles(smiles))

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from rdkit import Chem
+
+from src.molecules.build import build_molecule, canonical_smiles, published_smiles
+from src.molecules.encode import EncodingError, Reason, encode, encode_all
+from src.molecules.vocabulary import QM9, ZINC250K
+
+
+def test_a_molecule_becomes_classes_and_orders():
+    nodes, edges = encode("OC=C", QM9)
+    # RDKit's canonical order is C=CO.
+    assert nodes.tolist() == [1, 1, 3, 0, 0, 0, 0, 0, 0]
+    expected = np.zeros((9, 9), np.uint8)
+    expected[0, 1] = expected[1, 0] = 2
+    expected[1, 2] = expected[2, 1] = 1
+    assert np.array_equal(edges, expected)
+
+
+def test_aromatic_bonds_alternate_and_charges_are_dropped():
+    _, edges = encode("c1ccccc1", QM9)
+    assert sorted(edges[np.tril_indices(6, -1)].tolist())[-6:] == [1, 1, 1, 2, 2, 2]
+    charged, neutral = encode("CC(=O)[O-]", QM9), encode("CC(=O)O", QM9)
+    assert all(np.array_equal(a, b) for a, b in zip(charged, neutral, strict=True))
+
+
+def test_every_neutral_molecule_comes_back(neutral):
+    assert len(neutral) == 30
+    for smiles in neutral:
+        molecule = build_molecule(*encode(smiles, ZINC250K), ZINC250K)
+        assert molecule is not None
+        assert canonical_smiles(molecule) == canonical_smiles(Chem.MolFromSmiles(smiles))
+
+
+def test_an_ammonium_comes_back_with_its_charge():
+    molecule = build_molecule(*encode("C[N+](C)(C)CC", ZINC250K), ZINC250K)
+    assert molecule is not None and canonical_smiles(molecule) == "CC[N+](C)(C)C"
+
+
+def test_the_published_form_is_kekule():
+    assert published_smiles(*encode("c1ccccc1", QM9), QM9) == "C1=CC=CC=C1"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("smiles", "reason", "said"),
+    [
+        ("C1CC", Reason.UNPARSABLE, "does not parse"),
+        ("", Reason.UNPARSABLE, "does not parse"),
+        ("CN(C)(C)(C)C", Reason.UNPARSABLE, "does not parse"),
+        ("C[Si](C)C", Reason.FOREIGN_ATOM, "outside the vocabulary of zinc250k: Si"),
+        ("C" * 39, Reason.TOO_LARGE, "too many atoms: 39, and zinc250k allows 38"),
+        ("C$C", Reason.FOREIGN_BOND, "bond"),
+    ],
+)
+def test_what_cannot_be_encoded_says_why(smiles, reason, said):
+    with pytest.raises(EncodingError, match=said) as caught:
+        encode(smiles, ZINC250K)
+    assert caught.value.reason is reason
+
+
+def refuse(position: int, reason: str) -> None:
+    pytest.fail(f"molecule {position} {reason}")
+
+
+def test_many_keep_their_order_over_workers(neutral):
+    smiles = [text for text in neutral for _ in range(20)]
+    encoded = encode_all(smiles, ZINC250K, on_bad=refuse, workers=2)
+    assert len(encoded.nodes) == len(encoded.published) == 600
+    for position in (0, 255, 256, 599):
+        nodes, edges = encode(smiles[position], ZINC250K)
+        assert np.array_equal(encoded.nodes[position], nodes)
+        assert np.array_equal(encoded.edges[position], edges)
+        assert encoded.canonical[position] == canonical_smiles(Chem.MolFromSmiles(smiles[position]))
+        assert encoded.published[position] == published_smiles(nodes, edges, ZINC250K)
+
+
+def test_bad_ones_are_heard_of_in_order_and_left_out():
+    heard = []
+    smiles = ["CCO", "C1CC", *["CC"] * 300, "[Na]", "CCN"]
+    encoded = encode_all(smiles, QM9, on_bad=lambda position, reason: heard.append((position, reason)), workers=2)
+    assert [position for position, _ in heard] == [1, 302]
+    assert "Na" in heard[1][1]
+    assert len(encoded.edges) == 302
+    assert [encoded.canonical[i] for i in (0, 1, -1)] == ["CCO", "CC", "CCN"]

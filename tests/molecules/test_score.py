@@ -1,0 +1,78 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from src.molecules.encode import encode
+from src.molecules.score import Scorer, properties_of, score, score_batch
+from src.molecules.vocabulary import QM9, ZINC250K
+from src.molecules.workers import ROOT
+
+
+def test_the_published_arithmetic():
+    scores = score_batch(["A", "A", "B", "T", None, None, None, "T"], frozenset({"T", "U"}))
+    assert scores.validity == 62.5
+    assert scores.uniqueness == 60.0
+    assert scores.novelty == 60.0
+    assert scores.abs_uniqueness == 37.5
+    assert scores.abs_novelty == 37.5
+    assert scores.nuv == 25.0
+
+
+def test_nothing_valid_scores_nothing():
+    assert set(score([None, None], frozenset(), frozenset(), 2, 2).values()) == {0.0}
+    assert score([], frozenset(), frozenset(), 2, 1)["validity"] == 0.0
+
+
+def test_batches_are_averaged_and_the_pool_ignores_them():
+    published, canonical = frozenset({"C1=CC=CC=C1"}), frozenset({"c1ccccc1"})
+    smiles = ["c1ccccc1", "CO", "CO", None, "CO", "CN"]
+    scores = score(smiles, published, canonical, batch_size=2, pool=5)
+    assert scores["validity"] == pytest.approx((100 + 50 + 100) / 3)
+    assert scores["uniqueness"] == 100.0
+    # An aromatic training molecule counts as new in the published way only.
+    assert scores["novelty"] == 100.0
+    assert scores["nuv"] == pytest.approx((100 + 50 + 100) / 3)
+    assert scores["canonical_novelty"] == pytest.approx((50 + 100 + 100) / 3)
+    assert scores["canonical_abs_novelty"] == pytest.approx((50 + 50 + 100) / 3)
+    assert scores["canonical_nuv"] == pytest.approx((50 + 50 + 100) / 3)
+    assert scores["pool_uniqueness"] == 50.0
+    assert scores["pool_nuv"] == 20.0
+    assert "pool_nuv" not in score(smiles, published, canonical, batch_size=2, pool=7)
+
+
+def test_workers_build_and_rate_in_order(neutral):
+    smiles = [*neutral, "CC.CC"] * 5
+    graphs = [encode(text, ZINC250K) for text in smiles]
+    nodes, edges = np.array([n for n, _ in graphs]), np.array([e for _, e in graphs])
+    with Scorer(ZINC250K, frozenset(), frozenset({"O=C1CCCCCN1"}), workers=2) as scorer:
+        plain, corrected = scorer.build(nodes, edges), scorer.build(nodes, edges, correct_validity=True)
+        built = plain.result()
+        assert plain.done()
+        assert built[30] is None and corrected.result()[30] == "CC"
+        assert built[28] == "O=C1CCCCCN1" and built[28::31] == [built[28]] * 5
+        assert scorer.score(built, batch_size=31, pool=155)["canonical_novelty"] == pytest.approx(100 * 29 / 30)
+        rated = scorer.properties(["CC(=O)Oc1ccccc1C(=O)O", *["CCO"] * 70]).result()
+    assert len(rated) == 71
+    # Aspirin, as RDKit's own documentation and the SA score's paper rate it.
+    assert rated[0].qed == pytest.approx(0.5501, abs=1e-3)
+    assert rated[0].logp == pytest.approx(1.3101, abs=1e-3)
+    assert rated[0].sas == pytest.approx(1.58, abs=0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_properties_of_nonsense_are_refused():
+    with pytest.raises(ValueError, match="C1CC"):
+        properties_of(["CC", "C1CC"])
+
+
+def test_molecules_are_scored_without_torch():
+    code = "import sys, src.molecules.score, src.molecules.encode; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_qm9_graphs_are_built_too():
+    nodes, edges = encode("CC#N", QM9)
+    with Scorer(QM9, frozenset(), frozenset(), workers=1) as scorer:
+        assert scorer.build(nodes[None], edges[None]).result() == ["CC#N"]
