@@ -1,0 +1,1 @@
+"""One folder a model: a network in plain torch, its task, its cost, its kernels."""

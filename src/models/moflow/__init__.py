@@ -1,0 +1,1 @@
+"""MoFlow: a normalising flow over molecular graphs, in NVIDIA's variant."""

@@ -1,0 +1,114 @@
+"""MoFlow's two normalisations: ActNorm, initialised from the first batch, and BatchNorm, which can run on one row."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+BATCH_NORM_MOMENTUM = 0.1
+BATCH_NORM_EPS = 1e-5
+
+
+def global_moments(
+    values: Float[Tensor, "..."], dims: list[int]
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Count, mean and biased variance over `dims` and over every rank, in float64, without the reduced dimensions."""
+    values = values.double()
+    total, squares = values.sum(dims), values.square().sum(dims)
+    sums = torch.stack([torch.full_like(total, values.numel() / total.numel()), total, squares])
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(sums)
+    count, total, squares = sums
+    mean = total / count
+    return count, mean, (squares / count - mean.square()).clamp(min=0)
+
+
+class ActNorm(nn.Module):
+    """y = scale (v + loc) per channel; the identity until `initialize` has seen data.
+
+    `shape` is the parameters' shape as it broadcasts against the values: (channels,) where channels come last,
+    (channels, 1) where one more dimension follows.
+    """
+
+    initialized: Bool[Tensor, ""]
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(shape))
+        self.scale = nn.Parameter(torch.ones(shape))
+        self.register_buffer("initialized", torch.tensor(False))
+
+    def forward(self, v: Float[Tensor, "batch *sample"]) -> tuple[Float[Tensor, "batch *sample"], Float[Tensor, ""]]:
+        """The normalised values and the log-determinant, which is the same for every sample."""
+        elements_per_channel = math.prod(v.shape[1:]) // self.loc.numel()
+        return self.scale * (v + self.loc), elements_per_channel * self.scale.abs().log().sum()
+
+    def reverse(self, y: Float[Tensor, "batch *sample"]) -> Float[Tensor, "batch *sample"]:
+        """The values that `forward` maps to `y`."""
+        return y / self.scale - self.loc
+
+    @torch.no_grad()
+    def initialize(self, v: Float[Tensor, "batch *sample"]) -> None:
+        """Make this batch's channels (over all ranks) mean 0 and standard deviation 1."""
+        shape = (1,) * (v.dim() - self.loc.dim()) + tuple(self.loc.shape)
+        count, mean, variance = global_moments(v, [dim for dim, size in enumerate(shape) if size == 1])
+        std = (variance * count / (count - 1)).sqrt()
+        self.loc.copy_(-mean.view_as(self.loc))
+        self.scale.copy_(1 / (std + 1e-6).view_as(self.scale))
+        self.initialized.fill_(True)
+
+
+class BatchNorm(nn.Module):
+    """torch's BatchNorm over dimension 1 with its default settings, in one class for any number of dimensions.
+
+    It can run on the one channel that a flow step needs, and keeps no count of batches (unused with a fixed momentum,
+    and one more kernel per layer).
+    """
+
+    running_mean: Float[Tensor, " channels"]
+    running_var: Float[Tensor, " channels"]
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_channels))
+        self.bias = nn.Parameter(torch.zeros(num_channels))
+        self.register_buffer("running_mean", torch.zeros(num_channels))
+        self.register_buffer("running_var", torch.ones(num_channels))
+        self.initializing = False
+
+    def forward(
+        self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
+    ) -> Float[Tensor, "batch channels *features"]:
+        """Normalised values. With `row`, `values` holds channel `row` alone, whose statistics alone are updated."""
+        weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
+        if row is not None:
+            weight, bias, mean, var = (each.index_select(0, row) for each in (weight, bias, mean, var))
+        if self.initializing:
+            _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
+            mean, var = mean.to(weight.dtype), var.to(weight.dtype)
+        training = self.training and not self.initializing
+        normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
+        if row is not None and training:
+            self.running_mean.index_copy_(0, row, mean)
+            self.running_var.index_copy_(0, row, var)
+        return normalised
+
+
+@contextmanager
+def initializing(network: nn.Module) -> Iterator[None]:
+    """Every BatchNorm of `network` normalises with the batch of all ranks and leaves its running statistics alone.
+
+    Without it, the ActNorms behind a BatchNorm would see values that depend on how the batch was dealt to the ranks.
+    """
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    for layer in layers:
+        layer.initializing = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.initializing = False

@@ -1,0 +1,156 @@
+"""The atom flow: a node row per step, conditioned on the other rows and the clean graph (spec: MoFlow section 2.4)."""
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.errors import UserError
+from src.models.moflow.actnorm import ActNorm, BatchNorm
+from src.models.moflow.flow import FlowChain, FlowStep
+from src.models.moflow.kernels import Execution, fast, reference
+
+LogDet = Literal["published", "exact"]
+
+
+def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch nodes 1+kinds nodes"]:
+    """The graph as the steps read it: [receiver, relation, sender], the identity as relation 0.
+
+    In half precision where autocast is on: each step would otherwise convert it again, and 0 and 1 are exact in it.
+    """
+    device = adj.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else adj.dtype
+    identity = torch.eye(adj.shape[-1], dtype=dtype, device=adj.device)[:, None].expand(len(adj), -1, -1, -1)
+    return torch.cat([identity, adj.to(dtype).transpose(1, 2)], 2).contiguous()
+
+
+class GraphConv(nn.Module):
+    """Relational graph convolution: a Linear of the node itself plus a Linear per edge type of its neighbours."""
+
+    def __init__(self, num_classes: int, num_kinds: int, channels: int, execution: Execution) -> None:
+        super().__init__()
+        self.self_linear = nn.Linear(num_classes, channels)
+        self.edge_linear = nn.Linear(num_classes, channels * num_kinds)
+        self.execution = execution
+
+    def forward(
+        self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch receivers relations nodes"]
+    ) -> Float[Tensor, "batch receivers channels"]:
+        """One row of features per receiving node; the reference execution needs all nodes as receivers."""
+        graph_conv = fast.graph_conv if self.execution == "fast" else reference.graph_conv
+        own, edge = self.self_linear, self.edge_linear
+        return graph_conv(x, relations, own.weight, own.bias, edge.weight, edge.bias)
+
+
+class AtomStep(FlowStep):
+    """ActNorm over nodes, then an affine coupling of one node row."""
+
+    row: Int64[Tensor, " 1"]
+    is_row: Bool[Tensor, "nodes 1"]
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_classes: int,
+        num_kinds: int,
+        row: int,
+        gnn_channels: int,
+        hidden: tuple[int, ...],
+        logdet: LogDet,
+        execution: Execution,
+    ) -> None:
+        super().__init__()
+        self.actnorm = ActNorm(num_nodes, 1)
+        self.graph_conv = GraphConv(num_classes, num_kinds, gnn_channels, execution)
+        self.widths = (gnn_channels, *hidden, 2 * num_classes)
+        self.norms = nn.ModuleList(BatchNorm(num_nodes) for _ in self.widths[:-1])
+        self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(self.widths))
+        self.logdet = logdet
+        # Tensors, not numbers: one compiled graph serves the steps of all rows.
+        self.register_buffer("row", torch.tensor([row]), persistent=False)
+        self.register_buffer("is_row", torch.arange(num_nodes)[:, None] == row, persistent=False)
+
+    def _scale_and_shift(
+        self,
+        x: Float[Tensor, "batch nodes classes"],
+        relations: Float[Tensor, "batch nodes relations nodes"],
+        row_only: bool,
+    ) -> tuple[Float[Tensor, "batch rows classes"], Float[Tensor, "batch rows classes"]]:
+        """Scale logits and shifts of all rows, or of the step's own row alone.
+
+        A BatchNorm channel is a node, so the own row's outputs do not depend on the other rows' hidden values. The
+        fast execution never computes those (and then leaves their statistics alone); the reference drops them.
+        """
+        skip_rows = row_only and self.graph_conv.execution == "fast"
+        row = self.row if skip_rows else None
+        hidden = self.graph_conv(
+            x.masked_fill(self.is_row, 0), relations.index_select(1, self.row) if skip_rows else relations
+        )
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            hidden = linear(F.relu(norm(hidden, row)))
+        if row_only and not skip_rows:
+            hidden = hidden.index_select(1, self.row)
+        scale_logits, shift = hidden.to(x.dtype).chunk(2, 2)
+        return scale_logits, shift
+
+    def forward(
+        self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
+    ) -> tuple[Float[Tensor, "batch nodes classes"], Float[Tensor, " batch"]]:
+        """The sample with its row transformed, and its log-determinant.
+
+        `exact` sums the transformed row's terms. `published` sums those of all rows, as the original code does.
+        """
+        x, log_det = self.actnorm(x)
+        scale_logits, shift = self._scale_and_shift(x, relations, row_only=self.logdet == "exact")
+        x = torch.where(self.is_row, (x + shift) * torch.sigmoid(scale_logits), x)
+        return x, log_det + F.logsigmoid(scale_logits).sum((1, 2))
+
+    def reverse(
+        self, z: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
+    ) -> Float[Tensor, "batch nodes classes"]:
+        """The values that `forward` maps to `z`."""
+        scale_logits, shift = self._scale_and_shift(z, relations, row_only=True)
+        z = torch.where(self.is_row, z * (1 + torch.exp(-scale_logits)) - shift, z)
+        return self.actnorm.reverse(z)
+
+
+class AtomFlow(FlowChain):
+    """The flow over atom classes given the clean adjacency; step i transforms node row i modulo the number of rows."""
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_classes: int,
+        num_kinds: int,
+        num_flows: int,
+        gnn_channels: int,
+        hidden: tuple[int, ...],
+        logdet: LogDet,
+        execution: Execution,
+    ) -> None:
+        if logdet not in ("published", "exact"):
+            raise UserError(f"logdet={logdet} must be published or exact")
+        rows = [index % num_nodes for index in range(num_flows)]
+        shape = (num_nodes, num_classes, num_kinds)
+        super().__init__([AtomStep(*shape, row, gnn_channels, hidden, logdet, execution) for row in rows])
+
+    def forward(
+        self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
+    ) -> tuple[Float[Tensor, "batch nodes classes"], Float[Tensor, " batch"]]:
+        """Latent and log-determinant of each sample."""
+        return self.run(x, relations_of(adj))
+
+    def reverse(
+        self, z: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
+    ) -> Float[Tensor, "batch nodes classes"]:
+        """The atom classes (continuous) that `forward` maps to `z`."""
+        return self.run_reverse(z, relations_of(adj))
+
+    def initialize(
+        self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
+    ) -> None:
+        """Initialise the ActNorms from one batch: noised atom classes, clean adjacency."""
+        self.run_initialize(x, relations_of(adj))

@@ -1,0 +1,219 @@
+"""The bond flow: Glow over the squeezed adjacency (spec: MoFlow section 2.3).
+
+Inside, a sample is [positions, channels], channels last: the layout in which convolutions, dense products and
+normalisations need no copies.
+"""
+
+from itertools import pairwise
+from math import isqrt
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.errors import UserError
+from src.models.moflow.actnorm import ActNorm, BatchNorm
+from src.models.moflow.flow import FlowChain, FlowStep
+from src.models.moflow.kernels import Execution, fast, reference
+
+
+def squeeze(adj: Float[Tensor, "batch kinds nodes nodes"], fold: int) -> Float[Tensor, "batch positions channels"]:
+    """Space to depth: `fold` x `fold` blocks become channels, ordered (kind, row in block, column in block)."""
+    blocks = adj.unflatten(3, (-1, fold)).unflatten(2, (-1, fold))  # batch, kind, y, row, x, column
+    return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def unsqueeze(z: Float[Tensor, "batch positions channels"], fold: int) -> Float[Tensor, "batch kinds nodes nodes"]:
+    """The inverse of `squeeze`."""
+    size = isqrt(z.shape[1])
+    blocks = z.unflatten(2, (-1, fold, fold)).unflatten(1, (size, size))
+    return blocks.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+class InvertibleConv(nn.Module):
+    """Invertible 1x1 convolution with a free matrix, which starts as a random rotation."""
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(random_rotation(num_channels))
+
+    def matrix(self) -> Float[Tensor, "channels channels"]:
+        """The matrix that every position's channels are multiplied with."""
+        return self.weight
+
+    def log_abs_det(self) -> Float[Tensor, ""]:
+        """log |det matrix|, in double: a product of hundreds of factors."""
+        return torch.linalg.slogdet(self.weight.double())[1].to(self.weight.dtype)
+
+    def forward(
+        self, z: Float[Tensor, "batch positions channels"]
+    ) -> tuple[Float[Tensor, "batch positions channels"], Float[Tensor, ""]]:
+        """The mixed channels and the log-determinant of one sample."""
+        return self._multiply(z, self.matrix()), z.shape[1] * self.log_abs_det()
+
+    def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
+        """The values that `forward` maps to `z`."""
+        # `inv` would wait for the device to see whether it succeeded.
+        inverse, _ = torch.linalg.inv_ex(self.matrix().double())
+        return self._multiply(z, inverse.to(z.dtype))
+
+    @staticmethod
+    def _multiply(
+        z: Float[Tensor, "batch positions channels"], matrix: Float[Tensor, "channels channels"]
+    ) -> Float[Tensor, "batch positions channels"]:
+        with torch.autocast(z.device.type, enabled=False):  # the latent itself never passes through half precision
+            return F.linear(z, matrix)
+
+
+class InvertibleConvLU(InvertibleConv):
+    """The same with the matrix kept as P L (U + diag(sign exp(log_s))): P and sign fixed, L, U and log_s learned."""
+
+    permutation: Tensor
+    sign: Tensor
+
+    def __init__(self, num_channels: int) -> None:
+        nn.Module.__init__(self)
+        permutation, lower, upper = torch.linalg.lu(random_rotation(num_channels))
+        self.register_buffer("permutation", permutation.argmax(1))
+        self.register_buffer("sign", upper.diagonal().sign())
+        self.lower = nn.Parameter(lower.tril(-1))
+        self.upper = nn.Parameter(upper.triu(1))
+        self.log_s = nn.Parameter(upper.diagonal().abs().log())
+
+    def matrix(self) -> Float[Tensor, "channels channels"]:
+        lower = self.lower.tril(-1) + torch.eye(len(self.log_s), dtype=self.log_s.dtype, device=self.log_s.device)
+        upper = self.upper.triu(1) + torch.diag(self.sign * self.log_s.exp())
+        with torch.autocast(self.log_s.device.type, enabled=False):
+            return (lower @ upper).index_select(0, self.permutation)
+
+    def log_abs_det(self) -> Float[Tensor, ""]:
+        return self.log_s.sum()
+
+
+def random_rotation(size: int) -> Float[Tensor, "size size"]:
+    """An orthogonal matrix: the Q of a Gaussian matrix."""
+    return torch.linalg.qr(torch.randn(size, size))[0]
+
+
+class Conv3x3(nn.Conv2d):
+    """A padded 3x3 convolution on square maps given as [batch, positions, channels]."""
+
+    def __init__(self, inputs: int, outputs: int, execution: Execution) -> None:
+        super().__init__(inputs, outputs, 3)
+        # The layout in which the slices of `fast.dense_matrix` are contiguous.
+        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
+        self.execution = execution
+
+    def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
+        """The convolved maps."""
+        dense = self.execution == "fast" and input.shape[1] == 4
+        assert self.bias is not None
+        return (fast if dense else reference).conv3x3(input, self.weight, self.bias)
+
+
+class CouplingNetwork(nn.Module):
+    """3x3 convolutions, BatchNorm and ReLU between: half of the channels to scale logits and shifts of the other."""
+
+    def __init__(self, num_channels: int, hidden: tuple[int, ...], execution: Execution) -> None:
+        super().__init__()
+        self.widths = (num_channels // 2, *hidden, num_channels)
+        self.convs = nn.ModuleList(Conv3x3(*pair, execution) for pair in pairwise(self.widths))
+        self.norms = nn.ModuleList(BatchNorm(width) for width in hidden)
+
+    def forward(self, half: Float[Tensor, "batch positions half"]) -> Float[Tensor, "batch positions channels"]:
+        """Scale logits and shifts, beside each other."""
+        values = self.convs[0](half)
+        for norm, conv in zip(self.norms, self.convs[1:], strict=True):
+            normalised = norm(values.flatten(0, 1)).unflatten(0, values.shape[:2])
+            values = conv(F.relu(normalised))
+        return values
+
+
+class BondStep(FlowStep):
+    """ActNorm, an optional 1x1 convolution, and an affine coupling of two channel halves."""
+
+    def __init__(
+        self, num_channels: int, hidden: tuple[int, ...], conv_lu: int, swap: bool, execution: Execution
+    ) -> None:
+        super().__init__()
+        self.actnorm = ActNorm(num_channels)
+        self.conv = None if conv_lu == 2 else (InvertibleConv, InvertibleConvLU)[conv_lu](num_channels)
+        self.coupling = CouplingNetwork(num_channels, hidden, execution)
+        self.swap = swap
+
+    def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The half that conditions and the half that is transformed."""
+        first, second = z.chunk(2, 2)
+        return (second, first) if self.swap else (first, second)
+
+    def _join(self, condition: Tensor, transformed: Tensor) -> Tensor:
+        return torch.cat((transformed, condition) if self.swap else (condition, transformed), 2)
+
+    def _scale_and_shift(self, condition: Tensor) -> tuple[Tensor, Tensor]:
+        scale_logits, shift = self.coupling(condition).to(condition.dtype).chunk(2, 2)
+        return scale_logits, shift
+
+    def forward(
+        self, z: Float[Tensor, "batch positions channels"]
+    ) -> tuple[Float[Tensor, "batch positions channels"], Float[Tensor, " batch"]]:
+        """The transformed sample and its log-determinant."""
+        z, log_det = self.actnorm(z)
+        if self.conv is not None:
+            z, conv_log_det = self.conv(z)
+            log_det = log_det + conv_log_det
+        condition, other = self._split(z)
+        scale_logits, shift = self._scale_and_shift(condition)
+        z = self._join(condition, (other + shift) * torch.sigmoid(scale_logits))
+        return z, log_det + F.logsigmoid(scale_logits).sum((1, 2))
+
+    def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
+        """The values that `forward` maps to `z`."""
+        condition, other = self._split(z)
+        scale_logits, shift = self._scale_and_shift(condition)
+        z = self._join(condition, other * (1 + torch.exp(-scale_logits)) - shift)
+        if self.conv is not None:
+            z = self.conv.reverse(z)
+        return self.actnorm.reverse(z)
+
+
+class BondFlow(FlowChain):
+    """The unconditional flow over adjacency tensors. The latent has the adjacency's shape.
+
+    Args:
+        conv_lu: 0 a free 1x1 convolution in every step, 1 its PLU form, 2 none: the halves alternate instead.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_kinds: int,
+        fold: int,
+        hidden: tuple[int, ...],
+        num_flows: int,
+        conv_lu: int,
+        execution: Execution,
+    ) -> None:
+        num_channels = num_kinds * fold**2
+        if num_nodes % fold or num_channels % 2:
+            raise UserError(f"bond_squeeze={fold} must divide num_nodes={num_nodes} and give an even channel count")
+        if conv_lu not in (0, 1, 2):
+            raise UserError(f"conv_lu={conv_lu} must be 0 (free 1x1 convolution), 1 (PLU) or 2 (none)")
+        swaps = [conv_lu == 2 and index % 2 == 1 for index in range(num_flows)]
+        super().__init__([BondStep(num_channels, hidden, conv_lu, swap, execution) for swap in swaps])
+        self.fold = fold
+
+    def forward(
+        self, adj: Float[Tensor, "batch kinds nodes nodes"]
+    ) -> tuple[Float[Tensor, "batch kinds nodes nodes"], Float[Tensor, " batch"]]:
+        """Latent and log-determinant of each sample."""
+        z, log_det = self.run(squeeze(adj, self.fold))
+        return unsqueeze(z, self.fold), log_det
+
+    def reverse(self, z: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch kinds nodes nodes"]:
+        """The adjacency tensors that `forward` maps to `z`."""
+        return unsqueeze(self.run_reverse(squeeze(z, self.fold)), self.fold)
+
+    def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:
+        """Initialise the ActNorms from one (noised) batch."""
+        self.run_initialize(squeeze(adj, self.fold))

@@ -1,0 +1,107 @@
+"""Data-dependent initialisation: what it sets, when, and that ranks agree with one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, distributed
+from torch.multiprocessing.spawn import spawn
+from torch.testing import assert_close
+
+from src.models.moflow.actnorm import ActNorm, BatchNorm
+from src.models.moflow.network import MoFlow
+
+from .tiny import make_molecules, make_network, steps_of
+
+BATCH = 12
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((5,), (0, 1)), ((7, 1), (0, 2))])
+def test_initialised_channels_have_mean_0_and_std_1(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    values = 3 * torch.randn(6, 7, 5) + torch.arange(5)
+    norm = ActNorm(*shape)
+    assert torch.equal(norm(values)[0], values)
+    norm.initialize(values)
+    output, _ = norm(values)
+    assert_close(output.mean(dims), torch.zeros(shape).flatten(), atol=1e-5, rtol=0)
+    assert_close(output.std(dims, unbiased=True), torch.ones(shape).flatten())
+    assert_close(norm.reverse(output), values)
+    assert_close(norm.scale.flatten(), 1 / (values.std(dims) + 1e-6))
+
+
+def test_batch_norm_is_torchs() -> None:
+    torch.manual_seed(0)
+    ours, theirs = BatchNorm(5), torch.nn.BatchNorm1d(5)
+    for values in (torch.randn(4, 5, 3), 2 + torch.randn(4, 5, 3)):
+        assert_close(ours(values), theirs(values))
+    assert_close(ours.eval()(values), theirs.eval()(values))
+    assert_close(ours.running_var, theirs.running_var)
+
+
+def noised(network: MoFlow, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    """Fixes the noise, so that the pass that initialises can be repeated."""
+    nodes, edges = make_molecules(BATCH)
+    torch.manual_seed(2)
+    x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
+    monkeypatch.setattr(network, "dequantise", lambda *_args, **_kwargs: (x, adj))
+    return nodes, edges
+
+
+def test_network_is_initialised_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first training step finds every ActNorm's output normalised: each saw what its forerunners make of the data."""
+    network = make_network()
+    nodes, edges = noised(network, monkeypatch)
+    running = {name: value.clone() for name, value in network.named_buffers() if "running" in name}
+    assert not network.initialized
+    network.initialize(nodes, edges)
+    assert network.initialized
+    assert_close({name: value for name, value in network.named_buffers() if "running" in name}, running, rtol=0, atol=0)
+    outputs: list[tuple[Tensor, tuple[int, int]]] = []
+    for chain, dims in ((network.bond_flow, (0, 1)), (network.atom_flow, (0, 2))):
+        for step in steps_of(chain):
+            step.actnorm.register_forward_hook(lambda _m, _i, output, dims=dims: outputs.append((output[0], dims)))
+    network(nodes, edges)
+    assert len(outputs) == 8
+    for output, dims in outputs:
+        mean, std = output.mean(dims), output.std(dims)
+        assert_close(mean, torch.zeros_like(mean), atol=1e-6, rtol=0)
+        assert_close(std, torch.ones_like(std), atol=1e-4, rtol=0)
+
+
+def test_initialisation_happens_once_and_survives_a_checkpoint() -> None:
+    network, restored = make_network(), make_network(seed=1)
+    network.initialize(*make_molecules(BATCH))
+    restored.load_state_dict(network.state_dict())
+    for initialised in (network, restored):
+        initialised.initialize(*make_molecules(BATCH, seed=9))
+        assert_close(dict(initialised.named_parameters()), dict(network.named_parameters()), rtol=0, atol=0)
+    assert restored.initialized
+
+
+def initialise_one_rank(rank: int, world: int, folder: str) -> None:
+    """A process of its own: the samples of its rank, the noise of the whole batch."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save(initialised_state(rank, world), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def initialised_state(rank: int, world: int) -> dict[str, Tensor]:
+    network = make_network()
+    nodes, edges = make_molecules(BATCH)
+    torch.manual_seed(2)
+    x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
+    bounds = torch.tensor([0, 5, BATCH]) if world > 1 else torch.tensor([0, BATCH])  # unequal shares
+    mine = slice(int(bounds[rank]), int(bounds[rank + 1]))
+    network.dequantise = lambda *_args, **_kwargs: (x[mine], adj[mine])  # type: ignore[method-assign]
+    network.initialize(nodes[mine], edges[mine])
+    return network.state_dict()
+
+
+def test_two_ranks_initialise_like_one_process(tmp_path: Path) -> None:
+    expected = initialised_state(0, 1)
+    spawn(initialise_one_rank, (2, str(tmp_path)), nprocs=2)
+    states = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert_close(states[0], states[1], rtol=0, atol=0)
+    assert_close(states[0], dict(expected), rtol=1e-10, atol=1e-10)

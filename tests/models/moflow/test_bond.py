@@ -1,0 +1,77 @@
+"""The bond flow: layout, inverse, log-determinant."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from src.errors import UserError
+from src.models.moflow.bond import BondFlow, InvertibleConv, InvertibleConvLU, squeeze, unsqueeze
+
+from .tiny import make_network, steps_of
+
+
+def test_squeeze_orders_channels_by_kind_row_and_column() -> None:
+    adj = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6).float()
+    z = squeeze(adj, 2)
+    assert z.shape == (2, 9, 12)
+    for kind, row, column in [(0, 0, 0), (1, 2, 5), (2, 4, 3), (2, 5, 5)]:
+        position = row // 2 * 3 + column // 2
+        channel = (kind * 2 + row % 2) * 2 + column % 2
+        assert torch.equal(z[:, position, channel], adj[:, kind, row, column])
+    assert torch.equal(unsqueeze(z, 2), adj)
+
+
+def random_adjacency(batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 4, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("conv_lu", [0, 1, 2])
+def test_reverse_inverts_forward(conv_lu: int, training: bool) -> None:
+    flow = make_network(conv_lu=conv_lu).bond_flow.train(training)
+    adj = random_adjacency()
+    z, _ = flow(adj)
+    assert not torch.allclose(z, adj)
+    assert_close(flow.reverse(z), adj, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("conv_lu", [0, 1, 2])
+def test_log_determinant_is_the_jacobians(conv_lu: int) -> None:
+    flow = make_network(conv_lu=conv_lu).bond_flow.eval()
+    adj = random_adjacency(1)
+    jacobian = torch.autograd.functional.jacobian(lambda value: flow(value)[0], adj)
+    _, log_det = flow(adj)
+    assert_close(log_det[0], torch.linalg.slogdet(jacobian.view(64, 64))[1], rtol=1e-9, atol=1e-9)
+
+
+def test_only_flows_without_1x1_convolution_alternate_halves() -> None:
+    for conv_lu, expected in [(0, [False] * 3), (1, [False] * 3), (2, [False, True, False])]:
+        assert [step.swap for step in steps_of(make_network(conv_lu=conv_lu).bond_flow)] == expected
+
+
+def test_swap_exchanges_conditioning_and_transformed_half() -> None:
+    first, second, _ = steps_of(make_network().bond_flow.eval())
+    z = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for step, kept in [(first, slice(0, 8)), (second, slice(8, 16))]:
+        normalised, _ = step.actnorm(z)
+        output, _ = step(z)
+        same = (output == normalised).all((0, 1))
+        assert same[kept].all() and same.sum() == 8
+
+
+def test_1x1_convolutions_start_as_rotations() -> None:
+    matrices = []
+    for kind in (InvertibleConv, InvertibleConvLU):
+        torch.manual_seed(0)
+        conv = kind(6)
+        matrices.append(conv.matrix())
+        assert_close(matrices[-1] @ matrices[-1].T, torch.eye(6), atol=1e-5, rtol=0)
+        assert abs(conv.log_abs_det().item()) < 1e-5
+    assert_close(*matrices)
+
+
+@pytest.mark.parametrize(("changes", "word"), [({"fold": 3}, "bond_squeeze=3"), ({"conv_lu": 3}, "conv_lu=3")])
+def test_impossible_sizes_are_named(changes: dict[str, int], word: str) -> None:
+    sizes = {"num_nodes": 4, "num_kinds": 4, "fold": 2, "num_flows": 1, "conv_lu": 2, **changes}
+    with pytest.raises(UserError, match=word):
+        BondFlow(hidden=(4, 4), execution="fast", **sizes)

@@ -1,0 +1,73 @@
+"""The formulas against what torch counts, at full width (with tensors that hold no numbers, so it costs nothing)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from src.models.moflow.atom import LogDet
+from src.models.moflow.cost import bytes_per_sample, cost, flops_per_sample
+from src.models.moflow.kernels import Execution
+from src.models.moflow.network import MoFlow
+
+from .tiny import QM9, steps_of
+
+ROTATED = {"conv_lu": 0}
+
+
+def counted(function: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("execution", ["reference", "fast"])
+@pytest.mark.parametrize("logdet", ["published", "exact"])
+@pytest.mark.parametrize("sizes", [{}, QM9, ROTATED], ids=["zinc", "qm9", "zinc with 1x1 convolutions"])
+def test_formula_is_what_torch_counts(sizes: dict[str, Any], logdet: LogDet, execution: Execution) -> None:
+    batch = 4
+    with FakeTensorMode():
+        network = MoFlow(
+            **{**sizes, "num_bond_flows": 2, "num_atom_flows": 3, "logdet": logdet, "execution": execution}
+        )
+        atoms = network.max_atoms
+        molecules = torch.zeros(batch, atoms, dtype=torch.uint8), torch.zeros(batch, atoms, atoms, dtype=torch.uint8)
+        latent = network.eval()(*molecules)
+        forward = counted(lambda: network(*molecules))
+        training = counted(lambda: network.loss(network(*molecules)).backward())
+        sampling = counted(lambda: network.decode(latent.z_atom, latent.z_bond))
+        # Products that make a weight belong to the step, not to a sample.
+        convs = [step.conv for step in steps_of(network.bond_flow) if step.conv is not None]
+        making = sum(counted(conv.matrix) for conv in convs)
+    flops = flops_per_sample(network, execution)
+    assert forward == batch * flops.forward + making
+    assert training == batch * flops.training + 3 * making
+    assert sampling == batch * flops.sampling + making
+
+
+def test_useful_work_of_the_published_model() -> None:
+    with torch.device("meta"):
+        published, exact = MoFlow(), MoFlow(logdet="exact")
+    assert flops_per_sample(published).training == pytest.approx(3.30e9, rel=2e-3)
+    assert flops_per_sample(published, "reference").training == pytest.approx(5.09e9, rel=2e-3)
+    assert flops_per_sample(exact).training < 0.5 * flops_per_sample(published).training
+    # The bonds' useful taps are 16 of the 36 that a convolution carries out.
+    taps = 4 * (800 * 512 + 512 * 512 + 512 * 1600) * 4
+    assert flops_per_sample(exact).sampling == pytest.approx(2 * 10 * taps, rel=0.05)
+
+
+def test_bytes_shrink_with_the_batch_to_the_activations() -> None:
+    with torch.device("meta"):
+        network = MoFlow()
+    small, large = (bytes_per_sample(network, size, 2) for size in (512, 1024))
+    parameters = 141_108_089
+    assert small[0] - large[0] == pytest.approx(4 * parameters / 1024)
+    assert small[1] - large[1] == pytest.approx(40 * parameters / 1024)
+    outputs = 10 * 4 * (512 + 512 + 1600) + 38 * 40 * (256 + 512 + 64 + 20)
+    latents = 10 * 6400 + 38 * 400
+    assert small[1] == pytest.approx(5 * (2 * outputs + 4 * latents) + 40 * parameters / 512)
+    full = cost(network, 512, 2)
+    assert (full.bytes_forward, full.bytes_training) == small and full.flops_training > full.flops_forward

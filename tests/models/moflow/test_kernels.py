@@ -1,0 +1,131 @@
+"""The fast kernels are the reference kernels: outputs, log-determinants and every gradient, in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from src.models.moflow.kernels import fast, reference
+from src.models.moflow.network import Latent
+
+from .tiny import make_molecules, make_network, steps_of
+
+assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def assert_same_function(first, second, inputs) -> None:
+    """Equal outputs, and equal gradients for a random direction."""
+    results = []
+    for function in (first, second):
+        output = function(*inputs)
+        direction = torch.arange(output.numel(), dtype=output.dtype).view_as(output).sin()
+        results.append([output, *torch.autograd.grad(output, [i for i in inputs if i.requires_grad], direction)])
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_dense_matrix_is_the_padded_convolution(memory_format: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    weight = leaf(5, 3, 3, 3).detach().contiguous(memory_format=memory_format).requires_grad_()
+    assert_same_function(fast.conv3x3, reference.conv3x3, [leaf(2, 4, 3), weight, leaf(5)])
+
+
+def test_graph_conv_sums_neighbours_first() -> None:
+    torch.manual_seed(0)
+    relations = torch.randint(0, 2, (2, 4, 4, 4)).double()
+    relations[:, :, 0] = torch.eye(4)
+    inputs = [leaf(2, 4, 10), relations, leaf(6, 10), leaf(6), leaf(18, 10), leaf(18)]
+    assert_same_function(fast.graph_conv, reference.graph_conv, inputs)
+
+
+def test_reference_graph_conv_is_the_formula() -> None:
+    """Term by term, edge types fastest in the rows of the edge weight."""
+    torch.manual_seed(0)
+    x, own, own_bias, edge, edge_bias = leaf(1, 3, 2), leaf(4, 2), leaf(4), leaf(8, 2), leaf(8)
+    adj = torch.rand(2, 3, 3, dtype=torch.float64)
+    relations = torch.stack([torch.eye(3, dtype=torch.float64), *adj]).transpose(0, 1)[None]
+    output = reference.graph_conv(x, relations, own, own_bias, edge, edge_bias)[0]
+    for m in range(3):
+        for c in range(4):
+            expected = own[c] @ x[0, m] + own_bias[c]
+            for e in range(2):
+                for n in range(3):
+                    expected = expected + adj[e, m, n] * (edge[2 * c + e] @ x[0, n] + edge_bias[2 * c + e])
+            assert_close(output[m, c], expected)
+
+
+@pytest.mark.parametrize("squeeze", [2, 1])
+@pytest.mark.parametrize("logdet", ["published", "exact"])
+def test_whole_network_agrees(logdet: str, squeeze: int) -> None:
+    """Training mode; squeeze 1 has 4x4 maps, where the fast execution falls back to convolutions."""
+    nodes, edges = make_molecules(5)
+    results = []
+    for execution in ("reference", "fast"):
+        network = make_network(logdet=logdet, bond_squeeze=squeeze, execution=execution)
+        torch.manual_seed(1)
+        latent = network(nodes, edges)
+        loss = network.loss(latent)
+        gradients = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
+        results.append((latent, loss, gradients, network.eval().reverse(latent.z_atom, latent.z_bond)))
+    (latent, loss, gradients, generated), expected = results
+    assert_close((tuple(latent), loss, generated), (tuple(expected[0]), expected[1], expected[3]))
+    for gradient, other in zip(gradients, expected[2], strict=True):
+        assert (gradient is None) == (other is None)
+        if gradient is not None:
+            assert_close(gradient, other)
+
+
+def test_execution_can_be_changed_and_shares_the_state_dict() -> None:
+    nodes, edges = make_molecules(2)
+    network = make_network(execution="reference").eval()
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    expected = network(nodes, edges)
+    network.execution = "fast"
+    assert {module.execution for module in network.modules() if hasattr(module, "execution")} == {"fast"}
+    assert_close(tuple(network(nodes, edges)), tuple(expected))
+    assert_close(dict(network.state_dict()), state, rtol=0, atol=0)
+    assert list(state) == list(make_network(execution="fast").state_dict())
+
+
+def test_one_row_updates_its_statistics_as_all_rows_do() -> None:
+    """The exact log-determinant in training mode: the fast execution normalises the step's own row alone."""
+    nodes, edges = make_molecules(5)
+    networks = {e: make_network(logdet="exact", execution=e) for e in ("reference", "fast")}
+    before = make_network(logdet="exact")
+    for network in networks.values():
+        torch.manual_seed(1)
+        network(nodes, edges)
+    steps = [steps_of(n.atom_flow) for n in (*networks.values(), before)]
+    for full, single, old in zip(*steps, strict=True):
+        others = torch.arange(4) != full.row
+        for norms in zip(full.norms, single.norms, old.norms, strict=True):
+            for name in ("running_mean", "running_var"):
+                all_rows, own_row, untouched = (getattr(norm, name) for norm in norms)
+                assert_close(own_row[full.row], all_rows[full.row])
+                assert not torch.equal(own_row[full.row], untouched[full.row])
+                assert torch.equal(own_row[others], untouched[others])
+
+
+def test_autocast_keeps_latents_and_statistics_in_float32() -> None:
+    nodes, edges = make_molecules(6)
+    network = make_network(conv_lu=1).float()
+    seen = []
+    for module in network.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    expected = network.eval()(nodes, edges)
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        latent = network(nodes, edges)
+        loss = network.train().loss(network(nodes, edges))
+    loss.backward()
+    assert isinstance(latent, Latent) and {tensor.dtype for tensor in latent} == {torch.float32}
+    assert loss.dtype == torch.float32 and set(seen) == {torch.bfloat16}
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in network.parameters())
+    assert all(buffer.dtype != torch.bfloat16 for buffer in network.buffers())
+    for actual, full in zip(latent, expected, strict=True):
+        assert_close(actual, full, rtol=0.1, atol=0.1)

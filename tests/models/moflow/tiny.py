@@ -1,0 +1,58 @@
+"""A MoFlow small enough for Jacobians, and molecules for it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.models.moflow.flow import FlowChain
+from src.models.moflow.network import MoFlow
+
+SIZES: dict[str, Any] = {
+    "num_nodes": 4,
+    "num_atom_classes": 3,
+    "max_atoms": 3,
+    "bond_squeeze": 2,
+    "bond_hidden": (6, 5),
+    "num_bond_flows": 3,
+    "num_atom_flows": 5,
+    "gnn_channels": 6,
+    "atom_hidden": (7, 5),
+}
+QM9: dict[str, Any] = {
+    "num_nodes": 9,
+    "num_atom_classes": 5,
+    "max_atoms": 9,
+    "bond_squeeze": 3,
+    "bond_hidden": (128, 128),
+    "conv_lu": 1,
+    "num_atom_flows": 27,
+    "gnn_channels": 64,
+    "atom_hidden": (128, 64),
+}
+
+
+def make_network(seed: int = 0, **changes: Any) -> MoFlow:
+    """A float64 network of which every parameter and running statistic has a value of its own."""
+    torch.manual_seed(seed)
+    network = MoFlow(**{**SIZES, **changes}).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        for name, buffer in network.named_buffers():
+            if "running" in name:
+                buffer.add_(0.5 * torch.rand_like(buffer))
+    return network
+
+
+def steps_of(chain: FlowChain) -> list[Any]:
+    """The steps, each of whatever class it is."""
+    return list(chain.steps)
+
+
+def make_molecules(batch: int, seed: int = 0, atoms: int = 3, classes: int = 3) -> tuple[Tensor, Tensor]:
+    """Random classes, and random symmetric bonds without self loops."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes = torch.randint(0, classes, (batch, atoms), generator=generator, dtype=torch.uint8)
+    bonds = torch.randint(0, 4, (batch, atoms, atoms), generator=generator, dtype=torch.uint8).tril(-1)
+    return nodes, bonds + bonds.transpose(1, 2)
