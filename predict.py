@@ -1,0 +1,17 @@
+"""Runs a trained model and measures it: `python predict.py ckpt_path=RUN/checkpoints/best.ckpt num_samples=1000`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from src.cli import door, guarded
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="predict")
+def main(config: DictConfig) -> None:
+    from src.predict import predict
+
+    guarded(predict, config)
+
+
+if __name__ == "__main__":
+    door(main)

@@ -1,0 +1,82 @@
+"""Curves of a run: losses once per window, metrics once per evaluation. No waiting for the device inside a step."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from src.callbacks.measuring import Measuring
+from src.models.task import Task
+
+
+class History(Measuring):
+    """Every `every_n_steps` steps: reads the clock's finished events and the losses of one window ago, and logs both.
+
+    The newest losses are copied to the host asynchronously and read one window later, when the copy has long happened.
+    """
+
+    def __init__(self, every_n_steps: int) -> None:
+        self.every_n_steps = every_n_steps
+        self.rows: list[dict[str, Any]] = []
+        self.latest: dict[str, float] = {}  # for the progress bar
+        self._copied: tuple[dict[str, Any], dict[str, Tensor]] | None = None
+        self._calls = self._read_steps = 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._calls += 1
+        if self._calls % self.every_n_steps:
+            return
+        pl_module.clock.read()
+        self._finish(trainer, pl_module)
+        where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
+        self._copied = where, {n: to_host(v) for n, v in pl_module.last.items()}
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._finish(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
+        self._log(trainer, where, dict(pl_module.metrics))
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self.on_validation_end(trainer, pl_module)
+
+    def _finish(self, trainer: pl.Trainer, task: Task) -> None:
+        if self._copied is None:
+            return
+        where, values = self._copied
+        self._copied = None
+        figures = {name: float(value) for name, value in values.items()}
+        steps = task.clock.steps
+        new = len(steps) - self._read_steps
+        if new and (seconds := sum(steps.iteration_s[-new:])) > 0:
+            figures[f"{task.unit}_per_s"] = sum(steps.samples[-new:]) / seconds
+            self._read_steps = len(steps)
+        self._log(trainer, where, figures)
+
+    def _log(self, trainer: pl.Trainer, where: dict[str, Any], figures: dict[str, float]) -> None:
+        self.rows.append({**where, **figures})
+        self.latest.update(figures)
+        for logger in trainer.loggers:
+            logger.log_metrics({**figures, "epoch": where["epoch"]}, step=where["step"])
+
+    def figures(self, task: Task) -> dict[str, Any]:
+        return {"history": thinned(self.rows)}
+
+
+def to_host(value: Tensor) -> Tensor:
+    """A copy that may still be on its way; from a GPU into pinned memory, so that it does not block."""
+    if value.device.type != "cuda":
+        return value.clone()
+    return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+
+
+def thinned(rows: list[dict[str, Any]], most: int = 400) -> list[dict[str, Any]]:
+    """At most about `most` window rows, evenly spaced, and every evaluation's row: a record stays a few kB."""
+    keep = max(1, -(-len(rows) // most))
+    return [row for i, row in enumerate(rows) if i % keep == 0 or "loss" not in row or i == len(rows) - 1]

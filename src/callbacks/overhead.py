@@ -1,0 +1,121 @@
+"""What measuring costs: the same loop with and without the measuring callbacks, in turn.
+
+python -m src.callbacks.overhead
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from src.callbacks.energy import Energy
+from src.callbacks.history import History
+from src.callbacks.memory import Memory
+from src.callbacks.phases import Phases
+from src.callbacks.throughput import Throughput
+from src.datamodules.base import Metered
+from src.measure.clock import Clock
+from src.models.task import Task
+from src.schema import Hardware, Precision
+
+STEP_S = 2e-3
+
+
+class MutedClock(Clock):
+    """A clock that does nothing: the loop without measuring."""
+
+    def mark(self, phase: str, samples: int = 0) -> None:
+        pass
+
+    def begin_training(self, device: torch.device) -> None:
+        pass
+
+    def end_training(self) -> None:
+        pass
+
+
+class FixedStep(Task):
+    """A step of about 2 ms: spinning on a CPU, enough matrix products on a GPU."""
+
+    unit = "samples"
+
+    def __init__(self, clock: Clock, products: int) -> None:
+        super().__init__(torch.nn.Identity(), torch.optim.SGD)
+        self.clock, self.products = clock, products
+
+    def on_train_start(self) -> None:
+        self.matrix = torch.rand(2048, 2048, device=self.device)
+        self.begin_s = time.perf_counter()
+
+    def on_train_end(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - self.begin_s
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.mark("other")
+        if self.device.type == "cuda":
+            for _ in range(self.products):
+                torch.mm(self.matrix, self.matrix)
+        else:
+            until = time.perf_counter() + STEP_S
+            while time.perf_counter() < until:
+                pass
+        self.last = {"loss": self.matrix[0, 0], "bits_atom": self.matrix[0, 1], "bits_bond": self.matrix[0, 2]}
+        self.clock.mark("compute", samples=1)
+
+    def configure_optimizers(self) -> None:  # type: ignore[override]
+        return None
+
+
+class Batches:
+    """As many empty batches as asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.zeros(1) for _ in range(self.count))
+
+
+def seconds_per_step(measured: bool, steps: int, products: int) -> float:
+    """Of one training loop of Lightning with a step of fixed length."""
+    clock = Clock() if measured else MutedClock()
+    task = FixedStep(clock, products)
+    hardware, precision = Hardware(name="none", peak_flops={}), Precision(name="fp32")
+    measuring: list[pl.Callback] = [Phases(), Throughput(20, hardware, precision), History(20), Memory(), Energy()]
+    trainer = pl.Trainer(
+        accelerator="auto", devices=1, max_epochs=1, logger=False, callbacks=measuring if measured else [],
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    batches = Batches(steps)
+    trainer.fit(task, Metered(batches, clock) if measured else batches)
+    return task.seconds / steps
+
+
+def main(steps: int = 500, pairs: int = 5) -> None:
+    """Prints both medians and the difference."""
+    pl.utilities.disable_possible_user_warnings()  # type: ignore[attr-defined]
+    products = 1
+    if torch.cuda.is_available():
+        seconds_per_step(False, 50, 1)
+        products = max(1, round(STEP_S * 50 / seconds_per_step(False, 50, 50)))
+    with_it, without = [], []
+    for _ in range(pairs):
+        without.append(seconds_per_step(False, steps, products))
+        with_it.append(seconds_per_step(True, steps, products))
+    plain, measured = statistics.median(without), statistics.median(with_it)
+    print(
+        f"without measuring {plain * 1e3:.4f} ms a step, with {measured * 1e3:.4f} ms: "
+        f"{(measured - plain) * 1e6:+.1f} us, {measured / plain - 1:+.2%}  (medians of {pairs} x {steps} steps)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Tells the clock what the trainer is doing: start-up, training, evaluation."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytorch_lightning as pl
+
+from src.callbacks.measuring import Measuring
+from src.models.task import Task
+
+
+class Phases(Measuring):
+    """Opens and closes the clock's training time and ascribes evaluation. The step itself marks its own phases."""
+
+    def __init__(self) -> None:
+        self._evaluation: AbstractContextManager[None] | None = None
+        self._training = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        pl_module.clock.begin_training(pl_module.device)
+        self._training = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self.close(pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Task, exception: BaseException) -> None:
+        self._leave_evaluation()
+        self.close(pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        evaluation = pl_module.clock.within("evaluation")
+        evaluation.__enter__()
+        self._evaluation = evaluation
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._leave_evaluation()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self.on_validation_start(trainer, pl_module)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self.on_validation_end(trainer, pl_module)
+
+    def close(self, task: Task) -> None:
+        """Ends the training time, once."""
+        if self._training:
+            self._training = False
+            task.clock.end_training()
+
+    def _leave_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.__exit__(None, None, None)
+            self._evaluation = None
+
+    def figures(self, task: Task) -> dict[str, Any]:
+        """`phases_s` with the remainder up to now ascribed to `other`, and the wall time they add up to."""
+        self.close(task)
+        task.clock.mark("other")
+        return {"phases_s": {**task.clock.totals_s, "wall": task.clock.wall_s()}}

@@ -1,0 +1,20 @@
+"""The progress bar: epochs, steps, and the newest losses and rate that the history has read."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import TQDMProgressBar
+
+from src.callbacks.history import History
+from src.models.task import Task
+
+
+class Progress(TQDMProgressBar):
+    """Lightning's tqdm bar; shows what `History` reads, so that it never waits for the device itself."""
+
+    def __init__(self, refresh_rate: int = 10) -> None:
+        super().__init__(refresh_rate=refresh_rate)
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, Any]:
+        latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]
+        return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in latest.items()}

@@ -1,0 +1,53 @@
+"""Random number states in the checkpoint, of every rank, so that a resumed run draws the same noise."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import distributed
+
+from src.models.task import Task
+
+
+class RngState(pl.Callback):
+    """Saves and restores the generators of Python, numpy, torch and this rank's GPU."""
+
+    def __init__(self) -> None:
+        self._to_restore: list[dict[str, Any]] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        mine = rng_state(pl_module.device)
+        states: list[Any] = [mine]
+        if trainer.world_size > 1:
+            states = [None] * trainer.world_size
+            distributed.all_gather_object(states, mine)
+        checkpoint["rng_of_ranks"] = states
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        self._to_restore = checkpoint.get("rng_of_ranks")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        states, self._to_restore = self._to_restore, None
+        if states and len(states) == trainer.world_size:  # another world size draws fresh noise
+            restore(states[trainer.global_rank], pl_module.device)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    name, keys, *position = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *position),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore(state: dict[str, Any], device: torch.device) -> None:
+    random.setstate(state["python"])
+    name, keys, *position = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

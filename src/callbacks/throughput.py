@@ -1,0 +1,69 @@
+"""Rates of training and their distance to the hardware's limits, over all ranks."""
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from src.callbacks.measuring import Measuring
+from src.measure.rates import steady_rates, whole_rates
+from src.measure.roofline import peaks_of, utilisation
+from src.models.task import Task
+from src.schema import Hardware, Precision
+
+
+class Throughput(Measuring):
+    """p_whole, p_train, p_core, steady rates, samples and utilisation.
+
+    Args:
+        warmup_steps: left out of the steady rates.
+        hardware, precision: for the peaks.
+    """
+
+    def __init__(self, warmup_steps: int, hardware: Hardware, precision: Precision) -> None:
+        self.warmup_steps = warmup_steps
+        self.hardware, self.precision = hardware, precision
+
+    def figures(self, task: Task) -> dict[str, Any]:
+        clock = task.clock
+        mine = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
+        steady = steady_rates(clock.steps, self.warmup_steps)
+        over_ranks = {name: gather(value) for name, value in mine.items()}
+        total = {name: sum_or_none(values) for name, values in over_ranks.items()}
+        ranks = len(over_ranks["p_core"])
+        if steady:
+            for name in ("p_train", "p_core"):
+                steady[name] = sum_or_none(gather(steady[name]))
+        best = (steady or total)["p_core"]
+        cost = task.cost()
+        peaks = peaks_of(self.precision.name, self.hardware.peak_flops, self.hardware.peak_bandwidth)
+        return {
+            **total,
+            "steady": steady,
+            "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
+            "ranks": ranks,
+            "rates_over_ranks": {name: spread(values) for name, values in over_ranks.items()} if ranks > 1 else None,
+            "utilisation": utilisation(best / ranks if best else None, cost.flops_training, cost.bytes_training, peaks),
+        }
+
+
+def gather(value: float | None) -> list[float | None]:
+    """The value of every rank, in order."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    mine = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
+    parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, mine)
+    return [None if part.isnan().item() else float(part) for part in parts]
+
+
+def sum_or_none(values: list[float | None]) -> float | None:
+    """The sum over ranks; None if any rank has none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def spread(values: list[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    return {"min": min(known), "mean": sum(known) / len(known), "max": max(known)} if known else None

@@ -1,0 +1,1 @@
+"""Process groups and devices: what a run is started on."""

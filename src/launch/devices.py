@@ -1,0 +1,78 @@
+"""Which device a run uses, and whether the processes that its topology names are there."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from src.errors import UserError
+from src.schema import Hardware
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "hardware"
+
+
+def resolve_hardware(hardware: DictConfig) -> DictConfig:
+    """Replaces `auto` by the file of conf/hardware that fits the device; checks that a named GPU is there.
+
+    Returns the hardware config to use. Raises UserError for a GPU that this machine has not got.
+    """
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    if hardware.name != "auto":
+        if hardware.accelerator == "cuda" and name is None:
+            raise UserError(f"hardware={hardware.name}: no GPU is visible here; use hardware=auto or hardware=cpu")
+        return hardware
+    if name is None:
+        return load_hardware("cpu")
+    for file in sorted(CONF.glob("*.yaml")):
+        match = load_hardware(file.stem).match
+        if match and re.search(match, name):
+            return load_hardware(file.stem)
+    return OmegaConf.structured(
+        Hardware(name=name, accelerator="cuda", peak_flops={})
+    )  # no datasheet: no share of a peak
+
+
+def load_hardware(name: str) -> DictConfig:
+    """One file of conf/hardware, checked against the schema."""
+    found = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(CONF / f"{name}.yaml"))
+    assert isinstance(found, DictConfig)
+    return found
+
+
+def check_topology(trainer: DictConfig, accelerator: str) -> None:
+    """Raises UserError unless this process is one of as many as the topology names, on enough devices."""
+    world = trainer.num_nodes * trainer.devices
+    started = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
+    gpus = torch.cuda.device_count()
+    here = f"{gpus} GPU(s)" if accelerator == "cuda" else "no GPU, processes run on the CPU"
+    if accelerator == "cuda" and gpus < trainer.devices:
+        raise UserError(f"trainer={trainer.name} wants {trainer.devices} GPU(s) on each node, this machine has {gpus}; "
+                        f"choose another trainer")  # fmt: skip
+    if started == world:
+        return
+    overrides = " ".join(sys.argv[1:])
+    nodes = f"--nnodes={trainer.num_nodes} " + (
+        "--rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500 " if trainer.num_nodes > 1 else "--standalone "
+    )
+    raise UserError(
+        f"trainer={trainer.name} is {world} processes, {started} started ({here}); start it"
+        f"{' on every node' if trainer.num_nodes > 1 else ''} with: torchrun {nodes}--nproc-per-node={trainer.devices} "
+        f"train.py {overrides}   or: sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices} "
+        f'--wrap "srun python train.py {overrides}"'
+    )
+
+
+def set_precision(precision: DictConfig, accelerator: str) -> None:
+    """Sets the matmul flags, so that the label is true. Raises UserError where the device cannot do it."""
+    if precision.name == "tf32" and (accelerator != "cuda" or torch.cuda.get_device_capability() < (8, 0)):
+        raise UserError("precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or later; use precision=fp32")
+    torch.set_float32_matmul_precision(precision.matmul)
+    torch.backends.cudnn.allow_tf32 = precision.cudnn_tf32
+
+
+def activation_bytes(precision: DictConfig) -> int:
+    """Bytes of a number that passes between products under this precision."""
+    return 4 if precision.lightning == "32-true" else 2

@@ -1,0 +1,104 @@
+"""Generating molecules to a file, with the model's speed measured apart from RDKit's."""
+
+import csv
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from src.errors import UserError
+from src.files import written_atomically
+from src.measure.clock import Clock
+from src.models.graphed import Graphed
+from src.models.task import Prediction
+from src.molecules.draw import draw_grid
+from src.molecules.score import Properties, Scorer
+from src.molecules.vocabulary import VOCABULARIES, Vocabulary
+
+if TYPE_CHECKING:
+    from src.models.moflow.task import MoFlowTask
+
+PICTURE_SIZE = 20  # molecules
+
+
+def generate_molecules(
+    task: "MoFlowTask",
+    num_samples: int,
+    batch_size: int,
+    warmup_batches: int,
+    output: Path,
+    clock: Clock,
+    graph: bool,
+    temperature: float | None = None,
+    correct_validity: bool | None = None,
+) -> Prediction:
+    """Generates `num_samples` molecules in batches and writes the valid ones to `output`, .csv or .smi.
+
+    A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
+    worker processes beside it and not counted. A csv has smiles, qed, logp and sas. Raises UserError for another ending.
+    """
+    if output.suffix not in (".csv", ".smi", ".smiles"):
+        raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
+    sigma = task.temperature if temperature is None else temperature
+    corrected = task.correct_validity if correct_validity is None else correct_validity
+    sample = Graphed(lambda: task.network.sample(batch_size, sigma), graph)
+    latencies: list[float] = []
+
+    def batch() -> tuple[np.ndarray, np.ndarray]:
+        begin = time.perf_counter()
+        nodes, edges = (classes.cpu().numpy() for classes in sample())
+        latencies.append(time.perf_counter() - begin)
+        return nodes, edges
+
+    for _ in range(warmup_batches):
+        batch()
+    latencies.clear()
+    clock.mark("startup")
+    # Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
+    batches = [batch() for _ in range(-(-num_samples // batch_size))]
+    clock.mark("compute")
+    nodes, edges = (np.concatenate(arrays)[:num_samples] for arrays in zip(*batches, strict=True))
+    with Scorer(vocabulary_of(task), set(), set()) as scorer:
+        smiles = scorer.build(nodes, edges, corrected).result()
+        valid = [text for text in smiles if text is not None]
+        properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
+    write_molecules(valid, properties, output)
+    files = {"molecules": output, **picture_of(valid, output.with_suffix(".png"))}
+    clock.mark("evaluation")
+    validity = {"name": "validity", "value": 100 * len(valid) / num_samples, "target": None, "reached": None}
+    return Prediction(len(batches) * batch_size, latencies, files, validity)
+
+
+def picture_of(smiles: Sequence[str | None], path: Path) -> dict[str, Path]:
+    """Draws the first distinct valid molecules; nothing, with a line that says why, where that cannot be done."""
+    valid = list(dict.fromkeys(text for text in smiles if text is not None))
+    try:
+        if not valid:
+            raise UserError("no valid molecule was generated, so there is no picture of any")
+        draw_grid(valid[:PICTURE_SIZE], path)
+    except UserError as error:
+        print(f"note: {error}")
+        return {}
+    return {"generated molecules": path}
+
+
+def vocabulary_of(task: "MoFlowTask") -> Vocabulary:
+    """The vocabulary whose sizes are the network's."""
+    size = task.network.num_atom_classes, task.network.max_atoms
+    found = next((v for v in VOCABULARIES if (v.num_classes, v.max_atoms) == size), None)
+    if found is None:
+        raise UserError(f"no vocabulary has {size[0]} atom classes and {size[1]} atoms; add it to VOCABULARIES")
+    return found
+
+
+def write_molecules(smiles: list[str], properties: list[Properties] | None, output: Path) -> None:
+    """One molecule a line, atomically; with properties as csv."""
+    with written_atomically(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        if properties is None:
+            file.writelines(f"{text}\n" for text in smiles)
+        else:
+            rows = csv.writer(file)
+            rows.writerow(["smiles", *Properties._fields])
+            rows.writerows([text, *(f"{x:.4f}" for x in rated)] for text, rated in zip(smiles, properties, strict=True))

@@ -1,0 +1,175 @@
+"""MoFlow as a task: bits per dimension to train on, generated molecules to be judged by."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torchmetrics import MeanMetric
+
+from src.datamodules.molecular import MolecularData
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.models.moflow.cost import cost
+from src.models.moflow.generate import generate_molecules, picture_of
+from src.models.moflow.network import MoFlow
+from src.models.task import FinalMetric, Prediction, Task
+from src.molecules.score import Scorer
+
+POOL = 10_000  # molecules of the scores that do not depend on the batch size
+Batch = tuple[Tensor, Tensor]
+
+
+class MoFlowTask(Task):
+    """Trains MoFlow on molecular graphs and judges it by the molecules it generates.
+
+    Args:
+        network, optimizer: see Task.
+        target: NUV in percent that counts as reached, or None.
+        temperature: of sampling; the latent's standard deviation is multiplied by it.
+        correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
+        eval_batch: molecules generated at each evaluation, over all ranks.
+        final_molecules: molecules generated after training, over all ranks.
+        reconstructed: training molecules that are encoded and decoded after training, on each rank.
+        sample_batch: molecules generated at once; uniqueness in the published NUV is within such a batch.
+    """
+
+    unit = "molecules"
+    curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
+    predictions_name = "molecules.csv"
+
+    def __init__(
+        self,
+        network: MoFlow,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        target: float | None = 87.9,
+        temperature: float = 0.3,
+        correct_validity: bool = False,
+        eval_batch: int = 100,
+        final_molecules: int = 10_000,
+        reconstructed: int = 1000,
+        sample_batch: int = 512,
+    ) -> None:
+        super().__init__(network, optimizer)
+        self.network: MoFlow
+        self.final_metric = FinalMetric("nuv", "max", target)
+        self.temperature, self.correct_validity = temperature, correct_validity
+        self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
+        self.reconstructed = reconstructed
+        self.held_out_atom, self.held_out_bond = MeanMetric(), MeanMetric()
+        self._scorer: Scorer | None = None
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        nodes, edges = batch
+        bits_atom, bits_bond = self.network.bits_per_dim(self.network(nodes, edges))
+        return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def cost(self) -> Cost:
+        return cost(self.network, self.batch_size, self.activation_bytes)
+
+    def example_batch(self, size: int) -> Batch:
+        atoms, classes = self.network.max_atoms, self.network.num_atom_classes
+        nodes = torch.randint(1, classes, (size, atoms), dtype=torch.uint8)
+        upper = torch.randint(0, self.network.num_bond_classes, (size, atoms, atoms), dtype=torch.uint8).triu(1)
+        return nodes.to(self.device), (upper + upper.transpose(1, 2)).to(self.device)
+
+    def compile_network(self) -> None:
+        self.network.compile_steps(dynamic=False)
+
+    def prepare_first_step(self, batch: Batch) -> None:
+        self.network.initialize(*batch)  # nothing after a resume: the state is in the checkpoint
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        bits_atom, bits_bond = self.network.likelihood(*batch)
+        self.held_out_atom.update(bits_atom, weight=self.count(batch))
+        self.held_out_bond.update(bits_bond, weight=self.count(batch))
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self) -> None:
+        self._judge(self.eval_batch)
+
+    def on_test_epoch_end(self) -> None:
+        smiles = self._judge(self.final_molecules)
+        self.metrics["reconstruction"] = self._reconstruction()
+        if self.trainer.is_global_zero and self.output_dir is not None:
+            self.artifacts |= picture_of(smiles, self.output_dir / "molecules.png")
+
+    def _judge(self, count: int) -> list[str | None]:
+        """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        scorer = self.scorer()
+        mine = len(range(rank, count, world))
+        # The workers build molecules while the next batch is generated.
+        pending = [
+            scorer.build(*self.generate(size), correct_validity=self.correct_validity)
+            for size in pieces(mine, self.sample_batch)
+        ]
+        smiles = [text for batch in pending for text in batch.result()]
+        if world > 1:
+            parts: list[Any] = [None] * world
+            distributed.all_gather_object(parts, smiles)
+            smiles = [text for part in parts for text in part]
+        self.metrics = {
+            "val_bits_atom": float(self.held_out_atom.compute()),
+            "val_bits_bond": float(self.held_out_bond.compute()),
+        }
+        self.held_out_atom.reset()
+        self.held_out_bond.reset()
+        self.metrics |= scorer.score(smiles, self.sample_batch, pool=POOL)
+        return smiles
+
+    def _reconstruction(self) -> float:
+        """Percent of training molecules that come back whole from encoding and decoding, in the weights' precision."""
+        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
+        same = 0
+        with torch.autocast(self.device.type, enabled=False):
+            for part in rows.split(self.sample_batch):
+                nodes, edges = (tensor[part.to(tensor.device)] for tensor in datamodule.tensors)
+                nodes_again, edges_again = self.network.reconstruct(nodes, edges)
+                whole = (nodes_again == nodes).all(1) & (edges_again == edges).flatten(1).all(1)
+                same += int(whole.sum())
+        return 100 * same / len(rows)
+
+    @torch.no_grad()
+    def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """One batch of generated molecules, as uint8 classes on the host."""
+        nodes, edges = self.network.sample(size, self.temperature)
+        return nodes.cpu().numpy(), edges.cpu().numpy()
+
+    def scorer(self) -> Scorer:
+        """Worker processes that know the training molecules; started at the first evaluation."""
+        if self._scorer is None:
+            data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
+            published, canonical = ({texts[i] for i in data.train_index} for texts in (data.published, data.canonical))
+            self._scorer = Scorer(data.vocabulary, published, canonical)
+        return self._scorer
+
+    def teardown(self, stage: str) -> None:
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+
+    def predict(
+        self,
+        num_samples: int,
+        batch_size: int,
+        warmup_batches: int,
+        output: Path,
+        clock: Clock,
+        graph: bool,
+        **options: Any,
+    ) -> Prediction:
+        """Generates molecules; options: temperature, correct_validity. See `src.models.moflow.generate`."""
+        return generate_molecules(self, num_samples, batch_size, warmup_batches, output, clock, graph, **options)
+
+
+def pieces(total: int, size: int) -> list[int]:
+    """`total` as sizes of at most `size`."""
+    return [min(size, total - start) for start in range(0, total, size)]

@@ -1,0 +1,158 @@
+"""Task: what every model here is to the rest of the house, a LightningModule with a contract.
+
+A model provides `network` (an nn.Module that works alone), `unit`, `final_metric`, `loss`, `count`, `cost`,
+`example_batch` and its validation and test steps. Training itself, eager or in one CUDA graph, is `TrainStep`, the
+same for all of them.
+"""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.models.step import TrainStep
+from src.schema import Execution
+
+
+@dataclass(frozen=True)
+class FinalMetric:
+    """The figure a run is judged by, and the value that counts as reached."""
+
+    name: str
+    direction: Literal["max", "min"]
+    target: float | None
+
+    def reached(self, value: float | None) -> bool | None:
+        """None where there is no value or no target."""
+        if value is None or self.target is None:
+            return None
+        return value >= self.target if self.direction == "max" else value <= self.target
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a prediction measured and wrote.
+
+    `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
+    """
+
+    samples: int
+    latencies_s: list[float]
+    files: dict[str, Path]
+    final_metric: dict[str, Any] | None = None
+
+
+class Task(pl.LightningModule):
+    """Base of every model's task.
+
+    Args:
+        network: the model, usable alone.
+        optimizer: makes the optimiser from the parameters (`_partial_: true` in the config).
+    """
+
+    unit: str
+    final_metric: FinalMetric
+    curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
+    predictions_name = "predictions.csv"  # where predict.py writes if no output is given
+
+    def __init__(self, network: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+        super().__init__()
+        self.network = network
+        self.make_optimizer = optimizer
+        self.automatic_optimization = False  # TrainStep does it, so that one graph can hold the whole step
+        self.clock = Clock()
+        self.execution = Execution()
+        self.clip_norm: float | None = None
+        self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
+        self.activation_bytes = 4  # of a number that passes between products, for cost()
+        self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
+        self.metrics: dict[str, float] = {}  # what the newest evaluation found
+        self.output_dir: Path | None = None  # where evaluations may write files
+        self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
+        self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
+        self._step: TrainStep | None = None
+
+    @abstractmethod
+    def loss(self, batch: Any) -> dict[str, Tensor]:
+        """The scalar to minimise as `loss`, with any parts of it worth logging. No host synchronisation."""
+
+    @abstractmethod
+    def count(self, batch: Any) -> int:
+        """Samples in this batch of this rank, read from shapes."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Useful FLOPs and least bytes per sample."""
+
+    @abstractmethod
+    def example_batch(self, size: int) -> Any:
+        """A random valid batch on the task's device."""
+
+    @abstractmethod
+    def predict(
+        self,
+        num_samples: int,
+        batch_size: int,
+        warmup_batches: int,
+        output: Path,
+        clock: Clock,
+        graph: bool,
+        **options: Any,
+    ) -> Prediction:
+        """Predicts or generates `num_samples`, timing each batch after `warmup_batches`, and writes them to `output`."""
+
+    def compile_network(self) -> None:
+        """Compiles what is worth compiling; nothing unless the model says so."""
+
+    def prepare_first_step(self, batch: Any) -> None:
+        """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.make_optimizer(self.parameters(), **self.fast_optimizer_flags())
+
+    def fast_optimizer_flags(self) -> dict[str, bool]:
+        """On a GPU: one fused kernel, without host reads so that a graph can hold it. The same update rule."""
+        if self.device.type != "cuda":
+            return {}
+        function = getattr(self.make_optimizer, "func", self.make_optimizer)
+        known = inspect.signature(function).parameters
+        return {name: True for name in ("fused", "capturable") if name in known}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["model_config"] = self.model_config
+
+    def on_train_start(self) -> None:
+        for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
+            group.update(self.fast_optimizer_flags())  # a checkpoint from another device carries that device's flags
+        if wanted(self.execution.compile, self.device.type == "cuda"):
+            self.compile_network()
+        graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
+        self._step = TrainStep(self, graph, self.execution.graph_warmup_steps)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.mark("other")
+        assert self._step is not None
+        self.last = self._step(batch)
+        self.batch_size = self.count(batch)
+        self.clock.mark("compute", samples=self.batch_size)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        if all(tensor.device == device for tensor in batch if isinstance(tensor, Tensor)):
+            return batch
+        self.clock.mark("other")
+        batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        self.clock.mark("transfer")
+        return batch
+
+
+def wanted(choice: str, auto: bool) -> bool:
+    """An execution choice `auto`, `on` or `off` as a truth value."""
+    return auto if choice == "auto" else choice == "on"

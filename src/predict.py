@@ -1,0 +1,130 @@
+"""One prediction from config to record: load, warm up, time every batch, write the predictions and the record."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from src.callbacks.memory import peak_memory
+from src.checkpoints import load_weights, read_checkpoint
+from src.errors import UserError
+from src.launch.devices import activation_bytes, resolve_hardware, set_precision
+from src.measure.clock import Clock
+from src.measure.environment import environment
+from src.measure.rates import ratio
+from src.measure.roofline import peaks_of, utilisation
+from src.measure.statistics import percentiles
+from src.models.task import Prediction, Task, wanted
+from src.report.record import Record, from_figures, write_record
+from src.report.text import summary
+from src.run import check_built, described
+
+AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+def predict(config: DictConfig) -> Record:
+    """Predicts as configured and writes the predictions and `result.json`; returns the record.
+
+    Raises what ended it, after the record is on disk; UserError for what the user can mend.
+    """
+    clock = Clock()
+    config.hardware = resolve_hardware(config.hardware)
+    OmegaConf.resolve(config)
+    folder = Path(config.output_dir)
+    files = {"record": folder / "result.json"}
+    figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
+    error: BaseException | None = None
+    try:
+        task = load_task(config)
+        clock.mark("startup")
+        prediction = run_batches(task, config, folder, clock)
+        files |= prediction.files
+        figures |= figures_of(task, config, prediction)
+    except (Exception, KeyboardInterrupt) as raised:
+        error = raised
+        interrupted = isinstance(raised, KeyboardInterrupt)
+        status = "oom" if isinstance(raised, torch.OutOfMemoryError) else "interrupted" if interrupted else "failed"
+        figures |= {"status": status, "error": described(raised)}
+    clock.mark("other")
+    record = from_figures(
+        figures
+        | {
+            "kind": "predict",
+            "case": case_of(config),
+            "phases_s": {**clock.totals_s, "wall": clock.wall_s()},
+            "config": OmegaConf.to_container(config),
+            "environment": environment(list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []),
+            "e2e_time_s": clock.wall_s(),
+        }
+    )
+    write_record(record, files["record"])
+    print(summary(record, files), flush=True)
+    if error is not None:
+        raise error
+    return record
+
+
+def load_task(config: DictConfig) -> Task:
+    """The task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
+    checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
+    if checkpoint is not None and checkpoint.get("model_config"):
+        trained = checkpoint["model_config"]
+        if trained["name"] != config.model.name:
+            raise UserError(f"{config.ckpt_path} is a checkpoint of {trained['name']}; add model={trained['name']}")
+        config.model.task = trained["task"]
+    check_built(config)
+    set_precision(config.precision, config.hardware.accelerator)
+    pl.seed_everything(config.seed, verbose=False)
+    task: Task = instantiate(config.model.task)
+    if checkpoint is not None:
+        load_weights(task, checkpoint, Path(config.ckpt_path))
+    else:
+        print("no ckpt_path: the weights are random, the figures are good for timing alone")
+    task.batch_size, task.activation_bytes = config.batch_size, activation_bytes(config.precision)
+    task.to("cuda" if config.hardware.accelerator == "cuda" else "cpu").eval()
+    return task.half() if config.precision.lightning == "16-true" else task
+
+
+def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> Prediction:
+    """Lets the task predict, under the configured precision."""
+    if wanted(config.execution.compile, task.device.type == "cuda"):
+        task.compile_network()
+    output = Path(config.output) if config.output else folder / task.predictions_name
+    dtype = AUTOCAST.get(config.precision.lightning)
+    graph = wanted(config.execution.graph, task.device.type == "cuda")
+    with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
+        return task.predict(config.num_samples, config.batch_size, config.warmup_batches, output, clock, graph,
+                            **config.model.predict)  # fmt: skip
+
+
+def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
+    """What was measured, as fields of the record."""
+    rate = ratio(prediction.samples, sum(prediction.latencies_s))
+    cost = task.cost()
+    peaks = peaks_of(config.precision.name, config.hardware.peak_flops, config.hardware.peak_bandwidth)
+    return {
+        "unit": task.unit,
+        "throughput": rate,
+        "latency_s": percentiles(prediction.latencies_s, mean=True),
+        "samples": prediction.samples,
+        "final_metric": prediction.final_metric,
+        "mem": peak_memory(task.device),
+        "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
+    }
+
+
+def case_of(config: DictConfig) -> dict[str, Any]:
+    return {
+        "model": config.model.name,
+        "datamodule": config.datamodule.name,
+        "trainer": "1x1",
+        "precision": config.precision.name,
+        "fix_hp": "/",
+        "hardware": config.hardware.name,
+        "batch_size": config.batch_size,
+        "batch_per": "device",
+    }

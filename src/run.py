@@ -1,0 +1,262 @@
+"""One run from config to record: check, build, fit, evaluate, write. Data flows down this page, once."""
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.trainer.states import TrainerStatus
+
+from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from src.callbacks.measuring import Measuring
+from src.callbacks.progress import Progress
+from src.checkpoints import compare, newest_checkpoint, read_checkpoint
+from src.datamodules.base import DataModule
+from src.errors import UserError
+from src.launch.devices import activation_bytes, check_topology, resolve_hardware, set_precision
+from src.measure.clock import Clock
+from src.measure.environment import environment
+from src.models.task import Task
+from src.report.record import Record, from_figures, write_record
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+@dataclass
+class Job:
+    """What a run is made of."""
+
+    config: DictConfig
+    task: Task
+    datamodule: DataModule
+    trainer: pl.Trainer
+    ckpt_path: Path | None
+
+
+def train(config: DictConfig) -> Record:
+    """Trains the configured case and writes `result.json`, also when it fails.
+
+    Returns the record. Raises what ended the run, after the record is on disk; UserError for what the user can mend.
+    """
+    clock = Clock()
+    quieten()
+    config = settled(config)
+    status, error, job = "done", None, None
+    try:
+        job = build(config, clock)
+        fit(job)
+        if job.trainer.state.status == TrainerStatus.INTERRUPTED:
+            status = "interrupted"
+    except (Exception, KeyboardInterrupt, SystemExit) as raised:
+        # Hydra wraps what a constructor raises; the person at the keyboard needs the reason.
+        error = raised.__cause__ if isinstance(raised, InstantiationException) and raised.__cause__ else raised
+        status = status_of(error, job)
+        if job is not None:
+            job.task.teardown("fit")  # Lightning leaves it out after an error, and worker processes would live on
+    record = make_record(config, clock, job, status, error)
+    if int(os.environ.get("RANK", "0")) == 0:
+        finish(config, job, record)
+    if error is not None:
+        raise error
+    return record
+
+
+def quieten() -> None:
+    """Keeps a run's print-out to what a person needs: Lightning's tips and notes on what is meant here stay out."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
+                  "Experiment logs directory.*", ".*does not have many workers.*"):  # fmt: skip
+        warnings.filterwarnings("ignore", message=known)
+
+
+def settled(config: DictConfig) -> DictConfig:
+    """The config with nothing left open: hardware found, interpolations resolved, fix_hp checked."""
+    check_fix_hp(config)
+    config.hardware = resolve_hardware(config.hardware)
+    OmegaConf.resolve(config)
+    world = config.trainer.num_nodes * config.trainer.devices
+    if config.hp.batch_per == "global":
+        if config.hp.batch_size % world:
+            raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+        config.datamodule.batch_size = config.hp.batch_size // world
+    return config
+
+
+def check_fix_hp(config: DictConfig) -> None:
+    """`fix_hp` may touch `hp.*` and nothing else. Raises UserError."""
+    if config.fix_hp is None:
+        return
+    file = CONF / "fix_hp" / f"{config.fix_hp.name}.yaml"
+    others = set(OmegaConf.load(file)) - {"fix_hp", "hp"}
+    if others:
+        raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")
+
+
+def build(config: DictConfig, clock: Clock) -> Job:
+    """Instantiates datamodule, task, callbacks, loggers and trainer. Raises UserError for what is not there."""
+    check_built(config)
+    accelerator = config.hardware.accelerator
+    check_topology(config.trainer, accelerator)
+    set_precision(config.precision, accelerator)
+    pl.seed_everything(config.seed + int(os.environ.get("RANK", "0")), verbose=False)
+    datamodule: DataModule = instantiate(config.datamodule)
+    task: Task = instantiate(config.model.task)
+    task.clock = datamodule.clock = clock
+    task.execution, task.clip_norm = instantiate(config.execution, _convert_="object"), config.fit.clip_norm
+    task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
+    task.output_dir = Path(config.output_dir)
+    task.activation_bytes = activation_bytes(config.precision)
+    callbacks = list(instantiate(config.callbacks or {}, _convert_="object").values())
+    fit_config = config.fit
+    trainer = pl.Trainer(
+        accelerator="gpu" if accelerator == "cuda" else "cpu",
+        devices=config.trainer.devices,
+        num_nodes=config.trainer.num_nodes,
+        strategy=DDPStrategy() if config.trainer.num_nodes * config.trainer.devices > 1 else "auto",
+        precision=config.precision.lightning,
+        plugins=[AtomicCheckpointIO()],
+        logger=list(instantiate(config.logger or {}).values()),
+        callbacks=callbacks,
+        max_epochs=fit_config.max_epochs,
+        max_steps=fit_config.max_steps,
+        max_time={"seconds": fit_config.max_time_s} if fit_config.max_time_s else None,
+        check_val_every_n_epoch=fit_config.eval_every_n_epochs or 1,
+        limit_val_batches=1.0 if fit_config.eval_every_n_epochs else 0,
+        num_sanity_val_steps=0,
+        enable_progress_bar=any(isinstance(c, Progress) for c in callbacks),
+        enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks),
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        log_every_n_steps=config.measure.window,
+    )
+    return Job(config, task, datamodule, trainer, resume_from(config))
+
+
+def check_built(config: DictConfig) -> None:
+    """Raises UserError where a config's class does not exist yet: its config composes, its code is to come."""
+    targets = {
+        kind: config[kind].get("task", config[kind])._target_ for kind in ("model", "datamodule") if kind in config
+    }
+    for kind, target in targets.items():
+        module = target.rpartition(".")[0]
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and module.startswith(error.name):  # our own module is not there, rather than a package
+                raise UserError(
+                    f"{kind}={config[kind].name} is not built yet: its config composes (--cfg job) but {module} is not "
+                    f"in this version"
+                ) from None
+            raise UserError(f"{kind}={config[kind].name} needs the package {error.name}; install it with pip") from None
+
+
+def resume_from(config: DictConfig) -> Path | None:
+    """The checkpoint to go on from, checked; None for a fresh start."""
+    path = Path(config.ckpt_path) if config.ckpt_path else None
+    if path is None and config.resume:
+        path = newest_checkpoint(Path(config.output_root), config.model.name, Path(config.output_dir))
+        print(f"resume=true: {'going on from ' + str(path) if path else 'no checkpoint found, starting fresh'}")
+    return path
+
+
+def fit(job: Job) -> None:
+    """Trains, then evaluates once more for the final metric."""
+    if job.ckpt_path is not None:
+        compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
+    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
+    if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
+        job.trainer.test(job.task, datamodule=job.datamodule, verbose=False)
+
+
+def status_of(error: BaseException, job: Job | None) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "oom"
+    interrupted = job is not None and job.trainer.state.status == TrainerStatus.INTERRUPTED
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interrupted):
+        return "interrupted"
+    return "failed"
+
+
+def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
+    """The record of this run, complete except for what a failed run never measured."""
+    fields: dict[str, Any] = {"unit": "samples"}
+    if job is not None:
+        for callback in job.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Measuring):
+                fields |= callback.figures(job.task)
+        metric = job.task.final_metric
+        value = job.task.metrics.get(metric.name)
+        fields["unit"] = job.task.unit
+        fields["final_metric"] = {
+            "name": metric.name, "value": value, "target": metric.target, "reached": metric.reached(value)
+        }  # fmt: skip
+    fields |= {
+        "kind": "train",
+        "case": case_of(config),
+        "status": status,
+        "error": described(error),
+        "config": OmegaConf.to_container(config),
+        "environment": environment(list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []),
+        "e2e_time_s": clock.wall_s(),
+    }
+    return from_figures(fields)
+
+
+def case_of(config: DictConfig) -> dict[str, Any]:
+    """What the tables call a case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
+    model, hp = config.model.hp, config.hp
+    usual = {**model.default, **model.cases.get(config.trainer.name, {})}
+    changed = {"bs": hp.batch_size} if hp.batch_size != usual["batch_size"] else {}
+    changed |= {"lr": hp.lr} if hp.lr != usual["lr"] else {}
+    return {
+        "model": config.model.name,
+        "datamodule": config.datamodule.name,
+        "trainer": config.trainer.name,
+        "precision": config.precision.name,
+        "fix_hp": ",".join(f"{name}={value}" for name, value in changed.items()) or "/",
+        "hardware": config.hardware.name,
+        "batch_size": config.hp.batch_size,
+        "batch_per": config.hp.batch_per,
+    }
+
+
+def described(error: BaseException | None) -> dict[str, Any] | None:
+    """Type, message and the innermost place in this project."""
+    if error is None:
+        return None
+    root = Path(__file__).resolve().parents[1]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
+    where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None
+    return {"type": type(error).__name__, "message": str(error).strip()[:2000], "where": where}
+
+
+def finish(config: DictConfig, job: Job | None, record: Record) -> None:
+    """Writes the record and its pictures and prints what a person wants to know."""
+    from src.report.plots import history_picture, phases_picture
+    from src.report.text import summary
+
+    folder = Path(config.output_dir)
+    files = {"record": folder / "result.json"}
+    write_record(record, files["record"])
+    if record.phases_s and record.samples:
+        files["where the time went"] = folder / "phases.png"
+        phases_picture(record, files["where the time went"])
+    if job is not None:
+        known = {name for row in record.history for name in row}
+        if curves := [name for name in job.task.curves if name in known]:
+            files["curves"] = folder / "curves.png"
+            history_picture([record], files["curves"], curves)
+        files |= job.task.artifacts
+    print(summary(record, files), file=sys.stdout, flush=True)

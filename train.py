@@ -1,0 +1,17 @@
+"""Trains and measures one case, or a sweep of them: `python train.py model=moflow trainer=1x1 +fix_hp=max_bs`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from src.cli import door, guarded
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(config: DictConfig) -> None:
+    from src.run import train  # torch is not loaded for --help, --cfg job or shell completion
+
+    guarded(train, config)
+
+
+if __name__ == "__main__":
+    door(main)
