@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
+#   docs/results/moflow.sh OUT speed|training [option=value ...]
+# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+set -euo pipefail
+out=$1 what=$2
+shift 2
+python=${PYTHON:-python3}
+common=("hp.lr=5e-4" "output_root=$out/hydra" "logger=none" "$@")
+
+train() {  # NAME option=value ...
+  "$python" train.py "${common[@]}" "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
+    fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
+}
+generate() {  # NAME option=value ...
+  "$python" predict.py "output_root=$out/hydra" "output_dir=$out/$1" num_samples=204800 "${@:2}"
+}
+
+case $what in
+  speed)
+    for precision in amp tf32 bf16; do
+      train "train_512_$precision" hp.batch_size=512 "precision=$precision"
+    done
+    train train_2048_amp hp.batch_size=2048
+    train train_3584_amp hp.batch_size=3584 hp.lr=1e-4
+    train train_512_amp_exact hp.batch_size=512 model.task.network.logdet=exact
+    for precision in amp tf32; do
+      for batch in 512 2048; do
+        generate "generate_${batch}_$precision" "batch_size=$batch" "precision=$precision"
+      done
+    done ;;
+  training)
+    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=50 \
+      model.task.eval_batch=1000 ;;
+  *) echo "moflow.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
+esac
