@@ -24,8 +24,12 @@ class Memory(Measuring):
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: Task, stage: str) -> None:
-        self._peak = peak_memory(pl_module.device)  # now, because Lightning then moves the module to the CPU
+    # Read at these ends, because Lightning moves the module to the CPU before it calls any later hook.
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._peak = peak_memory(pl_module.device)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._peak = peak_memory(pl_module.device)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Task, exception: BaseException) -> None:
         self._peak = peak_memory(pl_module.device)
