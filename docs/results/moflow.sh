@@ -30,7 +30,7 @@ case $what in
       done
     done ;;
   training)
-    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=50 \
+    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=40 \
       model.task.eval_batch=1000 ;;
   *) echo "moflow.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
 esac
