@@ -1,5 +1,6 @@
 """What every Hydra door shares: register the schema, run, and turn a user's mistake into one line and exit code 2."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -48,8 +49,10 @@ def door(main: Callable[[], None]) -> None:
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether a traceback helps: someone asked for it, or an operating system error names no file of the user's."""
-    return DEBUGGING or (isinstance(error, OSError) and not isinstance(error, HydraException) and error.filename is None)
+    """Whether a traceback helps: someone asked for it, or a system error names no file and is no full disk."""
+    if not isinstance(error, OSError) or isinstance(error, HydraException):
+        return DEBUGGING
+    return DEBUGGING or (error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT))
 
 
 def fail(message: str) -> int:
@@ -71,7 +74,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be read ({first_line(error)}); quote special characters, or correct it"
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return f"{error.filename}: {error.strerror}; give another folder or file, or free some space"
+        where = error.filename or "the output folder"
+        return f"{where}: {error.strerror}; give another folder or file, or free some space"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
         key = str(cause.full_key or cause.key or "")

@@ -6,22 +6,22 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
 from src.checkpoints import load_weights, read_checkpoint
 from src.errors import UserError
 from src.launch.devices import activation_bytes, resolve_hardware, set_precision
-from src.measure.clock import Clock
+from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.measure.rates import ratio
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
-from src.models.task import Prediction, Task, wanted
+from src.models.task import Prediction, PredictionJob, Task, wanted
+from src.parts import check_built, made
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
-from src.run import check_built, described
+from src.run import described
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -31,7 +31,10 @@ def predict(config: DictConfig) -> Record:
 
     Raises what ended it, after the record is on disk; UserError for what the user can mend.
     """
-    clock = Clock()
+    clock = Clock(run_begin_s())
+    for key in ("num_samples", "batch_size"):
+        if config[key] < 1:
+            raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
     config.hardware = resolve_hardware(config.hardware)
     OmegaConf.resolve(config)
     folder = Path(config.output_dir)
@@ -79,7 +82,7 @@ def load_task(config: DictConfig) -> Task:
     check_built(config)
     set_precision(config.precision, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
-    task: Task = instantiate(config.model.task)
+    task: Task = made(config.model.task)
     if checkpoint is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
     else:
@@ -93,12 +96,17 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
     """Lets the task predict, under the configured precision."""
     if wanted(config.execution.compile, task.device.type == "cuda"):
         task.compile_network()
-    output = Path(config.output) if config.output else folder / task.predictions_name
+    job = PredictionJob(
+        num_samples=config.num_samples,
+        batch_size=config.batch_size,
+        warmup_batches=config.warmup_batches,
+        output=Path(config.output) if config.output else folder / task.predictions_name,
+        graph=wanted(config.execution.graph, task.device.type == "cuda"),
+        options=dict(config.model.predict),
+    )
     dtype = AUTOCAST.get(config.precision.lightning)
-    graph = wanted(config.execution.graph, task.device.type == "cuda")
     with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
-        return task.predict(config.num_samples, config.batch_size, config.warmup_batches, output, clock, graph,
-                            **config.model.predict)  # fmt: skip
+        return task.predict(job, clock)
 
 
 def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:

@@ -6,15 +6,12 @@ import sys
 import traceback
 import warnings
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerStatus
@@ -26,9 +23,10 @@ from src.checkpoints import compare, newest_checkpoint, read_checkpoint
 from src.datamodules.base import DataModule
 from src.errors import UserError
 from src.launch.devices import activation_bytes, check_topology, resolve_hardware, set_precision
-from src.measure.clock import Clock
+from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.models.task import Task
+from src.parts import check_built, check_complete, made
 from src.report.record import Record, from_figures, write_record
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -50,7 +48,7 @@ def train(config: DictConfig) -> Record:
 
     Returns the record. Raises what ended the run, after the record is on disk; UserError for what the user can mend.
     """
-    clock = Clock()
+    clock = Clock(run_begin_s())
     quieten()
     config = settled(config)
     status, error, job = "done", None, None
@@ -60,8 +58,7 @@ def train(config: DictConfig) -> Record:
         if job.trainer.state.status == TrainerStatus.INTERRUPTED:
             status = "interrupted"
     except (Exception, KeyboardInterrupt, SystemExit) as raised:
-        # Hydra wraps what a constructor raises; the person at the keyboard needs the reason.
-        error = raised.__cause__ if isinstance(raised, InstantiationException) and raised.__cause__ else raised
+        error = raised
         status = status_of(error, job)
         if job is not None:
             job.task.teardown("fit")  # Lightning leaves it out after an error, and worker processes would live on
@@ -84,8 +81,11 @@ def quieten() -> None:
 def settled(config: DictConfig) -> DictConfig:
     """The config with nothing left open: hardware found, interpolations resolved, fix_hp checked."""
     check_fix_hp(config)
+    check_complete(config)
     config.hardware = resolve_hardware(config.hardware)
     OmegaConf.resolve(config)
+    if config.hp.batch_size < 1:
+        raise UserError(f"hp.batch_size={config.hp.batch_size} trains nothing; give 1 or more")
     world = config.trainer.num_nodes * config.trainer.devices
     if config.hp.batch_per == "global":
         if config.hp.batch_size % world:
@@ -111,14 +111,14 @@ def build(config: DictConfig, clock: Clock) -> Job:
     check_topology(config.trainer, accelerator)
     set_precision(config.precision, accelerator)
     pl.seed_everything(config.seed + int(os.environ.get("RANK", "0")), verbose=False)
-    datamodule: DataModule = instantiate(config.datamodule)
-    task: Task = instantiate(config.model.task)
+    datamodule: DataModule = made(config.datamodule)
+    task: Task = made(config.model.task)
     task.clock = datamodule.clock = clock
-    task.execution, task.clip_norm = instantiate(config.execution, _convert_="object"), config.fit.clip_norm
+    task.execution, task.clip_norm = made(config.execution, _convert_="object"), config.fit.clip_norm
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = list(instantiate(config.callbacks or {}, _convert_="object").values())
+    callbacks = list(made(config.callbacks or {}, _convert_="object").values())
     fit_config = config.fit
     trainer = pl.Trainer(
         accelerator="gpu" if accelerator == "cuda" else "cpu",
@@ -127,7 +127,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         strategy=DDPStrategy() if config.trainer.num_nodes * config.trainer.devices > 1 else "auto",
         precision=config.precision.lightning,
         plugins=[AtomicCheckpointIO()],
-        logger=list(instantiate(config.logger or {}).values()),
+        logger=list(made(config.logger or {}).values()),
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
         max_steps=fit_config.max_steps,
@@ -142,24 +142,6 @@ def build(config: DictConfig, clock: Clock) -> Job:
         log_every_n_steps=config.measure.window,
     )
     return Job(config, task, datamodule, trainer, resume_from(config))
-
-
-def check_built(config: DictConfig) -> None:
-    """Raises UserError where a config's class does not exist yet: its config composes, its code is to come."""
-    targets = {
-        kind: config[kind].get("task", config[kind])._target_ for kind in ("model", "datamodule") if kind in config
-    }
-    for kind, target in targets.items():
-        module = target.rpartition(".")[0]
-        try:
-            import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name and module.startswith(error.name):  # our own module is not there, rather than a package
-                raise UserError(
-                    f"{kind}={config[kind].name} is not built yet: its config composes (--cfg job) but {module} is not "
-                    f"in this version"
-                ) from None
-            raise UserError(f"{kind}={config[kind].name} needs the package {error.name}; install it with pip") from None
 
 
 def resume_from(config: DictConfig) -> Path | None:
@@ -193,7 +175,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
     """The record of this run, complete except for what a failed run never measured."""
     fields: dict[str, Any] = {"unit": "samples"}
     if job is not None:
-        for callback in job.trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in reversed(job.trainer.callbacks):  # type: ignore[attr-defined] # phases begin first and end last
             if isinstance(callback, Measuring):
                 fields |= callback.figures(job.task)
         metric = job.task.final_metric
@@ -236,6 +218,8 @@ def described(error: BaseException | None) -> dict[str, Any] | None:
     """Type, message and the innermost place in this project."""
     if error is None:
         return None
+    if isinstance(error, SystemExit) and error.__context__ is not None:  # what Lightning makes of Ctrl-C
+        error = error.__context__
     root = Path(__file__).resolve().parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
     where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None
@@ -259,4 +243,6 @@ def finish(config: DictConfig, job: Job | None, record: Record) -> None:
             files["curves"] = folder / "curves.png"
             history_picture([record], files["curves"], curves)
         files |= job.task.artifacts
+    if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
+        sys.modules["wandb"].finish(exit_code=int(record.status != "done"))
     print(summary(record, files), file=sys.stdout, flush=True)

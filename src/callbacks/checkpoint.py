@@ -1,6 +1,5 @@
 """Checkpoints: last and best, written atomically, counted as their own phase."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint as BaseCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from src.errors import UserError
+from src.files import written_atomically
 from src.models.task import Task
 
 
@@ -17,18 +17,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target and renames, so that a full disk or a kill leaves the old file or none."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.partial")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(checkpoint, partial)
-            os.replace(partial, target)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-            raise UserError(
-                f"{target}: cannot write the checkpoint ({reason}); free space or set output_root"
-            ) from error
+            with written_atomically(Path(path)) as temporary:
+                torch.save(checkpoint, temporary)
+        except RuntimeError as error:  # what torch makes of a write that fails half-way
+            reason = str(error).splitlines()[0]
+            raise UserError(f"cannot write {path} ({reason}): free space, or choose another output folder") from error
 
 
 class Checkpoint(BaseCheckpoint):
@@ -37,7 +31,8 @@ class Checkpoint(BaseCheckpoint):
     Args:
         dirpath: folder of the checkpoints.
         monitor, mode: the metric of the evaluations, and whether "max" or "min" of it is best.
-        every_n_epochs, every_n_steps: how often `last.ckpt` is renewed; it also is at the end of training.
+        every_n_epochs, every_n_steps: how often `last.ckpt` is renewed; it also is at the end of training. After an
+            epoch's last step that is done when the epoch's evaluation is over: going on must not leave it out.
     """
 
     def __init__(
@@ -48,12 +43,17 @@ class Checkpoint(BaseCheckpoint):
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.best: float | None = None
         self._saved_at = -1
+        self._due = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
-            self._save_last(trainer, pl_module)
+        # A run that stops within an epoch saves here: Lightning would count the epoch as done a moment later.
+        stops = trainer.should_stop or trainer.global_step == trainer.max_steps
+        if stops or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
+            self._due = trainer.is_last_batch
+            if not self._due:
+                self._save_last(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         value = pl_module.metrics.get(self.monitor)
@@ -64,7 +64,8 @@ class Checkpoint(BaseCheckpoint):
             self._save(trainer, pl_module, "best")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if self._due or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._due = False
             self._save_last(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:

@@ -20,7 +20,7 @@ class History(Measuring):
         self.every_n_steps = every_n_steps
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar
-        self._copied: tuple[dict[str, Any], dict[str, Tensor]] | None = None
+        self._copied: tuple[dict[str, Any], dict[str, float], dict[str, Tensor]] | None = None
         self._calls = self._read_steps = 0
 
     def on_train_batch_end(
@@ -30,14 +30,14 @@ class History(Measuring):
         if self._calls % self.every_n_steps:
             return
         pl_module.clock.read()
-        self._finish(trainer, pl_module)
+        self._finish(trainer)
         where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
-        self._copied = where, {n: to_host(v) for n, v in pl_module.last.items()}
+        self._copied = where, self._rate(pl_module), {n: to_host(v) for n, v in pl_module.last.items()}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize()
-        self._finish(trainer, pl_module)
+        self._finish(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
@@ -46,18 +46,18 @@ class History(Measuring):
     def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self.on_validation_end(trainer, pl_module)
 
-    def _finish(self, trainer: pl.Trainer, task: Task) -> None:
-        if self._copied is None:
-            return
-        where, values = self._copied
-        self._copied = None
-        figures = {name: float(value) for name, value in values.items()}
+    def _finish(self, trainer: pl.Trainer) -> None:
+        if self._copied is not None:
+            where, rate, values = self._copied
+            self._copied = None
+            self._log(trainer, where, {name: float(value) for name, value in values.items()} | rate)
+
+    def _rate(self, task: Task) -> dict[str, float]:
+        """Samples per second of the steps whose times have become known since the last call; empty if none has."""
         steps = task.clock.steps
-        new = len(steps) - self._read_steps
-        if new and (seconds := sum(steps.iteration_s[-new:])) > 0:
-            figures[f"{task.unit}_per_s"] = sum(steps.samples[-new:]) / seconds
-            self._read_steps = len(steps)
-        self._log(trainer, where, figures)
+        new, self._read_steps = slice(self._read_steps, None), len(steps)
+        seconds = sum(steps.iteration_s[new])
+        return {f"{task.unit}_per_s": sum(steps.samples[new]) / seconds} if seconds > 0 else {}
 
     def _log(self, trainer: pl.Trainer, where: dict[str, Any], figures: dict[str, float]) -> None:
         self.rows.append({**where, **figures})
@@ -66,7 +66,7 @@ class History(Measuring):
             logger.log_metrics({**figures, "epoch": where["epoch"]}, step=where["step"])
 
     def figures(self, task: Task) -> dict[str, Any]:
-        return {"history": thinned(self.rows)}
+        return {"history": thinned(sorted(self.rows, key=lambda row: row["time_s"]))}
 
 
 def to_host(value: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def to_host(value: Tensor) -> Tensor:
     return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
 
 
-def thinned(rows: list[dict[str, Any]], most: int = 400) -> list[dict[str, Any]]:
+def thinned(rows: list[dict[str, Any]], most: int = 60) -> list[dict[str, Any]]:
     """At most about `most` window rows, evenly spaced, and every evaluation's row: a record stays a few kB."""
     keep = max(1, -(-len(rows) // most))
     return [row for i, row in enumerate(rows) if i % keep == 0 or "loss" not in row or i == len(rows) - 1]

@@ -10,11 +10,13 @@ from src.models.task import Task
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's tqdm bar; shows what `History` reads, so that it never waits for the device itself."""
+    """Lightning's tqdm bar; shows some of what `History` reads, so that it never waits for the device itself."""
 
     def __init__(self, refresh_rate: int = 10) -> None:
         super().__init__(refresh_rate=refresh_rate)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, Any]:
         latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]
-        return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in latest.items()}
+        shown = ("loss", pl_module.final_metric.name, f"{pl_module.unit}_per_s")
+        known = {name: latest[name] for name in shown if name in latest}
+        return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in known.items()}

@@ -9,15 +9,28 @@ from src.measure.clock import Clock
 
 
 class DataModule(pl.LightningDataModule):
-    """Base of every datamodule: `self.metered(loader)` around the training loader lets the clock see the fetching."""
+    """Base of every datamodule: `self.metered(loader)` around the training loader lets the clock see the fetching.
+
+    The training loader's position is part of every checkpoint. Lightning's own way would forget it between epochs.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
         self.clock = Clock()
+        self._training: Metered | None = None
+        self._resumed: dict[str, Any] = {}
 
     def metered(self, loader: Any) -> "Metered":
-        return Metered(loader, self.clock)
+        self._training = Metered(loader, self.clock)
+        self._training.load_state_dict(self._resumed)
+        return self._training
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._training.state_dict() if self._training else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed = state_dict
 
 
 class Metered:
@@ -40,5 +53,5 @@ class Metered:
         return self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if hasattr(self.loader, "load_state_dict"):
+        if state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(state)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import psutil
 import torch
@@ -25,6 +26,14 @@ IN_STEP = frozenset({"fetch", "transfer", "compute", "communication", "other"}) 
 def process_creation_s() -> float:
     """When this process was created, in seconds on the clock of `time.perf_counter`."""
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
+
+
+_runs = count()
+
+
+def run_begin_s() -> float:
+    """When the run that asks began: with this process, or now where it is a later run of a sweep in one process."""
+    return process_creation_s() if next(_runs) == 0 else time.perf_counter()
 
 
 @dataclass

@@ -38,6 +38,18 @@ class FinalMetric:
 
 
 @dataclass(frozen=True)
+class PredictionJob:
+    """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
+
+    num_samples: int
+    batch_size: int
+    warmup_batches: int
+    output: Path
+    graph: bool  # capture the model's work in a CUDA graph
+    options: dict[str, Any]  # the model's own, from its config's `predict`
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What a prediction measured and wrote.
 
@@ -97,17 +109,8 @@ class Task(pl.LightningModule):
         """A random valid batch on the task's device."""
 
     @abstractmethod
-    def predict(
-        self,
-        num_samples: int,
-        batch_size: int,
-        warmup_batches: int,
-        output: Path,
-        clock: Clock,
-        graph: bool,
-        **options: Any,
-    ) -> Prediction:
-        """Predicts or generates `num_samples`, timing each batch after `warmup_batches`, and writes them to `output`."""
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Predicts or generates, times each batch, and writes the results."""
 
     def compile_network(self) -> None:
         """Compiles what is worth compiling; nothing unless the model says so."""

@@ -54,7 +54,7 @@ def _rates(record: Record) -> str:
         ("p_steady", steady.p_train if steady else None, unit, "p_train after the warm-up steps"),
         ("step p50", _milli(step.p50 if step else None), "ms", "half of the steady steps are faster"),
         ("step p99", _milli(step.p99 if step else None), "ms", "99 of 100 steady steps are faster"),
-        ("throughput", record.throughput, unit, "over the whole prediction"),
+        ("throughput", record.throughput, unit, "over the times of the batches, to the host"),
         ("latency p50", _milli(latency.p50 if latency else None), "ms", "half of the batches are faster"),
         ("latency p99", _milli(latency.p99 if latency else None), "ms", "99 of 100 batches are faster"),
         ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),

@@ -3,6 +3,7 @@
 import csv
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from src.errors import UserError
 from src.files import written_atomically
 from src.measure.clock import Clock
 from src.models.graphed import Graphed
-from src.models.task import Prediction
+from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
+from src.models.task import Prediction, PredictionJob
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
@@ -23,27 +25,52 @@ if TYPE_CHECKING:
 PICTURE_SIZE = 20  # molecules
 
 
-def generate_molecules(
-    task: "MoFlowTask",
-    num_samples: int,
-    batch_size: int,
-    warmup_batches: int,
-    output: Path,
-    clock: Clock,
-    graph: bool,
-    temperature: float | None = None,
-    correct_validity: bool | None = None,
-) -> Prediction:
-    """Generates `num_samples` molecules in batches and writes the valid ones to `output`, .csv or .smi.
+@dataclass(frozen=True)
+class Options:
+    """MoFlow's own of a prediction: conf/model/moflow.yaml, `predict`. None: as in training."""
+
+    temperature: float | None = None
+    correct_validity: bool | None = None
+    interpolate: Sequence[str] | None = None  # two SMILES
+    interpolate_steps: int = 20
+
+
+def generate_molecules(task: "MoFlowTask", job: PredictionJob, clock: Clock) -> Prediction:
+    """Generates molecules in batches and writes the valid ones to the job's output, .csv or .smi.
 
     A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
-    worker processes beside it and not counted. A csv has smiles, qed, logp and sas. Raises UserError for another ending.
+    worker processes beside it and not counted. A csv has smiles, qed, logp and sas. With `interpolate` also writes the
+    molecules on the way between two. Raises UserError for another ending and for SMILES that do not encode.
     """
+    options, output = Options(**job.options), job.output
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
-    sigma = task.temperature if temperature is None else temperature
-    corrected = task.correct_validity if correct_validity is None else correct_validity
-    sample = Graphed(lambda: task.network.sample(batch_size, sigma), graph)
+    vocabulary, steps = vocabulary_of(task), options.interpolate_steps
+    ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
+    corrected = task.correct_validity if options.correct_validity is None else options.correct_validity
+    nodes, edges, latencies = generated(task, job, options, clock)
+    with Scorer(vocabulary, set(), set()) as scorer:
+        smiles = scorer.build(nodes, edges, corrected).result()
+        valid = [text for text in smiles if text is not None]
+        properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
+    write_molecules(valid, properties, output)
+    files = {"molecules": output, **picture_of(valid, output.with_suffix(".png"))}
+    if ends is not None:
+        files |= write_interpolation(interpolated(task.network, ends, steps, vocabulary, corrected), output)
+    clock.mark("evaluation")
+    validity = {"name": "validity", "value": 100 * len(valid) / job.num_samples, "target": None, "reached": None}
+    return Prediction(len(latencies) * job.batch_size, latencies, files, validity)
+
+
+def generated(
+    task: "MoFlowTask", job: PredictionJob, options: Options, clock: Clock
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Nodes and edges of the job's samples on the host, and the seconds of each batch.
+
+    Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
+    """
+    sigma = task.temperature if options.temperature is None else options.temperature
+    sample = Graphed(lambda: task.network.sample(job.batch_size, sigma), job.graph)
     latencies: list[float] = []
 
     def batch() -> tuple[np.ndarray, np.ndarray]:
@@ -52,23 +79,14 @@ def generate_molecules(
         latencies.append(time.perf_counter() - begin)
         return nodes, edges
 
-    for _ in range(warmup_batches):
+    for _ in range(job.warmup_batches):
         batch()
     latencies.clear()
     clock.mark("startup")
-    # Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
-    batches = [batch() for _ in range(-(-num_samples // batch_size))]
+    batches = [batch() for _ in range(-(-job.num_samples // job.batch_size))]
     clock.mark("compute")
-    nodes, edges = (np.concatenate(arrays)[:num_samples] for arrays in zip(*batches, strict=True))
-    with Scorer(vocabulary_of(task), set(), set()) as scorer:
-        smiles = scorer.build(nodes, edges, corrected).result()
-        valid = [text for text in smiles if text is not None]
-        properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
-    write_molecules(valid, properties, output)
-    files = {"molecules": output, **picture_of(valid, output.with_suffix(".png"))}
-    clock.mark("evaluation")
-    validity = {"name": "validity", "value": 100 * len(valid) / num_samples, "target": None, "reached": None}
-    return Prediction(len(batches) * batch_size, latencies, files, validity)
+    nodes, edges = (np.concatenate(arrays)[: job.num_samples] for arrays in zip(*batches, strict=True))
+    return nodes, edges, latencies
 
 
 def picture_of(smiles: Sequence[str | None], path: Path) -> dict[str, Path]:

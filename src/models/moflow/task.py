@@ -1,7 +1,6 @@
 """MoFlow as a task: bits per dimension to train on, generated molecules to be judged by."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from torchmetrics import MeanMetric
 from src.datamodules.molecular import MolecularData
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.exact import exact_products
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
-from src.models.task import FinalMetric, Prediction, Task
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task
 from src.molecules.score import Scorer
 
 POOL = 10_000  # molecules of the scores that do not depend on the batch size
@@ -125,11 +125,11 @@ class MoFlowTask(Task):
         return smiles
 
     def _reconstruction(self) -> float:
-        """Percent of training molecules that come back whole from encoding and decoding, in the weights' precision."""
+        """Percent of training molecules that come back whole from encoding and decoding, in full float32."""
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
         same = 0
-        with torch.autocast(self.device.type, enabled=False):
+        with exact_products(self.device):
             for part in rows.split(self.sample_batch):
                 nodes, edges = (tensor[part.to(tensor.device)] for tensor in datamodule.tensors)
                 nodes_again, edges_again = self.network.reconstruct(nodes, edges)
@@ -156,18 +156,9 @@ class MoFlowTask(Task):
             self._scorer.close()
             self._scorer = None
 
-    def predict(
-        self,
-        num_samples: int,
-        batch_size: int,
-        warmup_batches: int,
-        output: Path,
-        clock: Clock,
-        graph: bool,
-        **options: Any,
-    ) -> Prediction:
-        """Generates molecules; options: temperature, correct_validity. See `src.models.moflow.generate`."""
-        return generate_molecules(self, num_samples, batch_size, warmup_batches, output, clock, graph, **options)
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Generates molecules; see `src.models.moflow.generate`."""
+        return generate_molecules(self, job, clock)
 
 
 def pieces(total: int, size: int) -> list[int]:

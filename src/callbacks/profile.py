@@ -1,0 +1,59 @@
+"""Which kernels a step spends its time in: a few steps under torch's profiler. `callbacks=profile`."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from src.files import write_text
+from src.models.task import Task
+
+
+class Profile(pl.Callback):
+    """Writes `profile.txt` into the run's folder: device time per step by kernel, the longest first.
+
+    Args:
+        first_step: steps before it are left alone (compilation, graph capture).
+        steps: how many are profiled. Their own times are not the run's: profiling slows them down.
+        rows: kernels in the table.
+    """
+
+    def __init__(self, first_step: int = 40, steps: int = 5, rows: int = 40) -> None:
+        self.first_step, self.steps, self.rows = first_step, steps, rows
+        self._profiler: profile | None = None
+        self._calls = 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Task, batch: Any, batch_idx: int) -> None:
+        self._calls += 1
+        if self._calls == self.first_step:
+            cuda = pl_module.device.type == "cuda"
+            self._profiler = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
+            self._profiler.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._profiler is None or self._calls < self.first_step + self.steps - 1:
+            return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._profiler.stop()
+        if pl_module.output_dir is not None and trainer.is_global_zero:
+            pl_module.artifacts["profile"] = pl_module.output_dir / "profile.txt"
+            write_text(pl_module.artifacts["profile"], self._table(self._profiler, pl_module.device.type))
+        self._profiler = None
+
+    def _table(self, profiler: profile, device: str) -> str:
+        events = profiler.key_averages()
+        time_us = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+        found = sorted(((getattr(e, time_us), e.count, e.key) for e in events), reverse=True)
+        total_us = sum(us for us, _, _ in found)
+        lines = [f"{total_us / 1e3 / self.steps:.3f} ms of {device} time a step, mean of {self.steps} steps", ""]
+        lines += ["ms/step  share  calls/step  mean us  kernel"]
+        lines += [
+            f"{us / 1e3 / self.steps:7.3f}  {us / total_us:5.1%}  {count / self.steps:10.1f}  {us / count:7.1f}  {name}"
+            for us, count, name in found[: self.rows]
+            if us
+        ]
+        return "\n".join(lines) + "\n"

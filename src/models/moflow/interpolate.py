@@ -1,0 +1,69 @@
+"""The way between two molecules, through the latent space."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from src.errors import UserError
+from src.files import written_atomically
+from src.models.exact import exact_products
+from src.models.moflow.network import MoFlow
+from src.molecules.draw import draw_interpolation
+from src.molecules.encode import EncodingError, encode
+from src.molecules.score import smiles_of
+from src.molecules.vocabulary import Vocabulary
+
+KEY = "model.predict.interpolate"
+Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]
+
+
+def encoded_ends(smiles: Sequence[str], steps: int, vocabulary: Vocabulary) -> tuple[Graph, Graph]:
+    """Both molecules as the network takes them. Raises UserError for bad ones, another number, or no steps."""
+    if len(smiles) != 2:
+        raise UserError(f"{KEY} names {len(smiles)} molecule(s); give two, such as [CCO,CCN]")
+    if steps < 2:
+        raise UserError(f"{KEY}_steps={steps} leaves out an end; give 2 or more")
+    start, end = (encoded_end(text, vocabulary) for text in smiles)
+    return start, end
+
+
+def encoded_end(smiles: str, vocabulary: Vocabulary) -> Graph:
+    try:
+        nodes, edges = encode(smiles, vocabulary)
+    except EncodingError as error:
+        raise UserError(f"{KEY}: {smiles!r} {error}; give another molecule") from None
+    return torch.from_numpy(nodes), torch.from_numpy(edges)
+
+
+def interpolated(
+    network: MoFlow, ends: tuple[Graph, Graph], steps: int, vocabulary: Vocabulary, correct_validity: bool
+) -> list[str | None]:
+    """Canonical SMILES at evenly spaced latents from the first to the second molecule; None where none is valid."""
+    device = network.ln_var.device
+    (nodes0, edges0), (nodes1, edges1) = ((nodes.to(device), edges.to(device)) for nodes, edges in ends)
+    with exact_products(device):
+        nodes, edges = network.interpolate(nodes0, edges0, nodes1, edges1, steps)
+    return smiles_of(nodes.cpu().numpy(), edges.cpu().numpy(), vocabulary, correct_validity)
+
+
+def write_interpolation(smiles: list[str | None], output: Path) -> dict[str, Path]:
+    """Writes OUTPUT_interpolation.csv (share of the way, smiles or nothing) and .png beside `output`; returns both.
+
+    Where a picture cannot be drawn there is none, and a line that says why.
+    """
+    table, picture = (output.with_name(f"{output.stem}_interpolation{ending}") for ending in (".csv", ".png"))
+    with written_atomically(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["share", "smiles"])
+        rows.writerows([f"{index / (len(smiles) - 1):.4f}", text] for index, text in enumerate(smiles))
+    files = {"interpolation": table}
+    try:
+        draw_interpolation(smiles, picture)
+    except UserError as error:
+        print(f"note: {error}")
+        return files
+    return files | {"interpolation drawn": picture}

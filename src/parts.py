@@ -1,0 +1,48 @@
+"""From config to objects: Hydra's `instantiate` with errors for the person at the keyboard."""
+
+from importlib import import_module
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from src.errors import UserError
+
+
+def check_complete(config: DictConfig) -> None:
+    """Raises UserError naming the first key that has no value yet."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; give it as {missing[0]}=VALUE")
+
+
+def check_built(config: DictConfig) -> None:
+    """Raises UserError where a config's class does not exist yet: its config composes, its code is to come."""
+    targets = {
+        kind: config[kind].get("task", config[kind])._target_ for kind in ("model", "datamodule") if kind in config
+    }
+    for kind, target in targets.items():
+        module = target.rpartition(".")[0]
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and module.startswith(error.name):  # our own module is not there, rather than a package
+                raise UserError(
+                    f"{kind}={config[kind].name} is not built yet: its config composes (--cfg job) but {module} is not "
+                    f"in this version"
+                ) from None
+            raise UserError(f"{kind}={config[kind].name} needs the package {error.name}; install it with pip") from None
+
+
+def made(config: Any, **options: Any) -> Any:
+    """What `instantiate` makes. Raises what the constructor raised; UserError for a key that it does not know."""
+    try:
+        return instantiate(config, **options)
+    except InstantiationException as wrapped:
+        cause = wrapped.__cause__ or wrapped
+        _, unknown, key = str(cause).partition("got an unexpected keyword argument ")
+        if isinstance(cause, TypeError) and unknown:
+            where = str(wrapped).rpartition("full_key: ")[2]
+            raise UserError(f"{where} has no key {key}; see `--cfg job` for every key there is") from cause
+        raise cause from None

@@ -1,0 +1,310 @@
+"""What bad input gets: one line on stderr that names file, row or key and says what to do, exit code 2, no debris."""
+
+import errno
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from tiny_run import tiny_overrides, write_smiles
+
+from src.datamodules.smiles_file import load
+from src.models.moflow.network import MoFlow
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY: dict[str, Any] = {
+    "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
+}  # fmt: skip
+Door = Callable[..., str]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Door:
+    """Runs a door in this process; checks that it ends as bad input must and returns its line without `error: `."""
+
+    def run(script: str, *arguments: str) -> str:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # doors set it; this way it is unset again after the test
+        monkeypatch.setattr("src.cli._failures", [])
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        monkeypatch.chdir(ROOT)
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+        finally:
+            GlobalHydra.instance().clear()
+        printed = capfd.readouterr()
+        assert ended.value.code == 2, printed.err
+        return the_error_line(printed.err)
+
+    return run
+
+
+def the_error_line(stderr: str) -> str:
+    """What follows `error: ` in the last line of stderr; the only other lines there may be are of progress bars."""
+    *before, last = [line for line in stderr.splitlines() if line.strip()]
+    assert last.startswith("error: "), stderr
+    assert all(line.startswith("encoding") for line in before), stderr
+    return last.removeprefix("error: ")
+
+
+def tiny(home: Path, *overrides: str) -> list[str]:
+    """A tiny run that needs no log files of Hydra."""
+    return [*tiny_overrides(home), "hydra/job_logging=none", "hydra/hydra_logging=none", *overrides]
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("smiles", "reason"),
+    [
+        ("C1CC", "does not parse"),
+        ("C[SiH3]", "has an atom outside the vocabulary of zinc250k: Si"),
+        ("C" * 39, "has too many atoms: 39, and zinc250k allows 38"),
+    ],
+)
+def test_a_bad_molecule(smiles: str, reason: str, tmp_path: Path, refused: Door) -> None:
+    file = write_smiles(tmp_path / "my.smiles")
+    lines = file.read_text().splitlines()
+    lines[2] = smiles
+    file.write_text("\n".join(lines) + "\n")
+    for script in ("train.py", "prepare.py"):
+        arguments = tiny(tmp_path) if script == "train.py" else tiny_prepare(tmp_path)
+        line = refused(script, *arguments)
+        assert (
+            line
+            == f"{file} line 3: '{smiles}' {reason}; correct the file, or set skip_bad=true to leave such molecules out"
+        )
+        assert files_below(tmp_path / "data") <= {"smiles_file"}
+
+
+def tiny_prepare(home: Path, *overrides: str) -> list[str]:
+    mine = ("datamodule", "+datamodule", "data_root", "output_root", "hydra/")
+    return [text for text in tiny(home) if text.startswith(mine)] + list(overrides)
+
+
+def test_a_missing_molecule_file(tmp_path: Path, refused: Door) -> None:
+    line = refused("prepare.py", *tiny_prepare(tmp_path, f"datamodule.source.file={tmp_path / 'none.smiles'}"))
+    assert line.startswith(f"{tmp_path / 'none.smiles'}: there is no such file; give datamodule.source.file=FILE")
+
+
+def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refused: Door) -> None:
+    prepared = load(tmp_path / "data" / "smiles_file", file=write_smiles(tmp_path / "my.smiles"), workers=1).folder
+    nodes = prepared / "nodes.npy"
+    whole = nodes.read_bytes()
+    for damaged in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        nodes.write_bytes(damaged)
+        line = refused("train.py", *tiny(tmp_path))
+        assert line == f"{nodes} is missing, truncated or altered: delete {prepared} to prepare it again"
+    nodes.write_bytes(whole)
+    with (tmp_path / "my.smiles").open("a") as file:
+        file.write("CCO\n")
+    assert refused("train.py", *tiny(tmp_path)).startswith(
+        f"{prepared} was prepared from other files or settings: delete"
+    )
+
+
+def test_a_downloaded_file_with_another_checksum(tmp_path: Path, refused: Door) -> None:
+    file = tmp_path / "data" / "zinc250k" / "zinc250k.smiles"
+    file.parent.mkdir(parents=True)
+    write_smiles(file)
+    line = refused("prepare.py", f"data_root={tmp_path / 'data'}", f"output_root={tmp_path}", "hydra/job_logging=none")
+    assert line.startswith(f"{file} is truncated or altered: sha256 ")
+    assert line.endswith("; delete it, or give another data_dir")
+    assert files_below(file.parent) == {file.name}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of a tiny network."""
+    path = tmp_path / "last.ckpt"
+    state = {f"network.{name}": value for name, value in MoFlow(**TINY).state_dict().items()}
+    torch.save({"state_dict": state}, path)
+    return path
+
+
+def test_a_checkpoint_of_another_architecture(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+    shape = r"a checkpoint of another architecture: "
+    for other, difference in (("gnn_channels=9", " is "), ("num_atom_flows=4", " is absent there and ")):
+        wider = f"model.task.network.{other}"
+        train = refused("train.py", *tiny(tmp_path, f"ckpt_path={checkpoint}", wider))
+        predict = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path), wider)
+        for line in (train, predict):
+            assert line.startswith(f"{checkpoint}: {shape}")
+            assert difference in line
+            assert line.endswith("; use the model config it was trained with")
+
+
+def tiny_predict(home: Path, *overrides: str) -> list[str]:
+    mine = ("model.task.network", "precision", "hardware", "output_root", "hydra/")
+    return [text for text in tiny(home) if text.startswith(mine)] + [
+        "num_samples=4", "batch_size=4", "warmup_batches=0", *overrides,
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_of_another_model(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+    content = torch.load(checkpoint)
+    torch.save(content | {"model_config": {"name": "dlrm", "task": {}}}, checkpoint)
+    line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
+    assert line == f"{checkpoint} is a checkpoint of dlrm; add model=dlrm"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "text", "strange"])
+@pytest.mark.parametrize("script", ["train.py", "predict.py"])
+def test_a_checkpoint_that_cannot_be_read(
+    script: str, damage: str, checkpoint: Path, tmp_path: Path, refused: Door
+) -> None:
+    whole = checkpoint.read_bytes()
+    checkpoint.unlink()
+    if damage == "strange":
+        torch.save([1, 2], checkpoint)
+    elif damage != "missing":
+        checkpoint.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "text": b"epoch,step\n"}[damage])
+    arguments = tiny(tmp_path) if script == "train.py" else tiny_predict(tmp_path)
+    line = refused(script, *arguments, f"ckpt_path={checkpoint}")
+    words = {"missing": "there is no such checkpoint; give", "strange": "holds no state_dict; give"}
+    assert line.startswith(f"{checkpoint}: {words.get(damage, 'not a readable checkpoint (')}")
+
+
+def test_a_batch_larger_than_the_split(tmp_path: Path, refused: Door) -> None:
+    line = refused("train.py", *tiny(tmp_path, "hp.batch_size=1000"))
+    assert line.startswith("hp.batch_size=1000 on 1 rank(s) is larger than the training split of ")
+    assert "; choose at most " in line
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("hardware=h200", "hardware=h200: no GPU is visible here; use hardware=auto or hardware=cpu"),
+        ("precision=tf32", "precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or later; use precision=fp32"),
+    ],
+)
+def test_a_gpu_that_is_not_there(
+    override: str, words: str, tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert refused("train.py", *tiny(tmp_path, override)) == words
+    assert refused("predict.py", *tiny_predict(tmp_path, override)) == words
+
+
+@pytest.mark.parametrize(
+    ("trainer", "processes", "torchrun", "sbatch"),
+    [
+        (
+            "1x2",
+            2,
+            "torchrun --nnodes=1 --standalone --nproc-per-node=2 train.py",
+            "sbatch --nodes=1 --ntasks-per-node=2",
+        ),
+        (
+            "2x8",
+            16,
+            "on every node with: torchrun --nnodes=2 --rdzv-backend=c10d",
+            "sbatch --nodes=2 --ntasks-per-node=8",
+        ),
+    ],
+)
+def test_processes_that_were_not_started(
+    trainer: str, processes: int, torchrun: str, sbatch: str, tmp_path: Path, refused: Door
+) -> None:
+    arguments = tiny(tmp_path, f"trainer={trainer}")
+    line = refused("train.py", *arguments)
+    assert line.startswith(f"trainer={trainer} is {processes} processes, 1 started (no GPU")
+    assert torchrun in line
+    assert f"{sbatch} --wrap" in line
+    assert arguments[0] in line
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: Door) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    line = refused("train.py", *tiny(tmp_path, f"output_root={blocked}"))
+    assert line.startswith(f"{blocked}")
+    assert "Not a directory; give another folder or file, or free some space" in line
+    line = refused("train.py", *tiny(tmp_path, f"output_dir={blocked}/run"))
+    assert str(blocked) in line
+    line = refused("predict.py", *tiny_predict(tmp_path, f"output={blocked}/molecules.csv"))
+    assert line.startswith(f"cannot write {blocked}/molecules.csv (File exists)")
+    line = refused("prepare.py", *tiny_prepare(tmp_path, f"data_root={blocked}"))
+    assert line.startswith(f"cannot write {blocked}/smiles_file")
+    assert blocked.read_bytes() == b""
+
+
+FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
+
+
+@pytest.mark.parametrize("error", [OSError(*FULL), RuntimeError("[enforce fail] unexpected pos 64 vs 0")])
+def test_a_disk_that_fills_up_under_a_checkpoint(
+    error: Exception, tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(content: object, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.save", save)
+        line = refused("train.py", *tiny(tmp_path, f"output_dir={tmp_path / 'run'}"))
+    reason = FULL[1] if isinstance(error, OSError) else str(error)
+    assert line.startswith(f"cannot write {tmp_path / 'run' / 'checkpoints'}/")
+    assert f".ckpt ({reason}): " in line
+    assert line.endswith("choose another output folder")
+    assert files_below(tmp_path / "run" / "checkpoints") == set()
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: object) -> None:
+        raise OSError(*FULL)  # as a write does, without the name of the file
+
+    monkeypatch.setattr("hydra.core.utils._save_config", save)
+    line = refused("train.py", *tiny(tmp_path))
+    assert line == "the output folder: No space left on device; give another folder or file, or free some space"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=dlrm"], "model=dlrm is not built yet: its config composes (--cfg job)"),
+        (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
+        (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
+        (
+            ["model=moflow", "trainer=1x2", "+fix_hp=max_bs"],
+            "fix_hp=max_bs: no published row for moflow 1x2; there are",
+        ),
+        (["datamodule=smiles_file"], "datamodule.source.file has no value; give it as datamodule.source.file=VALUE"),
+        (
+            ["+model.task.temprature=1"],
+            "model.task has no key 'temprature'; see `--cfg job`",
+        ),
+        (["hp.batch_size=0"], "hp.batch_size=0 trains nothing; give 1 or more"),
+        (["hp.lr=fast"], "hp.lr: Value 'fast' of type 'str' could not be converted to Float"),
+        (["hp.batch_size=["], "'hp.batch_size=[' cannot be read (no viable alternative"),
+    ],
+)
+def test_a_mistake_in_the_command(overrides: list[str], words: str, tmp_path: Path, refused: Door) -> None:
+    line = refused("train.py", f"output_root={tmp_path}", "hydra/job_logging=none", *overrides)
+    assert line.startswith(words)
+
+
+def test_a_report_of_what_is_no_run(tmp_path: Path, refused: Door) -> None:
+    assert refused("report.py", str(tmp_path / "no")) == (
+        f"{tmp_path / 'no'}: no such file: give a run folder with a result.json, or a record file"
+    )
+    half = tmp_path / "result.json"
+    half.write_text('{"kind": "train",')
+    assert refused("report.py", str(tmp_path)).startswith(f"{half}: line 1 is not JSON")
+
+
+def test_the_process_itself_ends_with_2_and_says_one_line(tmp_path: Path) -> None:
+    for mistake in ("model=dlrm", "hp.batchsize=3"):
+        command = [sys.executable, "train.py", f"output_root={tmp_path}", mistake]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 2
+        the_error_line(ended.stderr)

@@ -1,0 +1,165 @@
+"""predict.py: what it reads from a checkpoint, what it writes, and what it measures."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from rdkit import Chem
+from rdkit.Chem.QED import qed
+from tiny_run import NETWORK, tiny_config
+
+from src import schema
+from src.cli import CONF
+from src.errors import UserError
+from src.models.moflow.network import MoFlow
+from src.predict import predict
+from src.report.record import Record, read_record
+from src.run import train
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a tiny run."""
+    home = tmp_path_factory.mktemp("trained")
+    train(tiny_config(home, "fit.final_evaluation=false", "fit.eval_every_n_epochs=null"))
+    return home / "outputs" / "moflow" / "run" / "checkpoints" / "last.ckpt"
+
+
+def predicted(folder: Path, *overrides: str) -> Record:
+    """The record of 10 corrected molecules in batches of 4, with no word about the network."""
+    schema.register()
+    mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4", "warmup_batches=2"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("predict", [*mine, "model.predict.correct_validity=true", *overrides])
+    return predict(config)
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_the_molecules_have_their_properties_beside_them(checkpoint: Path, tmp_path: Path) -> None:
+    predicted(tmp_path, f"ckpt_path={checkpoint}")
+    rows = rows_of(tmp_path / "molecules.csv")
+    assert len(rows) == 10
+    assert list(rows[0]) == ["smiles", "qed", "logp", "sas"]
+    for row in rows:
+        molecule = Chem.MolFromSmiles(row["smiles"])
+        assert float(row["qed"]) == pytest.approx(qed(molecule), abs=1e-4)
+        assert 1 <= float(row["sas"]) <= 10
+    assert (tmp_path / "molecules.png").stat().st_size > 1000
+
+
+def test_a_list_of_smiles_alone(checkpoint: Path, tmp_path: Path) -> None:
+    predicted(tmp_path, f"ckpt_path={checkpoint}", f"output={tmp_path / 'mine' / 'list.smi'}")
+    predicted(tmp_path / "csv", f"ckpt_path={checkpoint}")
+    lines = (tmp_path / "mine" / "list.smi").read_text().splitlines()
+    assert lines == [row["smiles"] for row in rows_of(tmp_path / "csv" / "molecules.csv")]
+
+
+def test_every_batch_is_whole_and_only_those_after_the_warm_up_count(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    sample = MoFlow.sample
+
+    def counted(self: MoFlow, batch_size: int, *rest: Any) -> Any:
+        sizes.append(batch_size)
+        return sample(self, batch_size, *rest)
+
+    monkeypatch.setattr(MoFlow, "sample", counted)
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}")
+    assert sizes == [4] * (2 + 3)
+    assert record.samples == 12
+    assert len(rows_of(tmp_path / "molecules.csv")) == 10
+
+
+def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}")
+    assert read_record(tmp_path).to_dict() == record.to_dict()
+    assert (record.kind, record.status, record.unit) == ("predict", "done", "molecules")
+    assert record.case.model == "moflow"
+    assert (record.case.batch_size, record.case.batch_per) == (4, "device")
+    latency, throughput = record.latency_s, record.throughput
+    assert latency is not None and throughput is not None and latency.mean is not None
+    assert throughput == pytest.approx(4 / latency.mean)
+    order = [latency.p50, latency.p90, latency.p95, latency.p99]
+    assert order == sorted(order, key=float)  # type: ignore[arg-type]
+    assert record.final_metric is not None and record.final_metric.value == 100
+    wall = record.phases_s.pop("wall")
+    assert wall is not None
+    assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)
+
+
+def test_the_seed_decides(checkpoint: Path, tmp_path: Path) -> None:
+    for folder, seed in (("a", 1), ("again", 1), ("b", 2)):
+        predicted(tmp_path / folder, f"ckpt_path={checkpoint}", f"seed={seed}")
+    a, again, b = ((tmp_path / folder / "molecules.csv").read_text() for folder in ("a", "again", "b"))
+    assert a == again
+    assert a != b
+
+
+def test_a_checkpoint_decides_more_than_the_command(checkpoint: Path, tmp_path: Path) -> None:
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "model.task.network.gnn_channels=5")
+    assert record.config["model"]["task"]["network"]["gnn_channels"] == 8
+
+
+def test_random_weights_serve_for_timing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = predicted(tmp_path, *(f"model.task.network.{size}" for size in NETWORK))
+    assert record.samples == 12
+    assert "the weights are random" in capsys.readouterr().out
+
+
+def test_another_ending_is_refused_before_any_work(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(MoFlow, "sample")
+    with pytest.raises(UserError, match=r"output=.*molecules\.txt: the ending must be \.csv"):
+        predicted(tmp_path, f"ckpt_path={checkpoint}", f"output={tmp_path / 'molecules.txt'}")
+    record = read_record(tmp_path)
+    assert record.status == "failed"
+    assert record.error is not None and record.error.type == "UserError"
+
+
+def test_no_batch_and_no_sample_are_refused(tmp_path: Path) -> None:
+    for key in ("num_samples", "batch_size"):
+        with pytest.raises(UserError, match=f"{key}=0 predicts nothing; give 1 or more"):
+            predicted(tmp_path, f"{key}=0")
+
+
+def test_the_way_from_one_molecule_to_another(checkpoint: Path, tmp_path: Path) -> None:
+    ends = ["CC(=O)Nc1ccc(O)cc1", "NCCc1ccc(O)c(O)c1"]
+    overrides = [f"model.predict.interpolate=['{ends[0]}','{ends[1]}']", "model.predict.interpolate_steps=5"]
+    predicted(tmp_path, f"ckpt_path={checkpoint}", *overrides)
+    rows = rows_of(tmp_path / "molecules_interpolation.csv")
+    assert [float(row["share"]) for row in rows] == [0, 0.25, 0.5, 0.75, 1]
+    canonical = [Chem.MolToSmiles(Chem.MolFromSmiles(text)) for text in ends]
+    assert [rows[0]["smiles"], rows[-1]["smiles"]] == canonical
+    assert (tmp_path / "molecules_interpolation.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["model.predict.interpolate=['CCO','C1CC']"],
+            "model.predict.interpolate: 'C1CC' does not parse; give another",
+        ),
+        (
+            ["model.predict.interpolate=['C[SiH3]','CC']"],
+            r"'C\[SiH3\]' has an atom outside the vocabulary of zinc250k: Si",
+        ),
+        (["model.predict.interpolate=['CCO']"], "names 1 molecule.*; give two"),
+        (
+            ["model.predict.interpolate=['CO','CC']", "model.predict.interpolate_steps=1"],
+            "interpolate_steps=1 leaves out",
+        ),
+    ],
+)
+def test_a_way_that_cannot_be_gone(overrides: list[str], words: str, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        predicted(tmp_path, f"ckpt_path={checkpoint}", *overrides)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json"]
