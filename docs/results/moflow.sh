@@ -24,13 +24,14 @@ case $what in
     train train_2048_amp hp.batch_size=2048
     train train_3584_amp hp.batch_size=3584 hp.lr=1e-4
     train train_512_amp_exact hp.batch_size=512 model.task.network.logdet=exact
+    train profile_512_amp hp.batch_size=512 callbacks=profile fit.max_steps=60
     for precision in amp tf32; do
       for batch in 512 2048; do
         generate "generate_${batch}_$precision" "batch_size=$batch" "precision=$precision"
       done
     done ;;
   training)
-    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=40 \
+    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=110 \
       model.task.eval_batch=1000 ;;
   *) echo "moflow.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
 esac
