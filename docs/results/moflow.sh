@@ -31,7 +31,7 @@ case $what in
       done
     done ;;
   training)
-    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=110 \
+    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
       model.task.eval_batch=1000 ;;
   *) echo "moflow.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
 esac

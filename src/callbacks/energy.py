@@ -27,6 +27,6 @@ class Energy(Measuring):
     def figures(self, task: Task) -> dict[str, Any]:
         joules = sum_or_none(gather(self._joules))
         samples = sum_or_none(gather(float(sum(task.clock.steps.samples))))
-        if joules is None or not samples:
+        if not joules or not samples:  # a run too short for the counter's resolution has none either
             return {"energy": None}
         return {"energy": {"joules": joules, "samples_per_joule": samples / joules, "source": "nvml total energy"}}

@@ -1,5 +1,7 @@
 """Curves of a run: losses once per window, metrics once per evaluation. No waiting for the device inside a step."""
 
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,16 +13,17 @@ from src.models.task import Task
 
 
 class History(Measuring):
-    """Every `every_n_steps` steps: reads the clock's finished events and the losses of one window ago, and logs both.
+    """Every `every_n_steps` steps: reads the clock's finished events and the losses that have arrived, and logs both.
 
-    The newest losses are copied to the host asynchronously and read one window later, when the copy has long happened.
+    The newest losses are copied to the host asynchronously and logged at a later window, once the copy has happened:
+    the host may be many steps ahead of the device.
     """
 
     def __init__(self, every_n_steps: int) -> None:
         self.every_n_steps = every_n_steps
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar
-        self._copied: tuple[dict[str, Any], dict[str, float], dict[str, Tensor]] | None = None
+        self._copies: deque[Copy] = deque()
         self._calls = self._read_steps = 0
 
     def on_train_batch_end(
@@ -30,14 +33,14 @@ class History(Measuring):
         if self._calls % self.every_n_steps:
             return
         pl_module.clock.read()
-        self._finish(trainer)
+        self._log_arrived(trainer)
         where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
-        self._copied = where, self._rate(pl_module), {n: to_host(v) for n, v in pl_module.last.items()}
+        self._copies.append(Copy.of(pl_module.last, where, self._rate(pl_module)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize()
-        self._finish(trainer)
+        self._log_arrived(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
@@ -46,11 +49,10 @@ class History(Measuring):
     def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self.on_validation_end(trainer, pl_module)
 
-    def _finish(self, trainer: pl.Trainer) -> None:
-        if self._copied is not None:
-            where, rate, values = self._copied
-            self._copied = None
-            self._log(trainer, where, {name: float(value) for name, value in values.items()} | rate)
+    def _log_arrived(self, trainer: pl.Trainer) -> None:
+        while self._copies and self._copies[0].arrived():
+            copy = self._copies.popleft()
+            self._log(trainer, copy.where, {name: float(value) for name, value in copy.values.items()} | copy.rate)
 
     def _rate(self, task: Task) -> dict[str, float]:
         """Samples per second of the steps whose times have become known since the last call; empty if none has."""
@@ -67,6 +69,28 @@ class History(Measuring):
 
     def figures(self, task: Task) -> dict[str, Any]:
         return {"history": thinned(sorted(self.rows, key=lambda row: row["time_s"]))}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Scalars on their way to the host: `event` has happened when they are there, None if they are already."""
+
+    where: dict[str, Any]
+    rate: dict[str, float]
+    values: dict[str, Tensor]
+    event: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, values: dict[str, Tensor], where: dict[str, Any], rate: dict[str, float]) -> "Copy":
+        copies = {name: to_host(value) for name, value in values.items()}
+        event = None
+        if any(value.device.type == "cuda" for value in values.values()):
+            event = torch.cuda.Event()
+            event.record()
+        return cls(where, rate, copies, event)
+
+    def arrived(self) -> bool:
+        return self.event is None or self.event.query()
 
 
 def to_host(value: Tensor) -> Tensor:

@@ -51,9 +51,7 @@ class Profile(pl.Callback):
         total_us = sum(us for us, _, _ in found)
         lines = [f"{total_us / 1e3 / self.steps:.3f} ms of {device} time a step, mean of {self.steps} steps", ""]
         lines += ["ms/step  share  calls/step  mean us  kernel"]
-        lines += [
-            f"{us / 1e3 / self.steps:7.3f}  {us / total_us:5.1%}  {count / self.steps:10.1f}  {us / count:7.1f}  {name}"
-            for us, count, name in found[: self.rows]
-            if us
-        ]
+        for us, count, name in found[: self.rows]:
+            share, calls = us / total_us, count / self.steps
+            lines.append(f"{us / 1e3 / self.steps:7.3f}  {share:5.1%}  {calls:10.1f}  {us / count:7.1f}  {name:.100}")
         return "\n".join(lines) + "\n"
