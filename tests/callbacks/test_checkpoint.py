@@ -1,0 +1,115 @@
+"""When checkpoints are written, and that they are whole or not there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from src.errors import UserError
+
+from .stand_ins import StandInTrainer, stand_in_task
+
+FAILURES = OSError(28, "No space left on device"), RuntimeError("write failed"), KeyboardInterrupt()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failing_write_leaves_the_old_file_and_nothing_partial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(3)}}, path)
+    before = path.read_bytes()
+
+    def half_written(checkpoint: Any, target: Path) -> None:
+        target.write_bytes(before[:100])
+        raise failure
+
+    monkeypatch.setattr(torch, "save", half_written)
+    expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else UserError
+    with pytest.raises(expected) as raised:
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.ones(3)}}, path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    if expected is UserError:
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_first_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(checkpoint: Any, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_written_checkpoint_takes_the_old_ones_place(tmp_path: Path) -> None:
+    for number in (1, 2):
+        AtomicCheckpointIO().save_checkpoint({"number": number}, str(tmp_path / "last.ckpt"))
+    assert torch.load(tmp_path / "last.ckpt") == {"number": 2}
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("max", [1.0, 3.0, 2.0, 3.0, 4.0], [0, 1, 4]),
+        ("min", [3.0, 4.0, 2.0, 2.0, 1.0], [0, 2, 4]),
+        ("max", [float("nan"), None, -5.0], [2]),
+    ],
+)
+def test_best_is_the_best_evaluation_so_far(mode: str, values: list[float | None], best: list[int]) -> None:
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint("folder", "quality", mode)
+    for step, value in enumerate(values):
+        trainer.step = step
+        task.metrics = {} if value is None else {"quality": value}
+        checkpoint.on_validation_end(trainer, task)
+    assert trainer.saved == [("best.ckpt", step) for step in best]
+    resumed = Checkpoint("folder", "quality", mode)
+    resumed.load_state_dict(checkpoint.state_dict())
+    resumed.on_validation_end(trainer, task)
+    assert len(trainer.saved) == len(best)  # the same value again is no better than before the break
+
+
+def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None = None) -> list[tuple[str, int]]:
+    """What is saved in a run of epochs with so many steps; at step `stop_at` somebody asks it to stop."""
+    trainer, task = StandInTrainer(), stand_in_task()
+    for epoch in range(epochs):
+        trainer.epoch = epoch
+        for step in range(steps):
+            trainer.step += 1
+            trainer.stop = trainer.step == stop_at
+            trainer.last_batch = step == steps - 1
+            checkpoint.on_train_batch_end(trainer, task, None, None, step)
+            if trainer.stop:
+                break
+        trainer.saved.append(("evaluated", trainer.step))
+        checkpoint.on_train_epoch_end(trainer, task)
+        if trainer.stop:
+            break
+    checkpoint.on_train_end(trainer, task)
+    return [(name.removesuffix(".ckpt"), step) for name, step in trainer.saved]
+
+
+def test_last_is_renewed_every_few_epochs_and_at_the_end() -> None:
+    saved = train(Checkpoint("folder", "quality", "max", every_n_epochs=2), epochs=3, steps=2)
+    assert saved == [("evaluated", 2), ("evaluated", 4), ("last", 4), ("evaluated", 6), ("last", 6)]
+
+
+def test_last_is_renewed_every_few_steps_but_not_between_an_epochs_last_step_and_its_evaluation() -> None:
+    saved = train(Checkpoint("folder", "quality", "max", every_n_epochs=9, every_n_steps=2), epochs=2, steps=4)
+    assert saved == [("last", 2), ("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 8), ("last", 8)]
+
+
+def test_a_stop_within_an_epoch_is_saved_before_the_epoch_counts_as_done() -> None:
+    saved = train(Checkpoint("folder", "quality", "max"), epochs=2, steps=4, stop_at=6)
+    assert saved == [("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 6)]
+
+
+def test_saving_is_the_checkpoint_phase() -> None:
+    task = stand_in_task()
+    Checkpoint("folder", "quality", "max").on_train_end(StandInTrainer(), task)
+    assert task.clock.totals_s["checkpoint"] > 0

@@ -1,0 +1,136 @@
+"""What the other callbacks give: history, rates over ranks, memory, energy, target, generators, the progress bar."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import distributed
+
+from src.callbacks import energy
+from src.callbacks.energy import Energy
+from src.callbacks.history import History, thinned
+from src.callbacks.memory import GIB, Memory
+from src.callbacks.progress import Progress
+from src.callbacks.rng import RngState
+from src.callbacks.target import Target
+from src.callbacks.throughput import gather, spread, sum_or_none
+from src.models.task import FinalMetric
+
+from .stand_ins import StandInTrainer, stand_in_task
+
+
+def test_a_long_history_is_thinned_to_windows_and_every_evaluation() -> None:
+    rows: list[dict[str, Any]] = [{"step": step, "loss": 1.0} for step in range(2001)]
+    for step in (7, 700, 1999):
+        rows[step] = {"step": step, "validity": 1.0}
+    kept = thinned(rows, most=400)
+    assert len(kept) <= 405 and kept[-1] == rows[-1]
+    assert [row["step"] for row in kept if "validity" in row] == [7, 700, 1999]
+    assert thinned(rows[:400], most=400) == rows[:400]
+
+
+def test_history_gives_the_loss_of_its_step_though_the_tensor_is_overwritten() -> None:
+    history, trainer, task = History(2), StandInTrainer(), stand_in_task()
+    task.last = {"loss": torch.tensor(0.0)}
+    for step in range(1, 6):
+        task.last["loss"].fill_(step)  # in place, as a captured graph does
+        trainer.step = step
+        history.on_train_batch_end(trainer, task, None, None, step)
+    history.on_train_end(trainer, task)
+    assert [(row["step"], row["loss"]) for row in history.rows] == [(2, 2.0), (4, 4.0)]
+    assert history.latest["loss"] == 4.0
+
+
+def test_the_progress_bar_shows_what_the_history_read() -> None:
+    trainer, history = StandInTrainer(), History(1)
+    history.latest = {"loss": 1.23456, "samples_per_s": 12345.6}
+    trainer.callbacks = [history]
+    assert Progress().get_metrics(trainer, stand_in_task()) == {"loss": "1.23", "samples_per_s": "12,346"}
+
+
+def test_sums_over_ranks_need_every_rank() -> None:
+    assert sum_or_none([1.0, 2.5]) == 3.5
+    assert sum_or_none([1.0, None]) is None and sum_or_none([]) is None
+    assert spread([1.0, 2.0, 6.0]) == {"min": 1.0, "mean": 3.0, "max": 6.0}
+    assert spread([None, 4.0]) == {"min": 4.0, "mean": 4.0, "max": 4.0} and spread([None]) is None
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_gathering_keeps_what_is_missing() -> None:
+    assert gather(0.1) == [0.1] and gather(None) == [None]
+
+
+def test_memory_is_the_peak_of_the_process() -> None:
+    memory, task = Memory(), stand_in_task()
+    assert memory.figures(task) == {}
+    ballast = np.ones(2**25)  # 256 MiB
+    held = psutil.Process().memory_info().rss / GIB
+    del ballast
+    memory.on_train_end(StandInTrainer(), task)
+    figures = memory.figures(task)["mem"]
+    assert 0.25 < held <= figures["peak_reserved_gib"] + 1e-3 <= figures["total_gib"]
+    assert figures["peak_allocated_gib"] is None
+
+
+def test_energy_is_of_training_and_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counter(energy.EnergyCounter):
+        def __init__(self) -> None:
+            pass
+
+        def joules(self) -> float:
+            return 50.0
+
+    task, trainer, measured = stand_in_task(), StandInTrainer(), Energy()
+    task.clock.mark("compute", samples=200)
+    assert measured.figures(task) == {"energy": None}
+    monkeypatch.setattr(energy, "energy_counter", lambda device: Counter())
+    measured.on_train_start(trainer, task)
+    measured.on_train_end(trainer, task)
+    found = measured.figures(task)["energy"]
+    assert found == {"joules": 50.0, "samples_per_joule": 4.0, "source": "nvml total energy"}
+
+
+@pytest.mark.parametrize(
+    ("direction", "stop", "value", "stops"),
+    [("max", True, 5.0, True), ("max", True, 4.9, False), ("min", True, 4.9, True), ("min", True, 5.1, False),
+     ("max", False, 9.0, False), ("max", True, None, False)],
+)  # fmt: skip
+def test_a_reached_target_ends_training_where_asked(
+    direction: Any, stop: bool, value: float | None, stops: bool
+) -> None:
+    trainer, task = StandInTrainer(), stand_in_task(direction, target=5.0)
+    task.metrics = {} if value is None else {"quality": value}
+    Target(stop).on_validation_end(trainer, task)
+    assert trainer.should_stop is stops
+
+
+def test_without_a_target_nothing_is_reached() -> None:
+    assert FinalMetric("quality", "max", None).reached(1.0) is None
+
+
+def drawn() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_generators_go_on_where_they_were(ranks: int) -> None:
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), {}
+    RngState().on_save_checkpoint(trainer, task, checkpoint)
+    expected = drawn()
+    resumed = RngState()
+    resumed.on_load_checkpoint(trainer, task, checkpoint)
+    drawn()
+    trainer.ranks = ranks
+    resumed.on_train_start(trainer, task)
+    assert (drawn() == expected) == (ranks == 1)  # the states of one rank say nothing about two

@@ -1,0 +1,1 @@
+"""Base classes whose tests every model and every datamodule inherits."""

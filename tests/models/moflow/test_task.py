@@ -1,0 +1,96 @@
+"""MoFlow keeps the contract of a Task, and what is its own."""
+
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contracts.task import TaskContract
+from omegaconf import DictConfig
+from tiny_run import tiny_config
+from torch import Tensor
+
+from src.models.moflow.actnorm import ActNorm
+from src.models.moflow.network import MoFlow
+from src.models.moflow.task import MoFlowTask
+from src.models.task import Task
+from src.run import fit
+from src.run import train as run
+
+PUBLISHED = {"validity", "uniqueness", "novelty", "abs_uniqueness", "abs_novelty", "nuv"}
+
+
+class TestMoFlow(TaskContract):
+    reference = ("model.task.network.execution=reference",)
+    fast = ("model.task.network.execution=fast",)
+
+    def config(self, home: Path, *overrides: str) -> DictConfig:
+        return tiny_config(home, *overrides)
+
+    def wasted_flops(self, task: Task) -> float:
+        """A 3x3 convolution of a 2x2 map carries out 36 products, of which 16 lie inside."""
+        network = task.network
+        assert isinstance(network, MoFlow)
+        widths = [800, 8, 8, 1600]  # half of the channels in; scale and shift of the other half out
+        return 2 * len(network.bond_flow.steps) * (36 - 16) * sum(map(prod, pairwise(widths)))
+
+    def test_actnorm_sees_the_first_batch_alone(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[ActNorm] = []
+        initialize = ActNorm.initialize
+        monkeypatch.setattr(ActNorm, "initialize", lambda norm, v: (seen.append(norm), initialize(norm, v))[1])
+        job = self.job(home, "actnorm")
+        fit(job)
+        norms = [module for module in job.task.modules() if isinstance(module, ActNorm)]
+        assert sorted(map(id, seen)) == sorted(map(id, norms)) and len(norms) == 2 + 3
+        assert all(norm.initialized and norm.loc.any() for norm in norms)
+        seen.clear()
+        last = home / "actnorm" / "checkpoints" / "last.ckpt"
+        fit(self.job(home, "actnorm_resumed", "fit.max_epochs=2", f"ckpt_path={last}"))
+        assert not seen
+
+    def test_evaluations_judge_as_many_molecules_as_asked_for(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Here training molecules are what is generated: all valid, none new, and one of eight twice."""
+        sizes: list[int] = []
+
+        def generate(task: MoFlowTask, size: int) -> tuple[np.ndarray, np.ndarray]:
+            sizes.append(size)
+            data = task.trainer.datamodule.data  # type: ignore[attr-defined]
+            rows = np.sort(data.train_index[np.arange(size) % 7])
+            return np.array(data.nodes[rows]), np.array(data.edges[rows])
+
+        monkeypatch.setattr(MoFlowTask, "generate", generate)
+        record = run(tiny_config(home, f"output_dir={home / 'judged'}", "model.task.eval_batch=8"))
+        assert sizes == [8, 16, 8]  # one evaluation, then 24 molecules, 16 at once
+        evaluation, final = (row for row in record.history if "validity" in row)
+        assert PUBLISHED | {"val_bits_atom", "val_bits_bond"} <= set(evaluation) and "reconstruction" not in evaluation
+        assert evaluation["validity"] == 100 and evaluation["uniqueness"] == pytest.approx(100 * 7 / 8)
+        assert evaluation["canonical_novelty"] == final["canonical_nuv"] == 0
+        assert final["uniqueness"] == pytest.approx((100 * 7 / 16 + 100 * 7 / 8) / 2)
+        assert final["reconstruction"] == 100
+        assert record.final_metric is not None and record.final_metric.value == final["nuv"]
+        assert (home / "judged" / "molecules.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_nothing_is_drawn_where_nothing_is_valid(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nothing = np.zeros((16, 38), np.uint8), np.zeros((16, 38, 38), np.uint8)
+        monkeypatch.setattr(MoFlowTask, "generate", lambda task, size: tuple(array[:size] for array in nothing))
+        record = run(tiny_config(home, f"output_dir={home / 'nothing'}", "fit.max_steps=1"))
+        assert record.status == "done" and record.final_metric is not None and record.final_metric.value == 0
+        assert not (home / "nothing" / "molecules.png").exists()
+        assert "no valid molecule was generated" in capsys.readouterr().out
+
+    def test_held_out_bits_weigh_every_molecule_alike(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+            assert not network.training
+            return torch.tensor(float(len(nodes))), torch.tensor(2.0 * len(nodes))
+
+        monkeypatch.setattr(MoFlow, "likelihood", likelihood)
+        job = self.job(home, "held_out", "datamodule.source.held_out_share=0.15")
+        fit(job)  # 12 molecules are held out: a batch of 8 and one of 4
+        bits = {name: job.task.metrics[f"val_bits_{name}"] for name in ("atom", "bond")}
+        assert bits == pytest.approx({"atom": (8 * 8 + 4 * 4) / 12, "bond": 2 * (8 * 8 + 4 * 4) / 12})

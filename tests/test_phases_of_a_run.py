@@ -1,0 +1,231 @@
+"""A real training loop with the real callbacks, whose loader, step, evaluation and checkpoint take known times."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from src.callbacks.checkpoint import Checkpoint
+from src.callbacks.history import History
+from src.callbacks.phases import Phases
+from src.callbacks.throughput import Throughput
+from src.datamodules.base import Metered
+from src.measure.clock import PHASES, Clock
+from src.measure.roofline import Cost
+from src.models.task import FinalMetric, Prediction, Task
+from src.run import quieten
+from src.schema import Hardware, Precision
+
+LOADER_S, STEP_S, EVALUATION_S, CHECKPOINT_S, OTHER_S = 0.01, 0.02, 0.05, 0.03, 0.005
+BATCH, STEPS, EPOCHS, WARMUP = 3, 8, 2, 4
+Batch = tuple[Tensor]
+
+
+class Spent:
+    """Keeps the processor busy for a given time and adds up what it really was: the machine may be slow."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.times: Counter[str] = Counter()
+
+    def spin(self, phase: str, seconds: float, then: Callable[[], object] = lambda: None) -> None:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            pass
+        then()
+        self.seconds[phase] += time.perf_counter() - begin
+        self.times[phase] += 1
+
+
+class Loader:
+    """Batches that each take LOADER_S to fetch."""
+
+    def __init__(self, spent: Spent) -> None:
+        self.spent = spent
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(STEPS):
+            self.spent.spin("fetch", LOADER_S)
+            yield (torch.ones(BATCH, 1),)
+
+
+class SlowTask(Task):
+    """A step takes STEP_S and OTHER_S before it, an evaluation EVALUATION_S."""
+
+    unit = "samples"
+    final_metric = FinalMetric("quality", "max", None)
+
+    def __init__(self, spent: Spent) -> None:
+        super().__init__(nn.Linear(1, 1), partial(torch.optim.SGD, lr=0.1))
+        self.spent = spent
+        self.crash_in_evaluation = False
+        self.begin_s = self.end_s = 0.0
+
+    def on_train_start(self) -> None:
+        self.begin_s = time.perf_counter()
+        super().on_train_start()
+
+    def on_train_end(self) -> None:
+        self.end_s = time.perf_counter()
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        self.spent.spin("compute", STEP_S)
+        return {"loss": self.network(*batch).square().mean()}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.spent.spin("evaluation", EVALUATION_S)
+        if self.crash_in_evaluation:
+            raise RuntimeError("evaluation broke")
+        self.metrics = {"quality": float(self.current_epoch)}
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self.spent.spin("other", OTHER_S)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def cost(self) -> Cost:
+        return Cost(flops_forward=2, flops_training=6, bytes_forward=8, bytes_training=24)
+
+    def example_batch(self, size: int) -> Batch:
+        return (torch.ones(size, 1),)
+
+    def predict(self, *_: Any, **__: Any) -> Prediction:
+        raise NotImplementedError
+
+
+class Run:
+    """What a run of SlowTask measured, beside what really happened."""
+
+    def __init__(self, folder: Path, crash_in_evaluation: bool = False) -> None:
+        quieten()
+        self.spent = Spent()
+        self.task = SlowTask(self.spent)
+        self.task.crash_in_evaluation = crash_in_evaluation
+        hardware = Hardware(name="made up", accelerator="cpu", peak_flops={"fp32": 1e6}, peak_bandwidth=1e6)
+        callbacks = [
+            Phases(),
+            Throughput(WARMUP, hardware, Precision(name="fp32")),
+            History(4),
+            Checkpoint(str(folder), "quality", "max"),
+        ]
+        begin = time.perf_counter()
+        clock = self.task.clock = Clock(origin_s=begin)
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=EPOCHS, logger=False, callbacks=callbacks,
+            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        )  # fmt: skip
+        save = trainer.save_checkpoint
+        trainer.save_checkpoint = lambda path: self.spent.spin(  # type: ignore[method-assign]
+            "checkpoint", CHECKPOINT_S, partial(save, path)
+        )
+        self.failed = False
+        try:
+            trainer.fit(self.task, Metered(Loader(self.spent), clock), [(torch.ones(1, 1),)])
+        except RuntimeError:
+            self.failed = True
+        self.spent.spin("other", 10 * OTHER_S)  # somebody else's work before the record is made
+        self.figures: dict[str, Any] = {}
+        for callback in reversed(callbacks[:3]):
+            self.figures |= callback.figures(self.task)  # type: ignore[attr-defined]
+        self.wall_s = time.perf_counter() - begin
+        self.training_s = self.task.end_s - self.task.begin_s
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.mark.parametrize("phase", ["fetch", "compute", "evaluation", "checkpoint", "other"])
+def test_a_phase_is_what_it_took(run: Run, phase: str) -> None:
+    steps = STEPS * EPOCHS
+    # Every epoch is the best so far, so there are two checkpoints.
+    times = {"fetch": steps, "compute": steps, "evaluation": EPOCHS, "checkpoint": 2 * EPOCHS, "other": steps + 1}
+    assert run.spent.times[phase] == times[phase]
+    measured, real = run.figures["phases_s"][phase], run.spent.seconds[phase]
+    assert real <= measured < real + 0.1
+
+
+def test_nothing_is_moved_or_communicated_here(run: Run) -> None:
+    assert run.figures["phases_s"]["transfer"] == run.figures["phases_s"]["communication"] == 0
+
+
+def test_phases_add_up_to_the_wall_time(run: Run) -> None:
+    phases = dict(run.figures["phases_s"])
+    wall = phases.pop("wall")
+    assert set(phases) == set(PHASES)
+    assert abs(sum(phases.values()) - wall) <= 0.01 * wall
+    assert wall == pytest.approx(run.wall_s, rel=0.01)
+
+
+def test_samples_are_those_of_finished_steps(run: Run) -> None:
+    assert run.figures["samples"] == BATCH * STEPS * EPOCHS
+    assert run.figures["ranks"] == 1
+
+
+def test_rates_are_samples_over_their_own_times(run: Run) -> None:
+    samples, phases = BATCH * STEPS * EPOCHS, run.figures["phases_s"]
+    assert run.figures["p_core"] == pytest.approx(samples / phases["compute"])
+    assert run.figures["p_whole"] == pytest.approx(samples / run.training_s, rel=0.02)
+    assert run.figures["p_train"] == pytest.approx(samples / (run.training_s - phases["evaluation"]), rel=0.02)
+    assert run.figures["p_whole"] < run.figures["p_train"] < run.figures["p_core"]
+
+
+def test_steady_rates_leave_warm_up_evaluation_and_checkpoints_out(run: Run) -> None:
+    steady, left = run.figures["steady"], STEPS * EPOCHS - WARMUP
+    iterations, compute = run.task.clock.steps.iteration_s[WARMUP:], run.task.clock.steps.compute_s[WARMUP:]
+    assert len(iterations) == left
+    assert steady["p_train"] == pytest.approx(BATCH * left / sum(iterations))
+    assert steady["p_core"] == pytest.approx(BATCH * left / sum(compute))
+    assert LOADER_S + STEP_S <= steady["step_time_s"]["p50"] < LOADER_S + STEP_S + EVALUATION_S
+    assert min(iterations) >= LOADER_S + STEP_S
+
+
+def test_utilisation_is_the_steady_rate_over_the_peaks(run: Run) -> None:
+    used, rate = run.figures["utilisation"], run.figures["steady"]["p_core"]
+    assert used["flops_per_s"] == pytest.approx(6 * rate) and used["of_peak_flops"] == pytest.approx(6 * rate / 1e6)
+    assert used["bytes_per_s"] == pytest.approx(24 * rate)
+    assert used["of_peak_bandwidth"] == pytest.approx(24 * rate / 1e6)
+
+
+def test_history_has_losses_by_window_and_evaluations(run: Run) -> None:
+    rows = run.figures["history"]
+    assert [row["step"] for row in rows] == [4, 8, 8, 12, 16, 16]  # in the order of time
+    assert [row["quality"] for row in rows if "loss" not in row] == [0, 1]
+    windows = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in windows] == [4, 8, 12, 16]
+    losses = [row["loss"] for row in windows]
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+    seconds = run.task.clock.steps.iteration_s
+    for end, row in enumerate(windows, 1):
+        assert row["samples_per_s"] == pytest.approx(BATCH * 4 / sum(seconds[4 * end - 4 : 4 * end]))
+
+
+def test_phases_add_up_after_a_failure_within_an_evaluation(tmp_path: Path) -> None:
+    run = Run(tmp_path, crash_in_evaluation=True)
+    phases = dict(run.figures["phases_s"])
+    wall = phases.pop("wall")
+    assert run.failed and run.figures["samples"] == BATCH * STEPS
+    assert sum(phases.values()) == pytest.approx(wall, rel=0.01) and wall == pytest.approx(run.wall_s, rel=0.01)
+    assert run.spent.seconds["evaluation"] <= phases["evaluation"] < run.spent.seconds["evaluation"] + 0.1
+
+
+def test_moving_a_batch_to_its_device_is_transfer() -> None:
+    task = SlowTask(Spent())
+    batch = (torch.ones(4), torch.ones(2))
+    assert task.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+    assert task.clock.totals_s["transfer"] == 0
+    moved = task.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    assert all(tensor.device.type == "meta" for tensor in moved)
+    assert task.clock.totals_s["transfer"] > 0
