@@ -174,8 +174,12 @@ def from_figures(figures: dict[str, Any]) -> Record:
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Writes the record as JSON, atomically; folders are created. Raises UserError where it cannot be written."""
-    write_text(path, json.dumps(record.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Writes the record as JSON, atomically, a history row a line; makes folders. Raises UserError if it fails."""
+    plain = record.to_dict()
+    rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in plain.pop("history")]
+    head = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
+    history = "[\n    " + ",\n    ".join(rows) + "\n  ]" if rows else "[]"
+    write_text(path, f'{head},\n  "history": {history}\n}}\n')
 
 
 def read_record(path: Path) -> Record:
