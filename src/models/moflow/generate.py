@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,63 +13,60 @@ from src.files import written_atomically
 from src.measure.clock import Clock
 from src.models.graphed import Graphed
 from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
+from src.models.moflow.network import MoFlow
 from src.models.task import Prediction, PredictionJob
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
-
-if TYPE_CHECKING:
-    from src.models.moflow.task import MoFlowTask
 
 PICTURE_SIZE = 20  # molecules
 
 
 @dataclass(frozen=True)
 class Options:
-    """MoFlow's own of a prediction: conf/model/moflow.yaml, `predict`. None: as in training."""
+    """MoFlow's own of a prediction: conf/model/moflow.yaml, `predict`."""
 
-    temperature: float | None = None
-    correct_validity: bool | None = None
+    temperature: float
+    correct_validity: bool
     interpolate: Sequence[str] | None = None  # two SMILES
     interpolate_steps: int = 20
 
 
-def generate_molecules(task: "MoFlowTask", job: PredictionJob, clock: Clock) -> Prediction:
+def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, clock: Clock) -> Prediction:
     """Generates molecules in batches and writes the valid ones to the job's output, .csv or .smi.
 
     A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
     worker processes beside it and not counted. A csv has smiles, qed, logp and sas. With `interpolate` also writes the
     molecules on the way between two. Raises UserError for another ending and for SMILES that do not encode.
     """
-    options, output = Options(**job.options), job.output
+    output, steps = job.output, options.interpolate_steps
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
-    vocabulary, steps = vocabulary_of(task), options.interpolate_steps
+    vocabulary = vocabulary_of(network)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
-    corrected = task.correct_validity if options.correct_validity is None else options.correct_validity
-    nodes, edges, latencies = generated(task, job, options, clock)
+    nodes, edges, latencies = generated(network, job, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
-        smiles = scorer.build(nodes, edges, corrected).result()
+        smiles = scorer.build(nodes, edges, options.correct_validity).result()
         valid = [text for text in smiles if text is not None]
         properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
     write_molecules(valid, properties, output)
     files = {"molecules": output, **picture_of(valid, output.with_suffix(".png"))}
     if ends is not None:
-        files |= write_interpolation(interpolated(task.network, ends, steps, vocabulary, corrected), output)
+        way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
+        files |= write_interpolation(way, output)
     clock.mark("evaluation")
     validity = {"name": "validity", "value": 100 * len(valid) / job.num_samples, "target": None, "reached": None}
     return Prediction(len(latencies) * job.batch_size, latencies, files, validity)
 
 
 def generated(
-    task: "MoFlowTask", job: PredictionJob, options: Options, clock: Clock
+    network: MoFlow, job: PredictionJob, temperature: float, clock: Clock
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Nodes and edges of the job's samples on the host, and the seconds of each batch.
 
     Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
     """
-    sigma = task.temperature if options.temperature is None else options.temperature
-    sample = Graphed(lambda: task.network.sample(job.batch_size, sigma), job.graph)
+    sample = Graphed(lambda: network.sample(job.batch_size, temperature), job.graph)
     latencies: list[float] = []
 
     def batch() -> tuple[np.ndarray, np.ndarray]:
@@ -102,9 +98,9 @@ def picture_of(smiles: Sequence[str | None], path: Path) -> dict[str, Path]:
     return {"generated molecules": path}
 
 
-def vocabulary_of(task: "MoFlowTask") -> Vocabulary:
+def vocabulary_of(network: MoFlow) -> Vocabulary:
     """The vocabulary whose sizes are the network's."""
-    size = task.network.num_atom_classes, task.network.max_atoms
+    size = network.num_atom_classes, network.max_atoms
     found = next((v for v in VOCABULARIES if (v.num_classes, v.max_atoms) == size), None)
     if found is None:
         raise UserError(f"no vocabulary has {size[0]} atom classes and {size[1]} atoms; add it to VOCABULARIES")

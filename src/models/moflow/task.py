@@ -13,7 +13,7 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.exact import exact_products
 from src.models.moflow.cost import cost
-from src.models.moflow.generate import generate_molecules, picture_of
+from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
 from src.models.task import FinalMetric, Prediction, PredictionJob, Task
 from src.molecules.score import Scorer
@@ -158,7 +158,9 @@ class MoFlowTask(Task):
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Generates molecules; see `src.models.moflow.generate`."""
-        return generate_molecules(self, job, clock)
+        usual = {"temperature": self.temperature, "correct_validity": self.correct_validity}
+        options = Options(**usual | {name: value for name, value in job.options.items() if value is not None})
+        return generate_molecules(self.network, job, options, clock)
 
 
 def pieces(total: int, size: int) -> list[int]:
