@@ -52,6 +52,7 @@ def train(config: DictConfig) -> Record:
     quieten()
     config = settled(config)
     status, error, job = "done", None, None
+    say(config.note)
     try:
         job = build(config, clock)
         fit(job)
@@ -76,6 +77,12 @@ def quieten() -> None:
     for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
                   "Experiment logs directory.*", ".*does not have many workers.*"):  # fmt: skip
         warnings.filterwarnings("ignore", message=known)
+
+
+def say(note: str | None) -> None:
+    """Prints the note of the run, once per group of ranks."""
+    if note and int(os.environ.get("RANK", "0")) == 0:
+        print(f"note: {note}", flush=True)
 
 
 def settled(config: DictConfig) -> DictConfig:
@@ -246,3 +253,4 @@ def finish(config: DictConfig, job: Job | None, record: Record) -> None:
     if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
         sys.modules["wandb"].finish(exit_code=int(record.status != "done"))
     print(summary(record, files), file=sys.stdout, flush=True)
+    say(config.note)

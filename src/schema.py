@@ -90,6 +90,7 @@ class TrainConfig:
     execution: Execution = field(default_factory=Execution)
     measure: Measure = field(default_factory=Measure)
     seed: int = 1
+    note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
     resume: bool = False  # resume from the newest checkpoint of the same case under output_root
     data_root: str = "data"

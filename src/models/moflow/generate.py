@@ -19,7 +19,7 @@ from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
 
-PICTURE_SIZE = 20  # molecules
+LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         smiles = scorer.build(nodes, edges, options.correct_validity).result()
         valid = [text for text in smiles if text is not None]
         properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
-    write_molecules(valid, properties, output)
-    files = {"molecules": output, **picture_of(valid, output.with_suffix(".png"))}
+        write_molecules(valid, properties, output)
+        files = {"molecules": output, **picture_of(valid, scorer, output.with_suffix(".png"))}
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
         files |= write_interpolation(way, output)
@@ -85,13 +85,17 @@ def generated(
     return nodes, edges, latencies
 
 
-def picture_of(smiles: Sequence[str | None], path: Path) -> dict[str, Path]:
-    """Draws the first distinct valid molecules; nothing, with a line that says why, where that cannot be done."""
-    valid = list(dict.fromkeys(text for text in smiles if text is not None))
+def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict[str, Path]:
+    """Draws the most drug-like of the first distinct valid molecules, best first, with their QED.
+
+    Nothing, with a line that says why, where that cannot be done.
+    """
+    valid = list(dict.fromkeys(text for text in smiles if text is not None))[:LOOKED_AT]
+    rated = sorted(zip(scorer.properties(valid).result(), valid, strict=True), reverse=True)[:PICTURE_SIZE]
     try:
-        if not valid:
+        if not rated:
             raise UserError("no valid molecule was generated, so there is no picture of any")
-        draw_grid(valid[:PICTURE_SIZE], path)
+        draw_grid([text for _, text in rated], path, [f"QED {properties.qed:.2f}" for properties, _ in rated])
     except UserError as error:
         print(f"note: {error}")
         return {}

@@ -98,7 +98,7 @@ class MoFlowTask(Task):
         smiles = self._judge(self.final_molecules)
         self.metrics["reconstruction"] = self._reconstruction()
         if self.trainer.is_global_zero and self.output_dir is not None:
-            self.artifacts |= picture_of(smiles, self.output_dir / "molecules.png")
+            self.artifacts |= picture_of(smiles, self.scorer(), self.output_dir / "molecules.png")
 
     def _judge(self, count: int) -> list[str | None]:
         """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
