@@ -22,7 +22,13 @@ from src.callbacks.progress import Progress
 from src.checkpoints import compare, newest_checkpoint, read_checkpoint
 from src.datamodules.base import DataModule
 from src.errors import UserError
-from src.launch.devices import activation_bytes, check_topology, resolve_hardware, set_precision
+from src.launch.devices import (
+    activation_bytes,
+    check_topology,
+    precision_plugin,
+    resolve_hardware,
+    set_precision,
+)
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.models.task import Task
@@ -132,8 +138,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
         strategy=DDPStrategy() if config.trainer.num_nodes * config.trainer.devices > 1 else "auto",
-        precision=config.precision.lightning,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[AtomicCheckpointIO(), precision_plugin(config.precision, accelerator)],
         logger=list(made(config.logger or {}).values()),
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
@@ -245,7 +250,7 @@ def finish(config: DictConfig, job: Job | None, record: Record) -> None:
         files["where the time went"] = folder / "phases.png"
         phases_picture(record, files["where the time went"])
     if job is not None:
-        known = {name for row in record.history for name in row}
+        known = {name for row in record.history for name, value in row.items() if value is not None}
         if curves := [name for name in job.task.curves if name in known]:
             files["curves"] = folder / "curves.png"
             history_picture([record], files["curves"], curves)

@@ -1,5 +1,6 @@
 """Curves of a run: losses once per window, metrics once per evaluation. No waiting for the device inside a step."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from src.callbacks.measuring import Measuring
+from src.errors import UserError
 from src.models.task import Task
 
 
@@ -16,7 +18,7 @@ class History(Measuring):
     """Every `every_n_steps` steps: reads the clock's finished events and the losses that have arrived, and logs both.
 
     The newest losses are copied to the host asynchronously and logged at a later window, once the copy has happened:
-    the host may be many steps ahead of the device.
+    the host may be many steps ahead of the device. A loss that is NaN ends the run: the weights are lost.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -52,7 +54,13 @@ class History(Measuring):
     def _log_arrived(self, trainer: pl.Trainer) -> None:
         while self._copies and self._copies[0].arrived():
             copy = self._copies.popleft()
-            self._log(trainer, copy.where, {name: float(value) for name, value in copy.values.items()} | copy.rate)
+            figures = {name: float(value) for name, value in copy.values.items()} | copy.rate
+            self._log(trainer, copy.where, figures)
+            if math.isnan(figures.get("loss", 0.0)):
+                raise UserError(
+                    f"the loss became NaN at step {copy.where['step']} or before; lower hp.lr, or choose a precision "
+                    f"with more range (bf16, fp32)"
+                )
 
     def _rate(self, task: Task) -> dict[str, float]:
         """Samples per second of the steps whose times have become known since the last call; empty if none has."""

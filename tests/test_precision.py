@@ -1,0 +1,57 @@
+"""A precision's label is true: what the network really computes in, read while it trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import tiny_config
+
+from src.errors import UserError
+from src.models.moflow.task import MoFlowTask
+from src.report.record import read_record
+from src.run import train
+
+
+@pytest.mark.parametrize(
+    ("name", "autocast", "weights", "matmul", "scaled"),
+    [
+        ("fp32", None, torch.float32, "highest", False),
+        ("amp", torch.float16, torch.float32, "high", True),
+        ("bf16", torch.bfloat16, torch.float32, "high", False),
+        ("fp16", None, torch.float16, "high", False),
+    ],
+)
+def test_the_label_is_what_is_computed(
+    name: str,
+    autocast: torch.dtype | None,
+    weights: torch.dtype,
+    matmul: str,
+    scaled: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    loss = MoFlowTask.loss
+
+    def watched(self: MoFlowTask, batch: Any) -> Any:
+        enabled = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if enabled else None
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        seen.append((dtype, self.network.ln_var.dtype, torch.get_float32_matmul_precision(), scaler is not None))
+        return loss(self, batch)
+
+    monkeypatch.setattr(MoFlowTask, "loss", watched)
+    record = train(tiny_config(tmp_path, f"precision={name}", "fit.max_steps=1"))
+    assert seen == [(autocast, weights, matmul, scaled)]
+    assert record.config["precision"]["name"] == name
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
+    # In pure float16 Adam's second moment underflows and the second step's loss is NaN.
+    config = tiny_config(tmp_path, "precision=fp16", "fit.max_steps=6", "measure.window=1")
+    with pytest.raises(UserError, match=r"the loss became NaN at step 2 or before; lower hp\.lr"):
+        train(config)
+    record = read_record(Path(config.output_dir))
+    assert record.status == "failed"
+    assert record.error is not None and "NaN" in record.error.message
