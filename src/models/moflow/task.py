@@ -58,8 +58,8 @@ class MoFlowTask(Task):
         self.temperature, self.correct_validity = temperature, correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
         self.reconstructed = reconstructed
-        # A NaN must be seen, not left out of the mean.
-        self.held_out_atom, self.held_out_bond = (MeanMetric(nan_strategy="disable") for _ in range(2))
+        # A NaN must be seen, not left out of the mean; torchmetrics' "disable" would ignore the weights too.
+        self.held_out_atom, self.held_out_bond = (MeanMetric(nan_strategy=float("nan")) for _ in range(2))
         self._scorer: Scorer | None = None
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """MoFlow keeps the contract of a Task, and what is its own."""
 
+import math
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -94,3 +95,13 @@ class TestMoFlow(TaskContract):
         fit(job)  # 12 molecules are held out: a batch of 8 and one of 4
         bits = {name: job.task.metrics[f"val_bits_{name}"] for name in ("atom", "bond")}
         assert bits == pytest.approx({"atom": (8 * 8 + 4 * 4) / 12, "bond": 2 * (8 * 8 + 4 * 4) / 12})
+
+    def test_held_out_bits_that_are_not_a_number_are_seen(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tensor(float("nan") if len(nodes) == 4 else 1.0), torch.tensor(1.0)
+
+        monkeypatch.setattr(MoFlow, "likelihood", likelihood)
+        job = self.job(home, "not_a_number", "datamodule.source.held_out_share=0.15")
+        fit(job)
+        assert math.isnan(job.task.metrics["val_bits_atom"])
+        assert job.task.metrics["val_bits_bond"] == 1.0
