@@ -19,9 +19,8 @@ def check_complete(config: DictConfig) -> None:
 
 def check_built(config: DictConfig) -> None:
     """Raises UserError where a config's class does not exist yet: its config composes, its code is to come."""
-    targets = {
-        kind: config[kind].get("task", config[kind])._target_ for kind in ("model", "datamodule") if kind in config
-    }
+    keys = {"model": "model.task", "datamodule": "datamodule"}
+    targets = {kind: OmegaConf.select(config, key)._target_ for kind, key in keys.items() if kind in config}
     for kind, target in targets.items():
         module = target.rpartition(".")[0]
         try:

@@ -70,11 +70,12 @@ def from_package(
     return list(targets.values())
 
 
-def from_url(url: str, sha256: str, target: Path, mirror: Path | None = None) -> Path:
+def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = None) -> Path:
     """`target`, downloaded from `url` with a progress bar, or copied from the folder `mirror` (by its name).
 
-    An interrupted download leaves `<target>.part`, where the next call goes on. Raises UserError for a file with
-    another checksum and for an address that cannot be reached.
+    `sha256` is None for a file whose checksum nobody has published: then its reader must notice damage. An interrupted
+    download leaves `<target>.part`, where the next call goes on. Raises UserError for a file with another checksum and
+    for an address that cannot be reached.
     """
     if target.exists():
         _verify(target, sha256)
@@ -127,14 +128,14 @@ def _fetch(url: str, part: Path) -> None:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
-def _verify(path: Path, sha256: str, origin: str = "") -> None:
+def _verify(path: Path, sha256: str | None, origin: str = "") -> None:
     found = sha256_of(path)
-    if found != sha256:
+    if sha256 is not None and found != sha256:
         advice = "give a mirror that has the right file" if origin else "delete it, or give another data_dir"
         raise UserError(f"{origin or path} is truncated or altered: sha256 {found}, expected {sha256}; {advice}")
 
 
-def _in_mirror(mirror: Path, name: str, sha256: str) -> Path:
+def _in_mirror(mirror: Path, name: str, sha256: str | None) -> Path:
     path = mirror / name
     if not path.is_file():
         raise UserError(f"the mirror {mirror} holds no {name}: put the file there, or give no mirror")

@@ -1,10 +1,6 @@
 """Molecules as arrays: prepared once from SMILES files, kept in a folder that is whole or not there, and split."""
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +10,9 @@ import numpy as np
 import rdkit
 from jaxtyping import Int, UInt8
 
+from src.datamodules import prepared
 from src.datamodules.download import sha256_of
+from src.datamodules.prepared import Selection, opened, write_lines
 from src.errors import UserError
 from src.molecules.encode import encode_all
 from src.molecules.vocabulary import Vocabulary
@@ -22,7 +20,6 @@ from src.molecules.vocabulary import Vocabulary
 LAYOUT = 1
 ARRAYS = ("nodes.npy", "edges.npy", "rows.npy")
 TEXTS = ("smiles.txt", "published.txt", "canonical.txt")
-META = "meta.json"
 
 
 class Row(NamedTuple):
@@ -62,31 +59,6 @@ class MolecularData:
         return frozenset(self.canonical[i] for i in self.train_index) - {""}
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which molecules are prepared: at most `limit` of them, drawn with `seed`; bad ones are refused or left out."""
-
-    limit: int | None = None
-    seed: int = 0
-    skip_bad: bool = False
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit={self.limit} leaves no molecule: give 1 or more, or null for all")
-
-    @property
-    def name(self) -> str:
-        """The name of the folder that holds these molecules."""
-        parts = ["all" if self.limit is None else f"{self.limit}_seed{self.seed}"] + ["skip_bad"] * self.skip_bad
-        return "prepared_" + "_".join(parts)
-
-    def rows(self, total: int) -> Int[np.ndarray, " molecules"]:
-        """The chosen rows out of `total`, ascending."""
-        if self.limit is None or self.limit >= total:
-            return np.arange(total)
-        return np.sort(np.random.default_rng(self.seed).choice(total, self.limit, replace=False))
-
-
 def prepare(
     files: list[Path],
     read: Callable[[], list[Row]],
@@ -100,20 +72,17 @@ def prepare(
     Raises UserError for a molecule that cannot be encoded (unless `skip_bad`: then `bad.txt` lists them), and for a
     prepared folder that belongs to other files or settings.
     """
-    prepared = folder / selection.name
     origin = {
         "layout": LAYOUT,
         "inputs": {path.name: sha256_of(path) for path in files},
         "vocabulary": asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)},
         "selection": asdict(selection),
     }
-    if prepared.exists():
-        if {key: _read_meta(prepared).get(key) for key in origin} != origin:
-            raise UserError(f"{prepared} was prepared from other files or settings: delete it to prepare it again")
-        return prepared
-    with _made_whole(prepared) as part:
-        _write(part, read(), vocabulary, selection, origin, workers)
-    return prepared
+
+    def write(part: Path) -> dict[str, Any]:
+        return _write(part, read(), vocabulary, selection, workers)
+
+    return prepared.prepare(folder / f"prepared_{selection.name}", origin, write)
 
 
 def _write(
@@ -121,9 +90,8 @@ def _write(
     all_rows: list[Row],
     vocabulary: Vocabulary,
     selection: Selection,
-    origin: dict[str, Any],
     workers: int | None,
-) -> None:
+) -> dict[str, Any]:
     chosen = selection.rows(len(all_rows))
     rows = [all_rows[i] for i in chosen]
     good = np.ones(len(rows), bool)
@@ -146,38 +114,25 @@ def _write(
         np.save(part / name, array)
     smiles = [row.smiles for row, kept in zip(rows, good, strict=True) if kept]
     for name, lines in zip(TEXTS, (smiles, encoded.published, encoded.canonical), strict=True):
-        _write_lines(part / name, lines)
+        write_lines(part / name, lines)
     if bad:
-        _write_lines(part / "bad.txt", bad)
-    meta = origin | {
-        "total": len(all_rows),
-        "molecules": len(smiles),
-        "bad": len(bad),
-        "rdkit": rdkit.__version__,
-        "sha256": {name: sha256_of(part / name) for name in ARRAYS + TEXTS},
-    }
-    (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        write_lines(part / "bad.txt", bad)
+    return {"total": len(all_rows), "molecules": len(smiles), "bad": len(bad), "rdkit": rdkit.__version__}
 
 
 def load(
-    prepared: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
+    folder: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
 ) -> MolecularData:
     """The molecules of a prepared folder; those whose row is in `hold_out(number of rows)` are the validation split.
 
     Raises UserError for a truncated or altered file and for a split with an empty half.
     """
-    meta = _read_meta(prepared)
-    for name, sha256 in meta["sha256"].items():
-        # A third of a second for all of ZINC-250k, which is about to be read anyway.
-        if not (prepared / name).exists() or sha256_of(prepared / name) != sha256:
-            raise UserError(
-                f"{prepared / name} is missing, truncated or altered: delete {prepared} to prepare it again"
-            )
-    nodes, edges, rows = (np.load(prepared / name, mmap_mode="r") for name in ARRAYS)
-    smiles, published, canonical = ((prepared / name).read_text("utf-8").splitlines() for name in TEXTS)
+    meta = opened(folder)
+    nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
+    smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
     is_held_out = np.isin(rows, hold_out(meta["total"]))
     if is_held_out.all() or not is_held_out.any():
-        raise UserError(f"the split of {len(rows)} molecules in {prepared} has an empty half: raise limit")
+        raise UserError(f"the split of {len(rows)} molecules in {folder} has an empty half: raise limit")
     return MolecularData(
         vocabulary=vocabulary,
         nodes=nodes,
@@ -187,31 +142,5 @@ def load(
         canonical=canonical,
         train_index=np.flatnonzero(~is_held_out),
         valid_index=np.flatnonzero(is_held_out),
-        folder=prepared,
+        folder=folder,
     )
-
-
-def _read_meta(prepared: Path) -> dict[str, Any]:
-    path = prepared / META
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): delete {prepared} to prepare it again") from error
-
-
-def _write_lines(path: Path, lines: list[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-@contextmanager
-def _made_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that gets its name at the end, and is removed on any failure."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        part.rename(folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): give another data_dir, or make room") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from src.datamodules.download import from_package
-from src.datamodules.molecular import MolecularData, Row, Selection, prepare
+from src.datamodules.molecular import MolecularData, Row, prepare
 from src.datamodules.molecular import load as load_prepared
+from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
 from src.molecules.vocabulary import QM9
 

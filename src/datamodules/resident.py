@@ -1,16 +1,19 @@
 """Batches gathered on the device where the data set lives, with a position that a checkpoint can hold."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from src.errors import UserError
 
+Batch = TypeVar("Batch")
 
-class ResidentLoader:
-    """Iterates over tensors that share their first dimension, batch by batch, all on one device.
+
+class OrderedLoader(ABC, Generic[Batch]):
+    """Walks over the rows `index` of a data set, batch by batch; a subclass gathers what a batch is made of.
 
     Every rank walks its own share of one global order, which depends on seed and epoch alone. With `drop_last` each
     global batch has `world_size` full batches; without it no sample is dropped, repeated or padded.
@@ -18,7 +21,6 @@ class ResidentLoader:
 
     def __init__(
         self,
-        tensors: tuple[Tensor, ...],
         index: Tensor,
         batch_size: int,
         *,
@@ -28,17 +30,25 @@ class ResidentLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Takes the rows `index` of `tensors`. Raises UserError if these are fewer than one full global batch."""
+        """Raises UserError if the rows are fewer than one full global batch where the last one is dropped."""
         if drop_last and batch_size * world_size > len(index):
             raise UserError(
                 f"hp.batch_size={batch_size} on {world_size} rank(s) is larger than the training split of {len(index)}"
                 f"; choose at most {len(index) // world_size}"
             )
-        self.tensors, self.index, self.batch_size = tensors, index, batch_size
+        self.index, self.batch_size = index, batch_size
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
         self.rank, self.world_size = rank, world_size
         self.epoch = self.position = 0
         self._resuming = False
+
+    @abstractmethod
+    def begin(self, order: Tensor) -> None:
+        """Takes this rank's rows of the epoch that begins, in order."""
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """The batch of that number in the epoch."""
 
     def __len__(self) -> int:
         if self.drop_last:
@@ -46,15 +56,14 @@ class ResidentLoader:
         mine = len(range(self.rank, len(self.index), self.world_size))
         return -(-mine // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def __iter__(self) -> Iterator[Batch]:
         if self.position and not (self._resuming and self.position < len(self)):
             self.epoch, self.position = self.epoch + 1, 0
         self._resuming = False
-        mine = self._order().to(self.tensors[0].device)
+        self.begin(self._order())
         while self.position < len(self):
-            rows = mine[self.position * self.batch_size : (self.position + 1) * self.batch_size]
             self.position += 1
-            yield tuple(tensor[rows] for tensor in self.tensors)
+            yield self.batch(self.position - 1)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position}
@@ -73,3 +82,20 @@ class ResidentLoader:
             whole = order[: len(self) * self.batch_size * self.world_size]
             return whole.view(len(self), self.world_size, self.batch_size)[:, self.rank].reshape(-1)
         return order[self.rank :: self.world_size]
+
+
+class ResidentLoader(OrderedLoader[tuple[Tensor, ...]]):
+    """Batches of rows of tensors that share their first dimension, all on one device."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], index: Tensor, batch_size: int, **order: Any) -> None:
+        """Takes the rows `index` of `tensors`; `order` as for OrderedLoader."""
+        super().__init__(index, batch_size, **order)
+        self.tensors = tensors
+        self._rows = index
+
+    def begin(self, order: Tensor) -> None:
+        self._rows = order.to(self.tensors[0].device)
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        rows = self._rows[step * self.batch_size : (step + 1) * self.batch_size]
+        return tuple(tensor[rows] for tensor in self.tensors)

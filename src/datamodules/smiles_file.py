@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from src.datamodules.molecular import MolecularData, Row, Selection, prepare
+from src.datamodules.molecular import MolecularData, Row, prepare
 from src.datamodules.molecular import load as load_prepared
+from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
 from src.errors import UserError
 from src.molecules.vocabulary import ZINC250K

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from src.datamodules.download import from_package, from_url
-from src.datamodules.molecular import MolecularData, Row, Selection, prepare
+from src.datamodules.molecular import MolecularData, Row, prepare
 from src.datamodules.molecular import load as load_prepared
+from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
 from src.molecules.vocabulary import ZINC250K
 

@@ -5,7 +5,8 @@ import pytest
 
 from src.datamodules import qm9_molecules, zinc250k
 from src.datamodules.download import sha256_of
-from src.datamodules.molecular import Row, Selection, load, prepare
+from src.datamodules.molecular import Row, load, prepare
+from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
 from src.errors import UserError
 from src.molecules.encode import encode

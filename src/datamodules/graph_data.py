@@ -1,0 +1,141 @@
+"""Molecules with coordinates, bonds and targets as flat arrays, and one molecule of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+
+from src.errors import UserError
+
+ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
+CLOSEST = 1e-3  # angstrom; nearer atoms stand at one place
+BLOCK = 256  # atoms compared with all others together
+
+
+class MoleculeError(ValueError):
+    """Why a molecule cannot be used; whoever catches it adds which one it is."""
+
+
+class Molecule(NamedTuple):
+    """One molecule: every bond once, as (smaller, larger) atom number, ascending."""
+
+    numbers: UInt8[np.ndarray, " atoms"]  # atomic numbers
+    positions: Float[np.ndarray, "atoms 3"]  # angstrom
+    bonds: Int[np.ndarray, "bonds 2"]
+    orders: UInt8[np.ndarray, " bonds"]  # 1 single, 2 double, 3 triple, 4 aromatic
+
+
+class Arrays(NamedTuple):
+    """Many molecules, one behind the other; the fields are the files of a prepared folder."""
+
+    num_atoms: Int[np.ndarray, " molecules"]
+    numbers: UInt8[np.ndarray, " atoms"]
+    positions: Float[np.ndarray, "atoms 3"]
+    num_bonds: Int[np.ndarray, " molecules"]
+    bonds: Int[np.ndarray, "bonds 2"]  # atom numbers within the molecule
+    orders: UInt8[np.ndarray, " bonds"]
+
+    @staticmethod
+    def of(molecules: Iterable[Molecule]) -> "Arrays":
+        """These molecules one behind the other."""
+        empty = Molecule(
+            np.zeros(0, np.uint8), np.zeros((0, 3), np.float32), np.zeros((0, 2), np.int32), np.zeros(0, np.uint8)
+        )
+        molecules = list(molecules)
+        numbers, positions, bonds, orders = (np.concatenate(field) for field in zip(empty, *molecules, strict=True))
+        return Arrays(
+            num_atoms=np.array([len(molecule.numbers) for molecule in molecules], np.int32),
+            numbers=numbers.astype(np.uint8),
+            positions=positions.astype(np.float32),
+            num_bonds=np.array([len(molecule.bonds) for molecule in molecules], np.int32),
+            bonds=bonds.astype(np.int32),
+            orders=orders.astype(np.uint8),
+        )
+
+    @staticmethod
+    def joined(parts: Iterable["Arrays"]) -> "Arrays":
+        """Several of these as one."""
+        return Arrays(*(np.concatenate(field) for field in zip(Arrays.of([]), *parts, strict=True)))
+
+    def molecule(self, row: int) -> Molecule:
+        """The molecule of that number."""
+        atoms, bonds = (
+            slice(int(sizes[:row].sum()), int(sizes[: row + 1].sum())) for sizes in (self.num_atoms, self.num_bonds)
+        )
+        return Molecule(self.numbers[atoms], self.positions[atoms], self.bonds[bonds], self.orders[bonds])
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """Prepared molecules, their targets and their split.
+
+    Attributes:
+        arrays: atoms and bonds.
+        names: what each molecule is called in messages and predictions.
+        targets: NaN where unknown, in the units of `units`.
+        units: of each target by its name, in the order of the columns; empty where nobody said.
+        splits: rows of `train`, `val`, `test` and `predict`, each ascending.
+        skip_bad: leave out what the chosen edges make unusable, rather than refuse it.
+        folder: where the arrays are kept.
+    """
+
+    arrays: Arrays
+    names: list[str]
+    targets: Float[np.ndarray, "molecules targets"]
+    units: Mapping[str, str]
+    splits: Mapping[str, Int[np.ndarray, " rows"]]
+    skip_bad: bool
+    folder: Path
+
+    def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:
+        """The values of one target; NaN for all without `task` or where the data has no targets at all.
+
+        Raises UserError for a name that is none of the targets.
+        """
+        if task is None or not self.units:
+            return np.full(len(self.names), np.nan)
+        if task not in self.units:
+            raise UserError(
+                f"datamodule.task={task}: there is no such target; choose from {', '.join(self.units)}, or null"
+            )
+        return self.targets[:, list(self.units).index(task)]
+
+
+def checked(molecule: Molecule) -> Molecule:
+    """The molecule, with its bonds in order. Raises MoleculeError for one that no graph can be made of."""
+    numbers, positions, bonds, orders = molecule
+    if not len(numbers):
+        raise MoleculeError("has no atoms")
+    foreign = ~np.isin(numbers, list(ELEMENTS.values()))
+    if foreign.any():
+        atom = int(foreign.argmax())
+        raise MoleculeError(
+            f"has an element other than {', '.join(ELEMENTS)}: atom {atom + 1} has atomic number {numbers[atom]}"
+        )
+    wrong = ~np.isfinite(positions).all(1)
+    if wrong.any():
+        raise MoleculeError(f"has no finite coordinates for atom {int(wrong.argmax()) + 1}")
+    if pair := _coincident(positions):
+        raise MoleculeError(f"has atoms {pair[0] + 1} and {pair[1] + 1} at one place")
+    ordered = np.sort(bonds, axis=1)
+    if ((ordered < 0) | (ordered >= len(numbers))).any() or (ordered[:, 0] == ordered[:, 1]).any():
+        raise MoleculeError(f"has a bond that does not join two of its {len(numbers)} atoms")
+    by_atoms = np.lexsort((ordered[:, 1], ordered[:, 0]))
+    if len(np.unique(ordered, axis=0)) < len(ordered):
+        raise MoleculeError("has two bonds between the same atoms")
+    return Molecule(numbers, positions, ordered[by_atoms], orders[by_atoms])
+
+
+def _coincident(positions: Float[np.ndarray, "atoms 3"]) -> tuple[int, int] | None:
+    """The first two atoms that stand at one place, if there are any."""
+    places = positions.astype(np.float32).astype(np.float64)
+    for start in range(0, len(places), BLOCK):
+        block = places[start : start + BLOCK]
+        near = ((block[:, None] - places) ** 2).sum(-1) < CLOSEST**2
+        first, second = np.nonzero(np.triu(near, start + 1))
+        if len(first):
+            return start + int(first[0]), int(second[0])
+    return None

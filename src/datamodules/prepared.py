@@ -1,0 +1,99 @@
+"""Folders of prepared arrays: there whole or not at all, and checked when they are opened."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from src.datamodules.download import sha256_of
+from src.errors import UserError
+
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which molecules are prepared: at most `limit` of them, drawn with `seed`; bad ones are refused or left out."""
+
+    limit: int | None = None
+    seed: int = 0
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"limit={self.limit} leaves no molecule: give 1 or more, or null for all")
+
+    @property
+    def name(self) -> str:
+        """What the folder that holds these molecules is called after."""
+        parts = ["all" if self.limit is None else f"{self.limit}_seed{self.seed}"] + ["skip_bad"] * self.skip_bad
+        return "_".join(parts)
+
+    def rows(self, total: int) -> Int[np.ndarray, " molecules"]:
+        """The chosen rows out of `total`, ascending."""
+        if self.limit is None or self.limit >= total:
+            return np.arange(total)
+        return np.sort(np.random.default_rng(self.seed).choice(total, self.limit, replace=False))
+
+
+def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], dict[str, Any]]) -> Path:
+    """The folder `prepared`, filled by `write` where it is not there yet.
+
+    `write` gets an empty folder and returns what is worth noting of its contents. `origin` says what they are made
+    from. Raises UserError for a folder that is there and was made from something else.
+    """
+    if prepared.exists():
+        meta = _read_meta(prepared)
+        if {key: meta.get(key) for key in origin} != origin:
+            raise UserError(f"{prepared} was prepared from other files or settings: delete it to prepare it again")
+        return prepared
+    with _made_whole(prepared) as part:
+        notes = write(part)
+        meta = {**origin, **notes, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
+        (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    return prepared
+
+
+def opened(prepared: Path) -> dict[str, Any]:
+    """What is noted of a prepared folder. Raises UserError for a file in it that is not as it was written."""
+    meta = _read_meta(prepared)
+    for name, sha256 in meta["sha256"].items():
+        # A third of a second for all of ZINC-250k, which is about to be read anyway.
+        if not (prepared / name).exists() or sha256_of(prepared / name) != sha256:
+            raise UserError(
+                f"{prepared / name} is missing, truncated or altered: delete {prepared} to prepare it again"
+            )
+    return meta
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _read_meta(prepared: Path) -> dict[str, Any]:
+    path = prepared / META
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): delete {prepared} to prepare it again") from error
+
+
+@contextmanager
+def _made_whole(folder: Path) -> Iterator[Path]:
+    """A temporary folder that gets its name at the end, and is removed on any failure."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        part.rename(folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror}): give another data_dir, or make room") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
