@@ -48,10 +48,9 @@ def compare(checkpoint: dict[str, Any], path: Path, network: nn.Module) -> None:
 
 
 def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Puts the checkpoint's network into the task; raises UserError where they differ."""
+    """Puts the checkpoint's weights into the task; raises UserError where the networks differ."""
     compare(checkpoint, path, task.network)  # type: ignore[arg-type]
-    weights = {k.removeprefix("network."): v for k, v in checkpoint["state_dict"].items() if k.startswith("network.")}
-    task.network.load_state_dict(weights)  # type: ignore[union-attr]
+    task.load_state_dict(checkpoint["state_dict"])
 
 
 def shown(shape: torch.Size | None) -> str:

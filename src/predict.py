@@ -1,5 +1,6 @@
 """One prediction from config to record: load, warm up, time every batch, write the predictions and the record."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def predict(config: DictConfig) -> Record:
     """
     clock = Clock(run_begin_s())
     for key in ("num_samples", "batch_size"):
-        if config[key] < 1:
+        if config[key] is not None and config[key] < 1:
             raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
     config.hardware = resolve_hardware(config.hardware)
     OmegaConf.resolve(config)
@@ -89,7 +90,9 @@ def load_task(config: DictConfig) -> Task:
         print("no ckpt_path: the weights are random, the figures are good for timing alone")
     task.batch_size, task.activation_bytes = config.batch_size, activation_bytes(config.precision)
     task.to("cuda" if config.hardware.accelerator == "cuda" else "cpu").eval()
-    return task.half() if config.precision.lightning == "16-true" else task
+    if config.precision.lightning == "16-true":
+        task.network.half()
+    return task
 
 
 def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> Prediction:
@@ -102,6 +105,7 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
         warmup_batches=config.warmup_batches,
         output=Path(config.output) if config.output else folder / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
+        datamodule=partial(made, config.datamodule),
         options=dict(config.model.predict),
     )
     dtype = AUTOCAST.get(config.precision.lightning)
@@ -111,13 +115,19 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
 
 def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
     """What was measured, as fields of the record."""
-    rate = ratio(prediction.samples, sum(prediction.latencies_s))
+    rate, with_loading = ratio(prediction.samples, sum(prediction.latencies_s)), None
+    if prediction.loaded_latencies_s is not None:
+        with_loading = {
+            "throughput": ratio(prediction.samples, sum(prediction.loaded_latencies_s)),
+            "latency_s": percentiles(prediction.loaded_latencies_s, mean=True),
+        }
     cost = task.cost()
     peaks = peaks_of(config.precision.name, config.hardware.peak_flops, config.hardware.peak_bandwidth)
     return {
         "unit": task.unit,
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),
+        "with_loading": with_loading,
         "samples": prediction.samples,
         "final_metric": prediction.final_metric,
         "mem": peak_memory(task.device),

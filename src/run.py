@@ -171,7 +171,10 @@ def fit(job: Job) -> None:
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
-        job.trainer.test(job.task, datamodule=job.datamodule, verbose=False)
+        job.task.evaluate_last(job.datamodule)
+        best = next((c.best_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
+        if best is not None:
+            job.task.evaluate_best(job.datamodule, best)
 
 
 def status_of(error: BaseException, job: Job | None) -> str:

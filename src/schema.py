@@ -111,7 +111,7 @@ class PredictConfig:
     hardware: Hardware = field(default_factory=Hardware)
     execution: Execution = field(default_factory=Execution)
     ckpt_path: str | None = None
-    num_samples: int = 10000
+    num_samples: int | None = 10000  # null: as many as the data has
     batch_size: int = 512
     warmup_batches: int = 5  # run first and left out: compilation, graph capture
     output: str | None = None  # file of the predictions; in the run's folder if not given

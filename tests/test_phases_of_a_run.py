@@ -117,7 +117,7 @@ class Run:
             Phases(),
             Throughput(WARMUP, hardware, Precision(name="fp32")),
             History(4),
-            Checkpoint(str(folder), "quality", "max"),
+            Checkpoint(str(folder)),
         ]
         begin = time.perf_counter()
         clock = self.task.clock = Clock(origin_s=begin)

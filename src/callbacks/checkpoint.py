@@ -1,5 +1,6 @@
 """Checkpoints: last and best, written atomically, counted as their own phase."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,32 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoint(BaseCheckpoint):
-    """`last.ckpt` always, `best.ckpt` when an evaluation is the best so far.
+    """`last.ckpt` always, `best.ckpt` when an evaluation has the best value so far of the task's final metric.
+
+    A run that goes on takes its best along.
 
     Args:
         dirpath: folder of the checkpoints.
-        monitor, mode: the metric of the evaluations, and whether "max" or "min" of it is best.
         every_n_epochs, every_n_steps: how often `last.ckpt` is renewed; it also is at the end of training. After an
             epoch's last step that is done when the epoch's evaluation is over: going on must not leave it out.
     """
 
-    def __init__(
-        self, dirpath: str, monitor: str, mode: str, every_n_epochs: int = 1, every_n_steps: int | None = None
-    ) -> None:
+    def __init__(self, dirpath: str, every_n_epochs: int = 1, every_n_steps: int | None = None) -> None:
         self.folder = Path(dirpath)
-        self.monitor, self.mode = monitor, mode
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.best: float | None = None
+        self.best_path: Path | None = None  # of the weights that evaluated best
         self._saved_at = -1
         self._due = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        if self.best is None or trainer.ckpt_path is None:
+            return
+        before, here = Path(trainer.ckpt_path).with_name("best.ckpt"), self.folder / "best.ckpt"
+        if trainer.is_global_zero and before.exists() and before != here:
+            with pl_module.clock.within("checkpoint"), written_atomically(here) as temporary:
+                shutil.copyfile(before, temporary)
+        self.best_path = here if before.exists() else None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
@@ -56,11 +65,12 @@ class Checkpoint(BaseCheckpoint):
                 self._save_last(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        value = pl_module.metrics.get(self.monitor)
+        metric = pl_module.final_metric
+        value = pl_module.metrics.get(metric.name)
         if value is None or value != value or trainer.sanity_checking:
             return
-        if self.best is None or (value > self.best if self.mode == "max" else value < self.best):
-            self.best = value
+        if self.best is None or (value > self.best if metric.direction == "max" else value < self.best):
+            self.best, self.best_path = value, self.folder / "best.ckpt"
             self._save(trainer, pl_module, "best")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Task) -> None:

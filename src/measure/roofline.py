@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+ADAM_BYTES = 28  # per parameter: reads it, its gradient and two moments, writes it and the moments, 4 bytes each
 DTYPE_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "fp16": "fp16", "bf16": "bf16"}
 
 

@@ -6,6 +6,7 @@ same for all of them.
 """
 
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.schedule import Schedule, ScheduledRate
 from src.models.step import TrainStep
 from src.schema import Execution
 
@@ -41,11 +45,12 @@ class FinalMetric:
 class PredictionJob:
     """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
 
-    num_samples: int
+    num_samples: int | None  # None: as many as the data has
     batch_size: int
     warmup_batches: int
     output: Path
-    graph: bool  # capture the model's work in a CUDA graph
+    graph: bool  # capture the model's work in CUDA graphs
+    datamodule: Callable[..., Any]  # makes the configured one, with other arguments where given
     options: dict[str, Any]  # the model's own, from its config's `predict`
 
 
@@ -54,12 +59,14 @@ class Prediction:
     """What a prediction measured and wrote.
 
     `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
+    `loaded_latencies_s`: the same with the making of the batch inside the clock, where batches come from data.
     """
 
     samples: int
     latencies_s: list[float]
     files: dict[str, Path]
     final_metric: dict[str, Any] | None = None
+    loaded_latencies_s: list[float] | None = None
 
 
 class Task(pl.LightningModule):
@@ -68,6 +75,7 @@ class Task(pl.LightningModule):
     Args:
         network: the model, usable alone.
         optimizer: makes the optimiser from the parameters (`_partial_: true` in the config).
+        schedule: of the learning rate, which is logged as `lr`; None keeps it as it is.
     """
 
     unit: str
@@ -75,10 +83,12 @@ class Task(pl.LightningModule):
     curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
 
-    def __init__(self, network: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, network: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], schedule: Schedule | None = None
+    ) -> None:
         super().__init__()
         self.network = network
-        self.make_optimizer = optimizer
+        self.make_optimizer, self.schedule = optimizer, schedule
         self.automatic_optimization = False  # TrainStep does it, so that one graph can hold the whole step
         self.clock = Clock()
         self.execution = Execution()
@@ -91,6 +101,7 @@ class Task(pl.LightningModule):
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
         self._step: TrainStep | None = None
+        self._rate: ScheduledRate | None = None
 
     @abstractmethod
     def loss(self, batch: Any) -> dict[str, Tensor]:
@@ -118,8 +129,20 @@ class Task(pl.LightningModule):
     def prepare_first_step(self, batch: Any) -> None:
         """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
 
+    def evaluate_last(self, datamodule: pl.LightningDataModule) -> None:
+        """Sets `self.metrics` to what the finished run is judged by, with its last weights."""
+        self.trainer.test(self, datamodule=datamodule, verbose=False)
+
+    def evaluate_best(self, datamodule: pl.LightningDataModule, checkpoint: Path) -> None:
+        """Adds to `self.metrics` what the best evaluation's checkpoint is worth, and may leave its weights in place.
+
+        Nothing unless the model says so.
+        """
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.make_optimizer(self.parameters(), **self.fast_optimizer_flags())
+        # The largest first: a fused update takes a few dozen tensors at a time, and each launch lasts as its largest one.
+        parameters = sorted(self.parameters(), key=torch.numel, reverse=True)
+        return self.make_optimizer(parameters, **self.fast_optimizer_flags())
 
     def fast_optimizer_flags(self) -> dict[str, bool]:
         """On a GPU: one fused kernel, without host reads so that a graph can hold it. The same update rule."""
@@ -131,10 +154,15 @@ class Task(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = self.model_config
+        for state in checkpoint.get("optimizer_states", ()):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there
 
     def on_train_start(self) -> None:
-        for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        for group in optimizer.param_groups:
             group.update(self.fast_optimizer_flags())  # a checkpoint from another device carries that device's flags
+        self._rate = self._scheduled_rate(optimizer)
         if wanted(self.execution.compile, self.device.type == "cuda"):
             self.compile_network()
         graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
@@ -143,17 +171,35 @@ class Task(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.mark("other")
         assert self._step is not None
-        self.last = self._step(batch)
+        lr = self._follow_schedule()
+        self.last = self._step(batch) | lr
         self.batch_size = self.count(batch)
         self.clock.mark("compute", samples=self.batch_size)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        if all(tensor.device == device for tensor in batch if isinstance(tensor, Tensor)):
+        if all(leaf.device == device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
             return batch
         self.clock.mark("other")
         batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
         self.clock.mark("transfer")
         return batch
+
+    def _scheduled_rate(self, optimizer: torch.optim.Optimizer) -> ScheduledRate | None:
+        """The learning rate's schedule with its length, in epochs or steps of this run. Raises UserError if endless."""
+        if self.schedule is None:
+            return None
+        epochs = self.schedule.interval == "epoch"
+        length = self.schedule.total or (self.trainer.max_epochs if epochs else self.trainer.estimated_stepping_batches)
+        if length is None or not 1 <= length < math.inf:
+            raise UserError("a learning rate schedule needs an end; give fit.max_epochs, or model.task.schedule.total")
+        return ScheduledRate(self.schedule, int(length), optimizer, self.device)
+
+    def _follow_schedule(self) -> dict[str, Tensor]:
+        """Sets the learning rates of the next step; returns the first one as `lr`, nothing without a schedule."""
+        if self._rate is None:
+            return {}
+        done = self.current_epoch if self._rate.schedule.interval == "epoch" else self.global_step
+        return {"lr": torch.tensor(self._rate.follow(done), dtype=torch.float64)}
 
 
 def wanted(choice: str, auto: bool) -> bool:

@@ -111,9 +111,17 @@ class Energy:
     source: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithLoading:
+    """Predicting with the making of batches from data inside the clock."""
+
+    throughput: Figure = None
+    latency_s: Latency | None = None
+
+
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady"),
-    "predict": ("throughput", "latency_s"),
+    "predict": ("throughput", "latency_s", "with_loading"),
 }
 
 
@@ -137,6 +145,7 @@ class Record:
     steady: Steady | None = None
     throughput: Figure = None
     latency_s: Latency | None = None
+    with_loading: WithLoading | None = None
     final_metric: FinalMetric | None = None
     mem: Memory | None = None
     phases_s: dict[str, Figure] = field(default_factory=dict)
@@ -198,7 +207,7 @@ def read_record(path: Path) -> Record:
             f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
             "read it with the code that wrote it, or run again"
         )
-    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks")
+    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading")
     try:
         return build(Record, data, may_lack=absent)
     except ValueError as error:

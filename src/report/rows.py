@@ -10,7 +10,7 @@ from src.report.record import Figure, Record
 LATENCIES = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = (
     *("e2e_time_s", "train_time_s", "p_whole", "p_train", "p_core", "p_steady"),
-    *("throughput", *(f"latency_s.{part}" for part in LATENCIES)),
+    *("throughput", "with_loading", *(f"latency_s.{part}" for part in LATENCIES)),
     *("final_metric", "final_target", "mem_used_gib", "mem_total_gib"),
 )
 
@@ -46,6 +46,7 @@ def of_record(source: str, record: Record) -> Row:
         "p_core": record.p_core,
         "p_steady": record.steady.p_train if record.steady else None,
         "throughput": record.throughput,
+        "with_loading": record.with_loading.throughput if record.with_loading else None,
         **{f"latency_s.{part}": latency.get(part) for part in LATENCIES},
         "final_metric": metric.value if metric else None,
         "final_target": metric.target if metric else None,

@@ -55,6 +55,7 @@ COLUMNS = {
     ),
     "predict": (
         Column("throughput", ("throughput",)),
+        Column("with loading", ("with_loading",), optional=True),
         *(Column(f"{part} ms", (f"latency_s.{part}",), factor=1e3) for part in LATENCIES),
         MEMORY,
     ),

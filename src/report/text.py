@@ -45,7 +45,7 @@ def _result(record: Record) -> str:
 
 def _rates(record: Record) -> str:
     steady, latency, energy, used = record.steady, record.latency_s, record.energy, record.utilisation
-    step = steady.step_time_s if steady else None
+    step, loaded = steady.step_time_s if steady else None, record.with_loading
     unit = f"{record.unit}/s"
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
@@ -55,6 +55,12 @@ def _rates(record: Record) -> str:
         ("step p50", _milli(step.p50 if step else None), "ms", "half of the steady steps are faster"),
         ("step p99", _milli(step.p99 if step else None), "ms", "99 of 100 steady steps are faster"),
         ("throughput", record.throughput, unit, "over the times of the batches, to the host"),
+        (
+            "with data",
+            loaded.throughput if loaded else None,
+            unit,
+            "the same, the making of the batches included",
+        ),
         ("latency p50", _milli(latency.p50 if latency else None), "ms", "half of the batches are faster"),
         ("latency p99", _milli(latency.p99 if latency else None), "ms", "99 of 100 batches are faster"),
         ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),

@@ -17,6 +17,7 @@ class StandInTrainer(pl.Trainer):
         self.step = self.epoch = 0
         self.ranks = 1
         self.stop = self.last_batch = False
+        self.resumed_from: str | None = None
         self.saved: list[tuple[str, int]] = []
         self.callbacks = []
         self._loggers = []
@@ -29,6 +30,8 @@ class StandInTrainer(pl.Trainer):
     max_steps = property(lambda self: -1)
     world_size = property(lambda self: self.ranks)
     global_rank = property(lambda self: 0)
+    is_global_zero = property(lambda self: True)
+    ckpt_path = property(lambda self: self.resumed_from)
     is_last_batch = property(lambda self: self.last_batch)
     sanity_checking = property(lambda self: False)
     should_stop = property(lambda self: self.stop, lambda self, stop: setattr(self, "stop", stop))

@@ -62,16 +62,31 @@ def test_a_written_checkpoint_takes_the_old_ones_place(tmp_path: Path) -> None:
     ],
 )
 def test_best_is_the_best_evaluation_so_far(mode: str, values: list[float | None], best: list[int]) -> None:
-    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint("folder", "quality", mode)
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(mode), Checkpoint("folder")
     for step, value in enumerate(values):
         trainer.step = step
         task.metrics = {} if value is None else {"quality": value}
         checkpoint.on_validation_end(trainer, task)
     assert trainer.saved == [("best.ckpt", step) for step in best]
-    resumed = Checkpoint("folder", "quality", mode)
+    resumed = Checkpoint("folder")
     resumed.load_state_dict(checkpoint.state_dict())
     resumed.on_validation_end(trainer, task)
     assert len(trainer.saved) == len(best)  # the same value again is no better than before the break
+
+
+def test_a_run_that_goes_on_takes_its_best_along(tmp_path: Path) -> None:
+    """Also where it never finds a better one."""
+    before, here = tmp_path / "before", tmp_path / "here"
+    before.mkdir()
+    (before / "best.ckpt").write_bytes(b"weights")
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint(str(here))
+    trainer.resumed_from = str(before / "last.ckpt")
+    checkpoint.load_state_dict({"best": 3.0})
+    checkpoint.on_train_start(trainer, task)
+    task.metrics = {"quality": 2.0}
+    checkpoint.on_validation_end(trainer, task)
+    assert checkpoint.best_path == here / "best.ckpt" and (here / "best.ckpt").read_bytes() == b"weights"
+    assert trainer.saved == [] and Checkpoint(str(here)).best_path is None
 
 
 def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None = None) -> list[tuple[str, int]]:
@@ -95,21 +110,21 @@ def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None =
 
 
 def test_last_is_renewed_every_few_epochs_and_at_the_end() -> None:
-    saved = train(Checkpoint("folder", "quality", "max", every_n_epochs=2), epochs=3, steps=2)
+    saved = train(Checkpoint("folder", every_n_epochs=2), epochs=3, steps=2)
     assert saved == [("evaluated", 2), ("evaluated", 4), ("last", 4), ("evaluated", 6), ("last", 6)]
 
 
 def test_last_is_renewed_every_few_steps_but_not_between_an_epochs_last_step_and_its_evaluation() -> None:
-    saved = train(Checkpoint("folder", "quality", "max", every_n_epochs=9, every_n_steps=2), epochs=2, steps=4)
+    saved = train(Checkpoint("folder", every_n_epochs=9, every_n_steps=2), epochs=2, steps=4)
     assert saved == [("last", 2), ("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 8), ("last", 8)]
 
 
 def test_a_stop_within_an_epoch_is_saved_before_the_epoch_counts_as_done() -> None:
-    saved = train(Checkpoint("folder", "quality", "max"), epochs=2, steps=4, stop_at=6)
+    saved = train(Checkpoint("folder"), epochs=2, steps=4, stop_at=6)
     assert saved == [("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 6)]
 
 
 def test_saving_is_the_checkpoint_phase() -> None:
     task = stand_in_task()
-    Checkpoint("folder", "quality", "max").on_train_end(StandInTrainer(), task)
+    Checkpoint("folder").on_train_end(StandInTrainer(), task)
     assert task.clock.totals_s["checkpoint"] > 0

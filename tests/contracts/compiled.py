@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._pytree import tree_map_only
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
@@ -30,7 +31,7 @@ def main(file: str, name: str, home: Path) -> None:
         task = contract.task(home).double()
         if compiled:
             task.compile_network()
-        batch = task.example_batch(4)
+        batch = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, task.example_batch(4))
         task.prepare_first_step(batch)
         torch.manual_seed(0)
         loss = task.loss(batch)["loss"]

@@ -16,6 +16,8 @@ def lasting_state(path: Path) -> dict[str, Any]:
     """What must be the same however a run got there: weights, optimiser, scaler, schedulers, generators, position."""
     checkpoint = torch.load(path, weights_only=False)
     state = {key: checkpoint[key] for key in LASTING if key in checkpoint}
+    for generators in state.get("rng_of_ranks", ()):
+        del generators["python"]  # the shape checks of these tests draw from it to choose what they look at
     return state | {"position": checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]}
 
 

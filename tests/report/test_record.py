@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from src.errors import UserError
-from src.report.record import Case, Record, Steady, from_figures, read_record, write_record
+from src.report.record import (
+    Case,
+    Latency,
+    Record,
+    Steady,
+    WithLoading,
+    from_figures,
+    read_record,
+    write_record,
+)
 
 KEYS = {
     *("schema_version", "kind", "case", "status", "error", "e2e_time_s", "unit", "final_metric", "mem", "phases_s"),
@@ -27,7 +36,7 @@ def test_round_trip_is_exact(tmp_path: Path, trained: Record, predicted: Record,
 
 def test_keys_of_result_json(trained: Record, predicted: Record) -> None:
     assert set(trained.to_dict()) == KEYS | {"p_whole", "p_train", "p_core", "steady"}
-    assert set(predicted.to_dict()) == KEYS | {"throughput", "latency_s"}
+    assert set(predicted.to_dict()) == KEYS | {"throughput", "latency_s", "with_loading"}
     assert set(trained.to_dict()["steady"]["step_time_s"]) == {"p50", "p90", "p95", "p99"}
     assert set(predicted.to_dict()["latency_s"]) == {"mean", "p50", "p90", "p95", "p99"}
 
@@ -126,6 +135,18 @@ def test_a_wrong_key_is_named(run_folder: Path, where: list[str], value: Any, me
     with pytest.raises(UserError, match=f"result.json: .*{message}") as caught:
         read_record(path)
     assert "\n" not in str(caught.value)
+
+
+def test_what_predicts_from_no_data_has_no_figure_with_loading(run_folder: Path, predicted: Record) -> None:
+    assert predicted.with_loading is None
+    latency = Latency(mean=0.05, p50=0.05, p90=0.05, p95=0.05, p99=0.05)
+    loaded = replace(predicted, with_loading=WithLoading(throughput=10240.0, latency_s=latency))
+    write_record(loaded, run_folder / "loaded.json")
+    assert read_record(run_folder / "loaded.json") == loaded
+    older = loaded.to_dict()
+    del older["with_loading"]
+    (run_folder / "older.json").write_text(json.dumps(older))
+    assert read_record(run_folder / "older.json") == predicted
 
 
 def test_rates_over_ranks_may_be_absent(run_folder: Path) -> None:

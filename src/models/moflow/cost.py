@@ -8,14 +8,13 @@ from itertools import pairwise
 from math import isqrt, prod
 from typing import Literal, cast
 
-from src.measure.roofline import Cost
+from src.measure.roofline import ADAM_BYTES, Cost
 from src.models.moflow.atom import AtomStep
 from src.models.moflow.bond import BondStep
 from src.models.moflow.kernels.fast import padded_width
 from src.models.moflow.network import MoFlow
 
 Counting = Literal["useful", "reference", "fast"]
-ADAM_BYTES = 28  # per parameter: reads it, its gradient and two moments, writes it and the moments, 4 bytes each
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     molecules on the way between two. Raises UserError for another ending and for SMILES that do not encode.
     """
     output, steps = job.output, options.interpolate_steps
+    if job.num_samples is None:
+        raise UserError("num_samples=null does not say how many molecules to generate; give a number")
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
     vocabulary = vocabulary_of(network)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
-    nodes, edges, latencies = generated(network, job, options.temperature, clock)
+    nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
         smiles = scorer.build(nodes, edges, options.correct_validity).result()
         valid = [text for text in smiles if text is not None]
@@ -60,9 +62,9 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
 
 
 def generated(
-    network: MoFlow, job: PredictionJob, temperature: float, clock: Clock
+    network: MoFlow, job: PredictionJob, num_samples: int, temperature: float, clock: Clock
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Nodes and edges of the job's samples on the host, and the seconds of each batch.
+    """Nodes and edges of so many samples on the host, and the seconds of each batch.
 
     Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
     """
@@ -75,13 +77,13 @@ def generated(
         latencies.append(time.perf_counter() - begin)
         return nodes, edges
 
-    for _ in range(job.warmup_batches):
+    for _ in range(max(job.warmup_batches, sample.warmup + 1 if job.graph else 0)):
         batch()
     latencies.clear()
     clock.mark("startup")
-    batches = [batch() for _ in range(-(-job.num_samples // job.batch_size))]
+    batches = [batch() for _ in range(-(-num_samples // job.batch_size))]
     clock.mark("compute")
-    nodes, edges = (np.concatenate(arrays)[: job.num_samples] for arrays in zip(*batches, strict=True))
+    nodes, edges = (np.concatenate(arrays)[:num_samples] for arrays in zip(*batches, strict=True))
     return nodes, edges, latencies
 
 

@@ -1,0 +1,78 @@
+"""Learning rates over a run, as closed forms: a factor on `hp.lr` from where the run stands, so nothing to resume."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from src.errors import UserError
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """What a Task asks for the factor on its learning rate.
+
+    interval: what `done` and `total` count, "epoch" or "step" of the optimiser; the rate is constant within one.
+    total: what the whole schedule lasts, None for as long as the run.
+    """
+
+    @property
+    def interval(self) -> str: ...
+
+    @property
+    def total(self) -> int | None: ...
+
+    def __call__(self, done: int, total: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from 1 down to `final_ratio`, which it reaches at `total`, after `warmup` that rises linearly.
+
+    Without warm-up this is torch's CosineAnnealingWarmRestarts whose first period is the whole run.
+    """
+
+    final_ratio: float = 0.0
+    warmup: int = 0
+    interval: str = "epoch"
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval not in ("epoch", "step"):
+            raise UserError(f"model.task.schedule.interval={self.interval} is neither epoch nor step; give one of them")
+
+    def __call__(self, done: int, total: int) -> float:
+        if done < self.warmup:
+            return (done + 1) / (self.warmup + 1)
+        share = min(1.0, (done - self.warmup) / max(1, total - self.warmup))
+        return self.final_ratio + (1 - self.final_ratio) * (1 + math.cos(math.pi * share)) / 2
+
+
+class ScheduledRate:
+    """The learning rates of an optimiser on their way along a schedule.
+
+    On a GPU they become tensors there, which a CUDA graph reads at every replay; setting them never waits for it.
+    """
+
+    def __init__(self, schedule: Schedule, total: int, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.schedule, self.total, self.param_groups = schedule, total, optimizer.param_groups
+        self.factor: float | None = None
+        for group in self.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+            if device.type == "cuda":
+                group["lr"] = torch.tensor(float(group["lr"]), device=device)
+
+    def follow(self, done: int) -> float:
+        """Sets every group's rate after `done` epochs or steps; returns the first group's."""
+        factor = self.schedule(done, self.total)
+        if factor != self.factor:
+            self.factor = factor
+            for group in self.param_groups:
+                lr = group["initial_lr"] * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr)
+                else:
+                    group["lr"] = lr
+        return self.param_groups[0]["initial_lr"] * factor

@@ -1,0 +1,36 @@
+"""Functions of batches without a GPU: they run as they are. What graphs do is in tests/gpu."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.models.graphed import Graphed
+
+
+class Ragged(NamedTuple):
+    values: Tensor
+    count: int
+
+
+def test_without_a_graph_every_call_is_the_functions_own() -> None:
+    seen: list[Any] = []
+
+    def function(batch: Ragged) -> Tensor:
+        seen.append(batch)
+        return batch.values.sum() * batch.count
+
+    run = Graphed(function, graph=False)
+    batches = [Ragged(torch.ones(size), size) for size in (2, 3, 2, 5, 2)]
+    assert [int(run(batch)) for batch in batches] == [4, 9, 4, 25, 4]
+    assert all(one is other for one, other in zip(seen, batches, strict=True))
+    assert not run.captures
+
+
+def test_warming_up_calls_once_where_there_is_no_graph() -> None:
+    calls: list[int] = []
+    run = Graphed(lambda: calls.append(1), graph=False)
+    run.warm_up()
+    assert calls == [1]
+    run()
+    assert calls == [1, 1]

@@ -1,0 +1,65 @@
+"""Learning rates along a schedule: closed forms against torch's, and what an optimiser is given."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from src.errors import UserError
+from src.models.schedule import Cosine, ScheduledRate
+
+CPU = torch.device("cpu")
+
+
+def optimizer(lr: float) -> torch.optim.Optimizer:
+    """Of two groups, the second one with twice the learning rate."""
+    first, second = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+    return torch.optim.AdamW([{"params": [first]}, {"params": [second], "lr": 2 * lr}], lr=lr)
+
+
+@pytest.mark.parametrize("final_ratio", [0.0, 0.1])
+def test_the_cosine_is_the_published_one(final_ratio: float) -> None:
+    """Torch's CosineAnnealingWarmRestarts, stepped once per epoch, whose period is the run."""
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.002)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(theirs, T_0=30, eta_min=0.002 * final_ratio)
+    ours = Cosine(final_ratio=final_ratio)
+    for epoch in range(30):
+        assert 0.002 * ours(epoch, 30) == pytest.approx(theirs.param_groups[0]["lr"])
+        theirs.step()
+        scheduler.step()
+
+
+def test_a_warm_up_rises_in_equal_steps_and_the_cosine_follows() -> None:
+    schedule = Cosine(final_ratio=0.1, warmup=4)
+    assert [schedule(done, 14) for done in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert schedule(9, 14) == pytest.approx(0.55)
+    assert schedule(14, 14) == schedule(99, 14) == pytest.approx(0.1)
+
+
+def test_a_run_of_nothing_but_warm_up_has_no_cosine() -> None:
+    assert [Cosine(warmup=3)(done, 2) for done in range(2)] == [0.25, 0.5]
+
+
+def test_every_group_keeps_its_share() -> None:
+    groups = optimizer(0.1)
+    rate = ScheduledRate(Cosine(), 4, groups, CPU)
+    for done in range(5):
+        factor = (1 + math.cos(math.pi * done / 4)) / 2
+        assert rate.follow(done) == pytest.approx(0.1 * factor)
+        assert [group["lr"] for group in groups.param_groups] == pytest.approx([0.1 * factor, 0.2 * factor])
+
+
+def test_a_resumed_optimiser_goes_on_from_its_first_learning_rate() -> None:
+    before = optimizer(0.1)
+    ScheduledRate(Cosine(), 4, before, CPU).follow(3)
+    after = optimizer(7.0)
+    after.load_state_dict(before.state_dict())
+    rate = ScheduledRate(Cosine(), 4, after, CPU)
+    assert rate.follow(2) == pytest.approx(0.05)
+    assert after.param_groups[1]["lr"] == pytest.approx(0.1)
+
+
+def test_an_unknown_interval_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.task\.schedule\.interval=batch is neither epoch nor step"):
+        Cosine(interval="batch")
