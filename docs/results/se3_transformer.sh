@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The measured rows of docs/results/se3_transformer.md, on one NVIDIA GPU:
+#   docs/results/se3_transformer.sh OUT speed|training [option=value ...]
+# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+set -euo pipefail
+out=$1 what=$2
+shift 2
+python=${PYTHON:-python3}
+common=("model=se3_transformer" "output_root=$out/hydra" "$@")
+
+train() {  # NAME option=value ...
+  "$python" train.py "${common[@]}" logger=none "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
+    fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
+}
+predict() {  # NAME option=value ...: untrained, as published; rates do not depend on the weights
+  "$python" predict.py "${common[@]}" "output_dir=$out/$1" datamodule.predict=train num_samples=200000 "${@:2}"
+}
+
+case $what in
+  speed)
+    train train_240_amp hp.batch_size=240 precision=amp
+    train train_240_tf32 hp.batch_size=240 precision=tf32
+    train train_120_amp hp.batch_size=120 precision=amp
+    train train_1600_amp hp.batch_size=1600 precision=amp
+    train train_1600_tf32 hp.batch_size=1600 precision=tf32
+    train profile_240_amp hp.batch_size=240 precision=amp callbacks=profile fit.max_steps=60
+    for precision in amp tf32; do
+      for batch in 400 800 1600; do
+        predict "predict_${batch}_$precision" "batch_size=$batch" "precision=$precision"
+        predict "predict_${batch}_${precision}_published" "batch_size=$batch" "precision=$precision" \
+          model.predict.protocol=published
+      done
+    done ;;
+  training)
+    "$python" train.py "${common[@]}" experiment=se3_homo "output_dir=$out/training_amp" ;;
+  *) echo "se3_transformer.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
+esac

@@ -1,0 +1,257 @@
+"""Weights from NVIDIA's layout and to it (DeepLearningExamples, DGLPyTorch/DrugDiscovery/SE3Transformer).
+
+There the way of fusing decides which pairs of degrees share a radial network, and how parameters are called:
+`conv` (everything), `conv_out.<degree>` or `conv_in.<degree>` (one degree out or in), `conv.<in>,<out>` (one pair). The
+rows of a radial network's last matrix are (channel out, channel in, frequency), the frequencies running over the pairs.
+A fused network multiplies what its (0, 0) pair gives by the constant harmonic of degree 0, an unfused one by 1; ours do
+the former where they serve more than that pair.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from src.checkpoints import read_checkpoint, shown
+from src.errors import UserError
+from src.models.se3_transformer.attention import AttentionBlockSE3
+from src.models.se3_transformer.basis import Pair, num_frequencies
+from src.models.se3_transformer.conv import ConvSE3
+from src.models.se3_transformer.fiber import Fiber
+from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
+from src.models.se3_transformer.norm import NormSE3
+from src.models.se3_transformer.radial import Group, RadialGroup
+
+Fuse = Literal["full", "partial", "none"]
+FUSES: tuple[Fuse, ...] = get_args(Fuse)
+Network = SE3Transformer | SE3TransformerPooled
+Weights = dict[str, Tensor]
+
+Y_0 = 0.5 / math.sqrt(math.pi)  # the spherical harmonic of degree 0
+
+
+def load_nvidia(path: Path, network: Network) -> None:
+    """Puts the weights of a checkpoint that NVIDIA's training script wrote into the network.
+
+    Raises UserError, naming the key, for a file that is no such checkpoint or one of another network.
+    """
+    theirs = read_checkpoint(path)["state_dict"]
+    try:
+        network.load_state_dict(from_nvidia(theirs, network))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def from_nvidia(theirs: Mapping[str, Tensor], network: Network) -> Weights:
+    """The network's state_dict with the weights of NVIDIA's state_dict `theirs`, however it is fused.
+
+    A radial network that NVIDIA shares and we do not is repeated. Raises UserError, naming the key, for a checkpoint
+    of another network and for one that shares less than this network.
+    """
+    unread = dict(theirs)
+
+    def take(key: str, shape: torch.Size) -> Tensor:
+        found = unread.pop(key, None)
+        if found is None or found.shape != shape:
+            there = shown(None if found is None else found.shape)
+            raise UserError(f"a checkpoint of another network: {key} is {there} there and {shown(shape)} here")
+        return found
+
+    ours = {}
+    for our_key, their_shapes in _plain_keys(network):
+        ours[our_key] = torch.cat([take(key, shape) for key, shape in their_shapes.items()])
+    for conv in _convolutions(network):
+        layouts = [conv.theirs(fuse) for fuse in FUSES]
+        radials = next((found for found in layouts if all(r.matrix in theirs for r in found)), layouts[0])
+        tensors = {key: take(key, shape) for radial in radials for key, shape in radial.shapes().items()}
+        ours |= converted(tensors, radials, conv.ours())
+    if unread:
+        raise UserError(f"a checkpoint of another network: {min(unread)} is absent here")
+    return ours
+
+
+def to_nvidia(network: Network, fuse: Fuse = "full") -> Weights:
+    """The network's weights in NVIDIA's layout, as their code lays them out at this fuse level.
+
+    `full` is theirs with tensor cores, `partial` without, `none` with low_memory. Their last convolution knows no fuse
+    level and is fused as far as can be. Raises UserError where radial networks are less shared than that level needs.
+    """
+    ours, theirs = network.state_dict(), {}
+    for our_key, their_shapes in _plain_keys(network):
+        parts = ours[our_key].split([shape[0] for shape in their_shapes.values()])
+        theirs |= dict(zip(their_shapes, parts, strict=True))
+    for conv in _convolutions(network):
+        theirs |= converted(ours, conv.ours(), conv.theirs("full" if conv.is_last else fuse))
+    return theirs
+
+
+@dataclass(frozen=True)
+class Radial:
+    """One radial network in one of the layouts.
+
+    hidden: prefix of the keys of its hidden layers, which have the names and shapes of `hidden_shapes`.
+    matrix: key of its last matrix, [group.num_weights, mid_channels].
+    channels_out_first: the order of that matrix's rows is NVIDIA's. harmonic: what its (0, 0) pair is multiplied by.
+    """
+
+    group: Group
+    hidden: str
+    hidden_shapes: dict[str, torch.Size]
+    matrix: str
+    channels_out_first: bool
+    harmonic: float
+
+    def shapes(self) -> dict[str, torch.Size]:
+        mid_channels = self.hidden_shapes["0.bias"][0]
+        hidden = {self.hidden + name: shape for name, shape in self.hidden_shapes.items()}
+        return {**hidden, self.matrix: torch.Size([self.group.num_weights, mid_channels])}
+
+    def unpacked(self, matrix: Tensor) -> dict[Pair, Tensor]:
+        """For each pair its rows as [frequencies, channels in, channels out, mid], to be multiplied by harmonic 1."""
+        pairs = list(self.group.pairs())
+        sizes = [num_frequencies(pair) for pair in pairs]
+        if self.channels_out_first:
+            c_out, c_in = self.group.outputs.equal_channels or 0, self.group.inputs.equal_channels or 0
+            parts = [
+                part.permute(2, 1, 0, 3) for part in matrix.unflatten(0, (c_out, c_in, sum(sizes))).split(sizes, 2)
+            ]
+        else:
+            rows = [size * self.group.size(pair) for size, pair in zip(sizes, pairs, strict=True)]
+            parts = [
+                part.unflatten(0, (num_frequencies(pair), self.group.inputs.channels(pair[0]), -1))
+                for part, pair in zip(matrix.split(rows), pairs, strict=True)
+            ]
+        return {pair: part * self.harmonic if pair == (0, 0) else part for pair, part in zip(pairs, parts, strict=True)}
+
+    def packed(self, by_pair: Mapping[Pair, Tensor]) -> Tensor:
+        """The inverse of `unpacked`."""
+        parts = [by_pair[pair] / self.harmonic if pair == (0, 0) else by_pair[pair] for pair in self.group.pairs()]
+        if self.channels_out_first:
+            return torch.cat([part.permute(2, 1, 0, 3) for part in parts], 2).flatten(0, 2)
+        return torch.cat([part.flatten(0, 2) for part in parts])
+
+
+def converted(tensors: Mapping[str, Tensor], sources: list[Radial], targets: list[Radial]) -> Weights:
+    """The radial networks `targets` made of `sources`, which serve the same pairs.
+
+    Raises UserError where a target would need one hidden layer for pairs whose sources have different ones.
+    """
+    by_pair, source_of = {}, {}
+    for source in sources:
+        by_pair |= source.unpacked(tensors[source.matrix])
+        source_of |= dict.fromkeys(source.group.pairs(), source)
+    made = {}
+    for target in targets:
+        used = {source_of[pair].hidden: None for pair in target.group.pairs()}
+        for name in target.hidden_shapes:
+            values = [tensors[hidden + name] for hidden in used]
+            if any(not torch.equal(value, values[0]) for value in values):
+                other = next(hidden for hidden in used if not torch.equal(tensors[hidden + name], values[0]))
+                raise UserError(
+                    f"{next(iter(used))}{name} and {other}{name} differ, but {target.hidden}{name} would have to "
+                    "be both: convert to a network with sharing=pairwise, or to fuse=none"
+                )
+            made[target.hidden + name] = values[0]
+        made[target.matrix] = target.packed(by_pair)
+    return made
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of the network with the prefixes of its keys in both layouts."""
+
+    module: ConvSE3
+    our_prefix: str
+    their_prefix: str
+    max_degree: int
+    is_last: bool
+
+    def ours(self) -> list[Radial]:
+        made = []
+        for number, module in enumerate(self._modules()):
+            prefix, harmonic = f"{self.our_prefix}groups.{number}.", 1.0 if module.group.is_scalar else Y_0
+            hidden = f"{prefix}hidden.", self._hidden_shapes()
+            made.append(Radial(module.group, *hidden, f"{prefix}weight", channels_out_first=False, harmonic=harmonic))
+        return made
+
+    def theirs(self, fuse: Fuse) -> list[Radial]:
+        made = []
+        for name, group in their_groups(self.module.fiber_in, self.module.fiber_out, self.max_degree, fuse).items():
+            prefix, harmonic = f"{self.their_prefix}{name}.radial_func.net.", 1.0 if name == "conv.0,0" else Y_0
+            last = f"{prefix}{len(self._modules()[0].hidden)}.weight"
+            made.append(Radial(group, prefix, self._hidden_shapes(), last, channels_out_first=True, harmonic=harmonic))
+        return made
+
+    def _modules(self) -> list[RadialGroup]:
+        return [module for module in self.module.groups if isinstance(module, RadialGroup)]
+
+    def _hidden_shapes(self) -> dict[str, torch.Size]:
+        return {name: value.shape for name, value in self._modules()[0].hidden.state_dict().items()}
+
+
+def their_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse) -> dict[str, Group]:
+    """NVIDIA's radial networks of a convolution by the names of their modules, fused at most as `fuse` says."""
+    all_degrees = tuple(range(max_degree + 1))
+    can_join_in, can_join_out = (f.equal_channels and f.degrees == all_degrees for f in (fiber_in, fiber_out))
+    if fuse == "full" and can_join_in and can_join_out:
+        return {"conv": Group(fiber_in, fiber_out)}
+    if fuse != "none" and can_join_in:
+        return {f"conv_out.{degree}": Group(fiber_in, Fiber({degree: count})) for degree, count in fiber_out.items()}
+    if fuse != "none" and can_join_out:
+        return {f"conv_in.{degree}": Group(Fiber({degree: count}), fiber_out) for degree, count in fiber_in.items()}
+    return {
+        f"conv.{d_in},{d_out}": Group(Fiber({d_in: c_in}), Fiber({d_out: c_out}))
+        for d_in, c_in in fiber_in.items()
+        for d_out, c_out in fiber_out.items()
+    }
+
+
+def _layers(network: Network) -> tuple[SE3Transformer, str, str]:
+    """The transformer within the network, and what its keys begin with in our and in NVIDIA's layout."""
+    if isinstance(network, SE3TransformerPooled):
+        return network.transformer, "transformer.", "transformer.graph_modules."
+    return network, "", "graph_modules."
+
+
+def _convolutions(network: Network) -> Iterator[Convolution]:
+    transformer, ours, theirs = _layers(network)
+    step = 2 if _has_norms(transformer) else 1
+    for number, block in enumerate(transformer.blocks):
+        assert isinstance(block, AttentionBlockSE3)
+        prefixes = f"{ours}blocks.{number}.to_value_key.", f"{theirs}{step * number}.to_key_value."
+        yield Convolution(block.to_value_key, *prefixes, transformer.max_degree, is_last=False)
+    prefixes = f"{ours}to_output.", f"{theirs}{step * len(transformer.blocks)}."
+    yield Convolution(transformer.to_output, *prefixes, transformer.max_degree, is_last=True)
+
+
+def _plain_keys(network: Network) -> Iterator[tuple[str, dict[str, torch.Size]]]:
+    """Our keys outside the radial networks, with NVIDIA's keys for them and the shapes of those."""
+    transformer, ours, theirs = _layers(network)
+    step = 2 if _has_norms(transformer) else 1
+    renamed = {
+        f"{ours}to_output.to_self.": f"{theirs}{step * len(transformer.blocks)}.to_kernel_self.",
+        "head.": "mlp.",
+    }
+    for number in range(len(transformer.blocks)):
+        for layer in ("to_query", "project"):
+            renamed[f"{ours}blocks.{number}.{layer}."] = f"{theirs}{step * number}.{layer}."
+    for key, value in network.state_dict().items():
+        for prefix, their_prefix in renamed.items():
+            if key.startswith(prefix):
+                yield key, {their_prefix + key.removeprefix(prefix): value.shape}
+    for number, norm in enumerate(transformer.norms):
+        if isinstance(norm, NormSE3):
+            module = f"{theirs}{step * number + 1}."
+            for name in ("weight", "bias"):
+                counts = {f"{module}layer_norms.{degree}.{name}": count for degree, count in norm.fiber.items()}
+                if norm.fiber.equal_channels:
+                    counts = {f"{module}group_norm.{name}": sum(counts.values())}
+                yield f"{ours}norms.{number}.{name}", {key: torch.Size([count]) for key, count in counts.items()}
+
+
+def _has_norms(transformer: SE3Transformer) -> bool:
+    return any(isinstance(norm, NormSE3) for norm in transformer.norms)

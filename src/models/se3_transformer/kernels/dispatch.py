@@ -1,0 +1,141 @@
+"""Chooses between the fused kernels and plain torch, call by call, by device, dtype and shape; the log says why."""
+
+import logging
+from functools import cache
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from src.graphs import Graph
+from src.models.se3_transformer.fiber import Fiber
+from src.models.se3_transformer.frames import EdgeLayout
+from src.models.se3_transformer.kernels import reference
+from src.models.se3_transformer.plan import Plan
+
+log = logging.getLogger(__name__)
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@cache
+def kernels() -> ModuleType | None:
+    """The package `fused`, None where Triton is not installed."""
+    try:
+        from src.models.se3_transformer.kernels import fused
+    except ImportError as error:
+        note(f"fused kernels are not available ({error}); plain torch computes the same, more slowly")
+        return None
+    return fused
+
+
+@cache
+def note(line: str) -> None:
+    """Says it once."""
+    log.warning(line)
+
+
+def fused_for(tensor: Tensor) -> ModuleType | None:
+    """Triton's kernels, where they can take this tensor at all."""
+    if not tensor.is_cuda or tensor.dtype not in KERNEL_DTYPES:
+        return None
+    if torch.cuda.get_device_capability(tensor.device) < (8, 0):
+        note("this GPU is older than the fused kernels need (compute capability 8.0); plain torch computes the same")
+        return None
+    return kernels()
+
+
+def contract(
+    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
+) -> Float[Tensor, "edges outputs"]:
+    """See `reference.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
+    if fused := fused_for(columns):
+        if fused.contraction.supported(plan, hidden.shape[1]):
+            return fused.contraction.contract(hidden, columns, mixed, plan)
+        note(f"the fused contraction does not hold {plan.group}; plain torch computes the same, more slowly")
+    dtype = columns.dtype
+    return reference.contract(hidden.to(dtype), columns, mixed.to(dtype), plan)
+
+
+def gather_to_edges(
+    features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
+) -> Float[Tensor, "edges columns"]:
+    """The source nodes' features seen from the edge frames."""
+    if layout.fiber.degrees == (0,):  # nothing turns
+        return features[graph.src]
+    if (fused := fused_for(features)) and fused.edges.supported(layout):
+        return fused.edges.gather_to_edges(features, wigner, graph, layout)
+    return layout.to_edge(features[graph.src], wigner)
+
+
+def sum_from_edges(
+    columns: Float[Tensor, "edges columns"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
+) -> Float[Tensor, "nodes features"]:
+    """Sums over incoming edges of what is seen from the edge frames, in the common frame."""
+    if (fused := fused_for(columns)) and fused.edges.supported(layout):
+        return fused.edges.sum_from_edges(columns, wigner, graph, layout)
+    return sum_incoming(layout.from_edge(columns, wigner), graph)
+
+
+def sum_incoming(messages: Float[Tensor, "edges features"], graph: Graph) -> Float[Tensor, "nodes features"]:
+    """Sums over incoming edges; padded edges take no part."""
+    is_real = torch.arange(len(graph.dst), device=graph.dst.device) < graph.dst_ptr[-1]
+    sums = messages.new_zeros(len(graph.positions), messages.shape[1])
+    return sums.index_add(0, graph.dst, torch.where(is_real[:, None], messages, 0))
+
+
+def attend(
+    messages: Float[Tensor, "edges columns"],
+    query: Float[Tensor, "nodes keys"],
+    wigner: Float[Tensor, "edges packed"],
+    graph: Graph,
+    value: EdgeLayout,
+    key: EdgeLayout,
+    num_heads: int,
+) -> Float[Tensor, "nodes values"]:
+    """Attention with messages seen from the edge frames: the value's columns, then the key's."""
+    if (fused := fused_for(messages)) and fused.edges.attention_supported(value, key, num_heads):
+        return fused.edges.attend(messages, query, wigner, graph, value, key, num_heads)
+    values, keys = messages.split([value.num_features, key.num_features], 1)
+    values, keys = value.from_edge(values, wigner), key.from_edge(keys, wigner)
+    return reference.attend(values, keys, query, graph, num_heads, value.fiber, key.fiber)
+
+
+def norm(
+    features: Float[Tensor, "nodes features"],
+    weight: Float[Tensor, " channels"],
+    bias: Float[Tensor, " channels"],
+    fiber: Fiber,
+    smallest: float,
+    eps: float,
+) -> Float[Tensor, "nodes features"]:
+    """See `reference.norm`."""
+    if (fused := fused_for(features)) and fused.norm.supported(fiber):
+        return fused.norm.norm(features, weight, bias, fiber, smallest, eps)
+    return reference.norm(features, weight, bias, fiber, smallest, eps)
+
+
+def linear(
+    inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"], fiber_out: Fiber
+) -> Float[Tensor, "nodes features"]:
+    """See `reference.linear`; in the working dtype."""
+    dtype = working_dtype(inputs[0])
+    inputs = tuple(x.to(dtype) for x in inputs)
+    if (fused := fused_for(inputs[0])) and fiber_out.degrees == tuple(range(len(fiber_out))):
+        widths = tuple(x.shape[1] // len(fiber_out) ** 2 for x in inputs)
+        if fused.linear.supported(widths, weights.shape[1]):
+            return fused.linear.linear(inputs, weights)
+    return reference.linear(inputs, weights.to(dtype), fiber_out)
+
+
+def radial_hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Float[Tensor, "edges mid"]:
+    """The hidden layer of a radial network: Linear, LayerNorm (or not) and ReLU, twice."""
+    if (fused := fused_for(inputs)) and fused.radial.supported(network):
+        return fused.radial.hidden(inputs, network)
+    return network(inputs)
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """What products are computed in here: autocast's dtype, or the tensor's own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

@@ -1,0 +1,253 @@
+"""The fused contraction with its gradient: which jobs the kernels of `contraction_triton` carry out for a plan."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
+from src.models.se3_transformer.kernels.fused.launch import edges_last, launch, precision
+from src.models.se3_transformer.plan import Plan
+
+MAX_OUTPUTS = 128  # channels of all output degrees of one m that a backward tile can hold
+SPLITS = 4  # parts of the edges whose weight gradients are made side by side and then added, in a fixed order
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Edges, input channels and warps of one kernel's tile."""
+
+    edges: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+# The best of those tried on an H200: docs/results/se3_transformer.md.
+HALF = {"forward": Tiles(128, 4, 4, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
+SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 3)}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """All that one |m| reaches: the plan's blocks of that m, whose weights follow one another, and their columns."""
+
+    m: int
+    num_inputs: int
+    channels: int  # of each block
+    plus: int
+    minus: int
+    weight_a: int
+    weight_b: int
+    columns_plus: tuple[int, ...]
+    columns_minus: tuple[int, ...]
+
+
+@cache
+def outputs_of(plan: Plan) -> tuple[Outputs, ...]:
+    """The plan's blocks, those of one m and of equally many channels joined."""
+    joined = []
+    for (m, channels), group in groupby(plan.blocks, key=lambda block: (block.m, block.channels)):
+        first, *_ = blocks = list(group)
+        pieces = [piece for block in blocks for piece in block.pieces]
+        columns_plus, columns_minus = (
+            tuple(start + i for piece, start in zip(pieces, starts, strict=True) for i in range(piece.width))
+            for starts in ([piece.plus for piece in pieces], [piece.minus for piece in pieces])
+        )
+        places = first.plus, first.minus, first.weight_a, first.weight_b
+        joined.append(Outputs(m, first.num_inputs, channels, *places, columns_plus, columns_minus))
+    return tuple(joined)
+
+
+def supported(plan: Plan, mid: int) -> bool:
+    """Whether the kernels can carry it out: one job for all output degrees of an m, of a size that a tile can hold."""
+    if mid not in (16, 32, 64) or plan.group.outputs.equal_channels is None:
+        return False
+    return all(len(out.columns_plus) <= MAX_OUTPUTS for out in outputs_of(plan))
+
+
+def chunks(width: int) -> Iterator[tuple[int, int]]:
+    """(begin, size) of tiles that cover `width` columns, sizes being powers of two from 16 on."""
+    begin = 0
+    while begin < width:
+        left = width - begin
+        size = 1 << (left.bit_length() - 1)
+        size = max(min(size, MAX_OUTPUTS), 16)
+        yield begin, size
+        begin += size
+
+
+def even(plan: Plan, inputs: int) -> bool:
+    """Whether tiles of so many input channels come out even everywhere."""
+    return all(out.num_inputs % inputs == 0 for out in outputs_of(plan))
+
+
+@cache
+def aligned(plan: Plan) -> bool:
+    """Whether output columns fill their tiles, in runs of 16 that begin at multiples of 16."""
+    pieces = [piece for block in plan.blocks for piece in block.pieces]
+    starts = all(x % 16 == 0 for p in pieces for x in (p.begin, p.width, p.plus, p.minus))
+    widths = [len(out.columns_plus) for out in outputs_of(plan)]
+    return starts and plan.num_columns % 16 == 0 and all(sum(inner_widths(width)) == width for width in widths)
+
+
+def inner_widths(count: int) -> tuple[int, int]:
+    """How `count` channels are held as an inner dimension: a power of two, and another if that makes it exact."""
+    sizes = [size for _, size in chunks(count)]
+    return (sizes[0], sum(sizes[1:])) if len(sizes) <= 2 else (1 << (count - 1).bit_length(), 0)
+
+
+def padded(columns: tuple[int, ...], begin: int, size: int) -> list[int]:
+    part = list(columns[begin : begin + size])
+    return part + [-1] * (size - len(part))
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Rows for a kernel, each row's kind, and the tile width (or widths) of each kind."""
+
+    rows: Int[Tensor, "jobs row"]
+    kinds: Int[Tensor, " jobs"]
+    widths: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, jobs: list[tuple[Any, list[int]]], device: torch.device) -> "Jobs":
+        """From (width, row) of each job. The widest come first, because they take longest."""
+        jobs = sorted(jobs, key=lambda job: job[0], reverse=True)
+        widths = tuple(dict.fromkeys(width for width, _ in jobs))
+        length = max(len(row) for _, row in jobs)
+        rows = [row + [-1] * (length - len(row)) for _, row in jobs]
+        kinds = [widths.index(width) for width, _ in jobs]
+        tables = (torch.tensor(table, dtype=torch.int32, device=device) for table in (rows, kinds))
+        return cls(next(tables), next(tables), widths)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What the kernel is built for."""
+        return {"ROW": self.rows.shape[1], "WIDTHS": self.widths}
+
+
+@cache
+def forward_jobs(plan: Plan, device: torch.device) -> Jobs:
+    jobs = []
+    for out in outputs_of(plan):
+        for begin, size in chunks(len(out.columns_plus)):
+            for sign in (1, -1)[: 2 if out.m else 1]:
+                a, b = (out.plus, out.minus)[::sign]
+                columns = (out.columns_plus, out.columns_minus)[::sign][0]
+                head = [sign, out.num_inputs, out.weight_a, out.weight_b if out.m else -1, a, b, out.channels, begin]
+                jobs.append((size, head + padded(columns, begin, size)))
+    return Jobs.of(jobs, device)
+
+
+@cache
+def data_jobs(plan: Plan, device: torch.device) -> Jobs:
+    widths = {out.m: inner_widths(len(out.columns_plus)) for out in outputs_of(plan)}
+    widest = max(map(sum, widths.values()))
+    jobs = []
+    for out in outputs_of(plan):
+        for sign in (1, -1)[: 2 if out.m else 1]:
+            same, other = (out.columns_plus, out.columns_minus)[::sign]
+            column = (out.plus, out.minus)[::sign][0]
+            head = [-sign, out.num_inputs, out.weight_a, out.weight_b if out.m else -1, column, 0, out.channels, 0]
+            jobs.append((widths[out.m], head + padded(same, 0, widest) + padded(other, 0, widest)))
+    return Jobs.of(jobs, device)
+
+
+@cache
+def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
+    """Jobs of `inputs` input channels each."""
+    widest = max(size for out in outputs_of(plan) for _, size in chunks(len(out.columns_plus)))
+    jobs = []
+    for out in outputs_of(plan):
+        for begin, size in chunks(len(out.columns_plus)):
+            plus, minus = padded(out.columns_plus, begin, size), padded(out.columns_minus, begin, size)
+            for term in range(2 if out.m else 1):
+                a, b = (out.plus, out.minus) if term == 0 else (out.minus, out.plus)
+                weight, sign = (out.weight_a, 1) if term == 0 else (out.weight_b, -1)
+                for at in range(0, out.num_inputs, inputs):
+                    head = [sign, at, out.num_inputs, weight, out.channels, a, b if out.m else -1, begin]
+                    jobs.append((size, head + plus + [-1] * (widest - size) + minus + [-1] * (widest - size)))
+    return Jobs.of(jobs, device)
+
+
+class Contraction(torch.autograd.Function):
+    """`contract` as one node of the autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
+        h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed))
+        ctx.save_for_backward(h, x, w)
+        ctx.plan, ctx.dtypes = plan, (hidden.dtype, mixed.dtype)
+        edges, tiles = len(x), tiles_of(x.dtype)["forward"]
+        covered = sum(len(o.columns_plus) * (2 if o.m else 1) for o in outputs_of(plan)) == plan.num_columns
+        out = (x.new_empty if covered else x.new_zeros)(edges, plan.num_columns)
+        jobs = forward_jobs(plan, x.device)
+        launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
+            h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
+            MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
+            PRECISION=precision(x.dtype), **jobs.flags, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        h, x, w = ctx.saved_tensors
+        g = grads[0].to(x.dtype).contiguous()
+        hidden_dtype, mixed_dtype = ctx.dtypes
+        grad_hidden, grad_columns = backward_data(h, x, w, g, ctx.plan)
+        grad_mixed = backward_weight(h, x, g, ctx.plan, w.numel())
+        return grad_hidden.to(hidden_dtype), grad_columns, grad_mixed.to(mixed_dtype), None
+
+
+def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Gradients of the hidden layer (float32) and of the input columns."""
+    edges, tiles = len(x), tiles_of(x.dtype)["data"]
+    covered = sum(o.num_inputs * (2 if o.m else 1) for o in outputs_of(plan)) == x.shape[1]
+    grad_columns = (torch.empty_like if covered else torch.zeros_like)(x)
+    channels = {o.channels for o in outputs_of(plan)}
+    # The tensor cores take float32 only with the inner dimension contiguous, which is the output channels here.
+    transposed = x.dtype == torch.float32 and len(channels) == 1
+    if transposed:
+        w = w.view(-1, channels.pop(), h.shape[1]).transpose(1, 2).contiguous()
+    jobs = data_jobs(plan, x.device)
+    shares = x.new_empty(len(jobs.rows), edges, h.shape[1], dtype=torch.float32)
+    launch(kernels.contract_backward_data, (-(-edges // tiles.edges), len(jobs.rows)), 
+        h, x, w, g, shares, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
+        MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
+        TRANSPOSED=transposed, PRECISION=precision(x.dtype), **jobs.flags,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return shares.sum(0), grad_columns
+
+
+def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> Tensor:
+    """The gradient of the mixed weights, float32."""
+    tiles = tiles_of(x.dtype)["weight"]
+    blocks = -(-len(x) // tiles.edges)
+    shares = x.new_empty(SPLITS, size, dtype=torch.float32)
+    jobs = weight_jobs(plan, tiles.inputs, x.device)
+    length, mid = blocks * tiles.edges, h.shape[1]
+    h, x, g = (edges_last(tensor, length) for tensor in (h, x, g))
+    launch(
+        kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, shares, jobs.rows, jobs.kinds, length,
+        size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),
+        PRECISION=precision(x.dtype), **jobs.flags, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return shares.sum(0)
+
+
+def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
+    return SINGLE if dtype == torch.float32 else HALF
+
+
+def contract(
+    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
+) -> Float[Tensor, "edges outputs"]:
+    """`reference.contract`, computed in the dtype of `columns` with float32 sums."""
+    return Contraction.apply(hidden, columns, mixed, plan)  # type: ignore[return-value]

@@ -1,0 +1,247 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""The contraction of `reference.contract` as three Triton kernels. Radial weights exist only as tiles in registers.
+
+A message is a matrix product whose left factor is made on the fly: out[e, n] = sum over (i, k) of (x[e, i] h[e, k])
+W[(i, k), n], with source features x, hidden radial layer h and mixed weights W; an edge and a sign of m is a row. So
+the forward pass is one product on the tensor cores, and so are both backward ones.
+
+One launch does all jobs of a plan. A job is a row of int32: `HEAD` scalars, then output columns (-1: none). Tiles of
+different widths are branches of one kernel, so that small ones fill the gaps that large ones leave.
+"""
+
+import triton
+import triton.language as tl
+
+HEAD = tl.constexpr(8)  # scalars of a job
+
+
+@triton.jit
+def _weights_of(n, k, inputs, channels, MID: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Places of mixed weights relative to the first: of output channels n, and of k = (input channel, mid).
+
+    Output degrees follow one another, each [inputs, channels, MID], or [inputs, MID, channels] if transposed.
+    """
+    size = channels * MID
+    if TRANSPOSED:
+        return (n // channels) * inputs * size + n % channels, (k // MID) * size + (k % MID) * channels
+    return tl.multiple_of((n // channels) * inputs * size + (n % channels) * MID, MID), (k // MID) * size + k % MID
+
+
+@triton.jit
+def _places(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
+    """Output columns, and which of them there are. Aligned: all of them, in runs of 16 from multiples of 16 on."""
+    places = tl.load(table + begin + tl.arange(0, COUNT))
+    if ALIGNED:
+        return tl.max_contiguous(tl.multiple_of(places, 16), 16), tl.full([COUNT], 1, tl.int1)
+    return places, places >= 0
+
+
+@triton.jit
+def _forward_tile(
+    job, hidden, columns, mixed, out, edges, column_stride, out_stride,
+    MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    inputs, first_a, first_b = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    column_a, column_b = tl.load(job + 4), tl.load(job + 5)
+    channels, begin = tl.load(job + 6), tl.load(job + 7)
+    sign = tl.load(job)
+    places, is_place = _places(job + HEAD, 0, BN, ALIGNED)
+    rows = tl.program_id(0) * BE + tl.arange(0, BE)
+    is_row = rows < edges
+    rows64 = rows.to(tl.int64)
+    mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
+    h = tl.load(hidden + rows64[:, None] * MID + mid[None, :], mask=is_row[:, None], other=0.0)
+    of_output, of_input = _weights_of(begin + tl.arange(0, BN), k, inputs, channels, MID, False)
+    weights = mixed + of_input[:, None] + of_output[None, :]
+    x_rows = columns + rows64 * column_stride
+    acc = tl.zeros([BE, BN], tl.float32)
+    steps = tl.cdiv(inputs, IB)
+    terms = 1
+    if first_b >= 0:
+        terms = 2
+    for step in range(0, terms * steps):
+        is_b = step >= steps
+        at = tl.where(is_b, step - steps, step) * IB
+        column = tl.where(is_b, column_b, column_a) + at
+        first = tl.multiple_of((tl.where(is_b, first_b, first_a) + at * channels) * MID, MID)
+        is_input = (i >= 0) if EVEN else (at + i) < inputs
+        x = tl.load(x_rows[:, None] + (column + i)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
+        x = tl.where(is_b & (sign < 0), -x, x)
+        a = tl.reshape(x[:, :, None] * h[:, None, :], [BE, IB * MID])
+        is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
+        acc = tl.dot(a, tl.load(weights + first, mask=is_weight, other=0.0), acc, input_precision=PRECISION)
+    target = out + rows64[:, None] * out_stride + places[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_place[None, :])
+
+
+@triton.jit
+def contract(
+    hidden, columns, mixed, out, jobs, kinds, edges, column_stride, out_stride,
+    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
+):  # fmt: skip
+    """Messages: a program makes those of `BE` edges, one sign of one m, `IB` input channels a step."""
+    job = jobs + tl.program_id(1) * ROW
+    kind = tl.load(kinds + tl.program_id(1))
+    for t in tl.static_range(len(WIDTHS)):
+        if kind == t:
+            _forward_tile(
+                job, hidden, columns, mixed, out, edges, column_stride, out_stride,
+                MID, BE, WIDTHS[t], IB, EVEN, ALIGNED, PRECISION,
+            )  # fmt: skip
+
+
+@triton.jit
+def _rows_of(grad, rows64, is_row, stride, table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
+    places, is_place = _places(table, begin, COUNT, ALIGNED)
+    wanted = is_row[:, None] & is_place[None, :]
+    return tl.load(grad + rows64[:, None] * stride + places[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
+def _data_tile(
+    job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW: tl.constexpr,
+    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, IB: tl.constexpr,
+    EVEN: tl.constexpr, ALIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    inputs, first_a, first_b = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    column, channels = tl.load(job + 4), tl.load(job + 6)
+    sign = tl.load(job)
+    same, other = job + HEAD, job + HEAD + (ROW - HEAD) // 2  # output columns of this sign and of the other
+    has_b = first_b >= 0
+
+    rows = tl.program_id(0) * BE + tl.arange(0, BE)
+    is_row = rows < edges
+    rows64 = rows.to(tl.int64)
+    mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
+    h = tl.load(hidden + rows64[:, None] * MID + mid[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
+    n1 = tl.arange(0, BN1)
+    is_n1 = _places(same, 0, BN1, ALIGNED)[1]
+    g1 = _rows_of(grad, rows64, is_row, grad_stride, same, 0, BN1, ALIGNED)
+    r1 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, 0, BN1, ALIGNED)
+    r1 = tl.where(sign < 0, -r1, r1)
+    of_n1, of_input = _weights_of(n1, k, inputs, channels, MID, TRANSPOSED)
+    w1 = mixed + of_n1[:, None] + of_input[None, :]
+    if BN2 > 0:
+        n2 = BN1 + tl.arange(0, BN2)
+        is_n2 = _places(same, BN1, BN2, ALIGNED)[1]
+        g2 = _rows_of(grad, rows64, is_row, grad_stride, same, BN1, BN2, ALIGNED)
+        r2 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, BN1, BN2, ALIGNED)
+        r2 = tl.where(sign < 0, -r2, r2)
+        of_n2, of_input2 = _weights_of(n2, k, inputs, channels, MID, TRANSPOSED)
+        w2 = mixed + of_n2[:, None] + of_input2[None, :]
+
+    x_rows = columns + rows64 * column_stride + column
+    out_rows = grad_columns + rows64 * column_stride + column
+    grad_h = tl.zeros([BE, MID], tl.float32)
+    for at in range(0, inputs, IB):
+        is_k = ((k >= 0) if EVEN else (at + k // MID) < inputs)[None, :]
+        first = tl.multiple_of((first_a + at * channels) * MID, MID)
+        z = tl.dot(g1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), input_precision=PRECISION)
+        if BN2 > 0:
+            z = tl.dot(g2, tl.load(w2 + first, mask=is_n2[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
+        if has_b:
+            first = tl.multiple_of((first_b + at * channels) * MID, MID)
+            z = tl.dot(r1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
+            if BN2 > 0:
+                z = tl.dot(r2, tl.load(w2 + first, mask=is_n2[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
+        z = tl.reshape(z, [BE, IB, MID])
+        is_x = is_row[:, None] & ((i >= 0) if EVEN else (at + i) < inputs)[None, :]
+        x = tl.load(x_rows[:, None] + (at + i)[None, :], mask=is_x, other=0.0).to(tl.float32)
+        grad_x = tl.sum(z * h[:, None, :], 2)
+        tl.store(out_rows[:, None] + (at + i)[None, :], grad_x.to(grad_columns.dtype.element_ty), mask=is_x)
+        grad_h += tl.sum(z * x[:, :, None], 1)
+    share = grad_hidden + tl.program_id(1).to(tl.int64) * edges * MID
+    tl.store(share + rows64[:, None] * MID + mid[None, :], grad_h, mask=is_row[:, None])
+
+
+@triton.jit
+def contract_backward_data(
+    hidden, columns, mixed, grad, grad_hidden, grad_columns, jobs, kinds, edges, column_stride, grad_stride,
+    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the input columns of one sign of one m, and this job's share of the hidden layer's.
+
+    The output channels are the inner dimension here, as sums of two widths (96 = 64 + 32).
+    """
+    job = jobs + tl.program_id(1) * ROW
+    kind = tl.load(kinds + tl.program_id(1))
+    for t in tl.static_range(len(WIDTHS)):
+        if kind == t:
+            _data_tile(
+                job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW,
+                MID, BE, WIDTHS[t][0], WIDTHS[t][1], IB, EVEN, ALIGNED, TRANSPOSED, PRECISION,
+            )  # fmt: skip
+
+
+@triton.jit
+def _add_products(
+    acc, h_rows, x_rows, g_rows, is_input, is_place, begin, end, negate,
+    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for block in range(begin, end):
+        edge = block * BE + tl.arange(0, BE)
+        h = tl.load(h_rows[:, None] + edge[None, :])
+        x = tl.load(x_rows[:, None] + edge[None, :], mask=is_input[:, None], other=0.0)
+        x = tl.where(negate, -x, x)
+        g = tl.load(g_rows[:, None] + edge[None, :], mask=is_place[:, None], other=0.0)
+        a = tl.reshape(x[:, None, :] * h[None, :, :], [IB * MID, BE])
+        acc = tl.dot(a, tl.trans(g), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _weight_tile(
+    job, hidden, columns, grad, grad_mixed, length, size, blocks,
+    MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, ROW: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    at, inputs, first, channels = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3), tl.load(job + 4)
+    column_a, column_b, begin = tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
+    sign = tl.load(job)
+    n, i, mid, k = tl.arange(0, BN), tl.arange(0, IB), tl.arange(0, MID), tl.arange(0, IB * MID)
+    is_input = (i >= 0) if EVEN else (at + i) < inputs
+    places_a, is_place = _places(job + HEAD, 0, BN, False)
+    split = tl.program_id(1)
+    first_block = split * blocks
+    last_block = tl.minimum(first_block + blocks, length // BE)
+    stride = length.to(tl.int64)
+    h_rows = hidden + mid * stride
+    acc = tl.zeros([IB * MID, BN], tl.float32)
+    acc = _add_products(
+        acc, h_rows, columns + (column_a + at + i) * stride, grad + places_a * stride, is_input, is_place,
+        first_block, last_block, False, MID, BE, IB, PRECISION,
+    )  # fmt: skip
+    if column_b >= 0:
+        places_b, _ = _places(job + HEAD, (ROW - HEAD) // 2, BN, False)
+        acc = _add_products(
+            acc, h_rows, columns + (column_b + at + i) * stride, grad + places_b * stride, is_input, is_place,
+            first_block, last_block, sign < 0, MID, BE, IB, PRECISION,
+        )  # fmt: skip
+    of_output, of_input = _weights_of(begin + n, k, inputs, channels, MID, False)
+    target = grad_mixed + split.to(tl.int64) * size + (first + at * channels) * MID
+    is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
+    tl.store(target + of_input[:, None] + of_output[None, :], acc, mask=is_weight)
+
+
+@triton.jit
+def contract_backward_weight(
+    hidden, columns, grad, grad_mixed, jobs, kinds, length, size, blocks,
+    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    ROW: tl.constexpr, WIDTHS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `IB` input channels' mixed weights of one (m, term), over one split of the edges.
+
+    `hidden`, `columns` and `grad` are transposed here, edges last (the inner dimension), `length` of them, a multiple
+    of BE. A split is `blocks` times BE edges.
+    """
+    job = jobs + tl.program_id(0) * ROW
+    kind = tl.load(kinds + tl.program_id(0))
+    for t in tl.static_range(len(WIDTHS)):
+        if kind == t:
+            _weight_tile(
+                job, hidden, columns, grad, grad_mixed, length, size, blocks,
+                MID, BE, WIDTHS[t], IB, ROW, EVEN, PRECISION,
+            )  # fmt: skip

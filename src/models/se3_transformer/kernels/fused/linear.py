@@ -1,0 +1,97 @@
+"""The kernels of `linear_triton` as a differentiable function."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.se3_transformer.kernels.fused import linear_triton as kernels
+from src.models.se3_transformer.kernels.fused.launch import launch, precision
+
+NODES = 64  # of a tile
+SPLITS = 16  # parts of the nodes whose weight gradients are made side by side and then added, in a fixed order
+
+
+def supported(channels: tuple[int, ...], outer: int) -> bool:
+    """Whether one or two inputs of so many channels fit a tile."""
+    return len(channels) <= 2 and max(*channels, outer) <= 128
+
+
+def width(channels: int) -> int:
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+@cache
+def degree_of_component(degrees: int, device: torch.device) -> Tensor:
+    """int32 [degrees^2]."""
+    sizes = 2 * torch.arange(degrees) + 1
+    return torch.arange(degrees).repeat_interleave(sizes).to(device, torch.int32)
+
+
+@cache
+def belongs(degrees: int, device: torch.device) -> Float[Tensor, "degrees components"]:
+    """1 where a component belongs to a degree."""
+    return (degree_of_component(degrees, device) == torch.arange(degrees, device=device)[:, None]).float()
+
+
+def multiply(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: tuple[int, int], outer: int) -> Tensor:
+    """The inputs [nodes, components, channels] times parts of `matrices` [degrees, _, _].
+
+    `begin`: where the part begins in numbers; `strides`: of a part's inner and outer dimension.
+    """
+    first, second = inputs[0], inputs[-1]
+    nodes, components, inner = first.shape
+    inner2 = second.shape[2] if len(inputs) > 1 else 0
+    out = first.new_empty(nodes, components, outer)
+    launch(kernels.linear, (-(-nodes // NODES), components), 
+        first, second, matrices.view(-1)[begin:], degree_of_component(len(matrices), first.device), out, nodes,
+        components, matrices.stride(0), *strides, inner, INNER_1=inner, INNER_2=inner2, WIDTH_1=width(inner),
+        WIDTH_2=width(max(inner2, 1)), OUTER=outer, WIDTH_OUT=width(outer), BN=NODES, PRECISION=precision(first.dtype),
+        num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+class Linear(torch.autograd.Function):
+    """Weights [degrees, outer, all inputs' channels] applied to one or two inputs [nodes, components, channels]."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *inputs: Tensor) -> Tensor:
+        inputs = tuple(x.contiguous() for x in inputs)
+        matrices = weights.to(inputs[0].dtype).contiguous()
+        ctx.save_for_backward(matrices, *inputs)
+        ctx.dtype = weights.dtype
+        return multiply(inputs, matrices, 0, (1, matrices.shape[2]), matrices.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        matrices, *inputs = ctx.saved_tensors
+        degrees, outer, columns = matrices.shape
+        grad = grads[0].to(matrices.dtype).contiguous()
+        nodes, components, _ = grad.shape
+        blocks = -(-nodes // (NODES * SPLITS))
+        shares = grad.new_empty(SPLITS, components, outer, columns, dtype=torch.float32)
+        grad_inputs: list[Tensor | None] = []
+        begin = 0
+        for number, x in enumerate(inputs):
+            inner = x.shape[2]
+            wanted = ctx.needs_input_grad[1 + number]
+            grad_inputs.append(multiply((grad,), matrices, begin, (columns, 1), inner) if wanted else None)
+            launch(kernels.linear_backward_weight, (components, SPLITS), 
+                grad, x, shares, nodes, components, blocks, columns, begin, OUTER=outer, INNER=inner,
+                WIDTH_OUT=width(outer), WIDTH=width(inner), BN=NODES, PRECISION=precision(x.dtype), num_warps=4,
+            )  # fmt: skip
+            begin += inner
+        # A sum, not a product with `belongs`, which TF32 would round.
+        of_degree = (belongs(degrees, grad.device)[:, :, None, None] * shares.sum(0)).sum(1)
+        return of_degree.to(ctx.dtype), *grad_inputs
+
+
+def linear(
+    inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"]
+) -> Float[Tensor, "nodes features"]:
+    """Flat features of equal channels, times the matrix of their degree; several inputs stand side by side."""
+    components = len(weights) ** 2
+    return Linear.apply(weights, *(x.unflatten(1, (components, -1)) for x in inputs)).flatten(1)  # type: ignore[union-attr]

@@ -1,0 +1,61 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""LinearSE3 for equal channels as Triton kernels: a product for each component, with the matrix of its degree.
+
+Features are [nodes, components, channels]; the components of degree d are d^2 .. (d + 1)^2 - 1. They are read and
+written where they stand, without being brought into another order for a batched product.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(features, nodes, is_node, component, components, channel, CHANNELS: tl.constexpr):
+    place = (nodes[:, None] * components + component) * CHANNELS + channel[None, :]
+    return tl.load(features + place, mask=is_node[:, None] & (channel < CHANNELS)[None, :], other=0.0)
+
+
+@triton.jit
+def linear(
+    first, second, matrices, degrees, out, nodes, components, matrix_stride, inner_stride, outer_stride, second_begin,
+    INNER_1: tl.constexpr, INNER_2: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, OUTER: tl.constexpr,
+    WIDTH_OUT: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out[n, p] = first[n, p] M_d + second[n, p] M'_d; M' begins `second_begin` rows behind M. INNER_2 may be 0."""
+    component = tl.program_id(1)
+    node = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    is_node = node < nodes
+    matrix = matrices + tl.load(degrees + component) * matrix_stride
+    outer = tl.arange(0, WIDTH_OUT)
+    inner = tl.arange(0, WIDTH_1)
+    place = inner[:, None] * inner_stride + outer[None, :] * outer_stride
+    m = tl.load(matrix + place, mask=(inner < INNER_1)[:, None] & (outer < OUTER)[None, :], other=0.0)
+    acc = tl.dot(_tile(first, node, is_node, component, components, inner, INNER_1), m, input_precision=PRECISION)
+    if INNER_2 > 0:
+        inner2 = tl.arange(0, WIDTH_2)
+        place2 = (second_begin + inner2[:, None]) * inner_stride + outer[None, :] * outer_stride
+        m2 = tl.load(matrix + place2, mask=(inner2 < INNER_2)[:, None] & (outer < OUTER)[None, :], other=0.0)
+        x2 = _tile(second, node, is_node, component, components, inner2, INNER_2)
+        acc = tl.dot(x2, m2, acc, input_precision=PRECISION)
+    target = out + (node[:, None] * components + component) * OUTER + outer[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=is_node[:, None] & (outer < OUTER)[None, :])
+
+
+@triton.jit
+def linear_backward_weight(
+    grad, features, shares, nodes, components, blocks, columns, begin,
+    OUTER: tl.constexpr, INNER: tl.constexpr, WIDTH_OUT: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """shares[split, p, :, begin:] = sum over the split's nodes of grad[n, p] (outer) features[n, p]."""
+    component, split = tl.program_id(0), tl.program_id(1)
+    outer, inner = tl.arange(0, WIDTH_OUT), tl.arange(0, WIDTH)
+    acc = tl.zeros([WIDTH_OUT, WIDTH], tl.float32)
+    for block in range(blocks):
+        node = (split.to(tl.int64) * blocks + block) * BN + tl.arange(0, BN)
+        is_node = node < nodes
+        g = _tile(grad, node, is_node, component, components, outer, OUTER)
+        x = _tile(features, node, is_node, component, components, inner, INNER)
+        acc = tl.dot(tl.trans(g), x, acc, input_precision=PRECISION)
+    target = shares + ((split * components + component) * OUTER + outer[:, None]) * columns + begin + inner[None, :]
+    tl.store(target, acc, mask=(outer < OUTER)[:, None] & (inner < INNER)[None, :])

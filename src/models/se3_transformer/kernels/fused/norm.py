@@ -1,0 +1,77 @@
+"""The kernels of `norm_triton` as a differentiable function."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.se3_transformer.fiber import Fiber
+from src.models.se3_transformer.kernels.fused import norm_triton as kernels
+from src.models.se3_transformer.kernels.fused.launch import launch
+
+NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
+
+
+def supported(fiber: Fiber) -> bool:
+    """Whether the features are one rectangle that a warp can hold."""
+    complete = fiber.degrees == tuple(range(len(fiber)))
+    return complete and fiber.equal_channels is not None and fiber.equal_channels <= 64 and len(fiber) <= 5
+
+
+def shape_of(fiber: Fiber) -> dict[str, int]:
+    channels, degrees = fiber.equal_channels, len(fiber)
+    assert channels is not None
+    size, width = (1 << (count - 1).bit_length() for count in (degrees * degrees, channels))
+    return {"DEGREES": degrees, "CHANNELS": channels, "SIZE": size, "WIDTH": width}
+
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, fiber: Fiber, smallest: float, eps: float
+    ) -> Tensor:
+        features = features.contiguous()
+        ctx.save_for_backward(features, weight, bias)
+        ctx.fiber, ctx.constants = fiber, (smallest, eps)
+        out, count = torch.empty_like(features), NODES_PER_PROGRAM["forward"]
+        launch(
+            kernels.norm,
+            (-(-len(features) // count),),
+            features,
+            weight,
+            bias,
+            out,
+            len(features),
+            smallest,
+            eps,
+            **shape_of(fiber),
+            BN=count,
+            num_warps=1,
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, bias = ctx.saved_tensors
+        grad, grad_features = grads[0].contiguous(), torch.empty_like(features)
+        programs = -(-len(features) // NODES_PER_PROGRAM["backward"])
+        shares = features.new_empty(programs, 2, len(weight), dtype=torch.float32)
+        launch(kernels.norm_backward, (programs,), 
+            features, weight, bias, grad, grad_features, shares, len(features), *ctx.constants,
+            **shape_of(ctx.fiber), BN=NODES_PER_PROGRAM["backward"], num_warps=1,
+        )  # fmt: skip
+        grad_weight, grad_bias = shares.sum(0).to(weight.dtype)
+        return grad_features, grad_weight, grad_bias, None, None, None
+
+
+def norm(
+    features: Float[Tensor, "nodes features"],
+    weight: Float[Tensor, " channels"],
+    bias: Float[Tensor, " channels"],
+    fiber: Fiber,
+    smallest: float,
+    eps: float,
+) -> Float[Tensor, "nodes features"]:
+    """NormSE3: lengths of at least `smallest`, normalised within each degree with `eps`; computed in float32."""
+    return Norm.apply(features, weight, bias, fiber, smallest, eps)  # type: ignore[return-value]

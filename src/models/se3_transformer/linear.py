@@ -1,0 +1,58 @@
+"""LinearSE3: channels of each degree mixed by a matrix of their own (spec: SE(3)-Transformer section 2.4)."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.models.se3_transformer.fiber import Fiber
+from src.models.se3_transformer.kernels import dispatch
+
+
+class LinearSE3(nn.Module):
+    """A matrix [c_out, c_in] per degree, without bias, from N(0, 1) / sqrt(c_in).
+
+    Degrees that only the input has are dropped; degrees that no input has are zero and have no matrix.
+
+    Args:
+        sources: the input comes as several features, whose channels stand side by side in the matrices, in this order;
+            that saves writing them side by side. None for one input, of `fiber_in`.
+    """
+
+    def __init__(self, fiber_in: Fiber, fiber_out: Fiber, sources: tuple[Fiber, ...] | None = None) -> None:
+        super().__init__()
+        self.sources = sources or (fiber_in,)
+        self.fiber_out = fiber_out
+        self.weights = nn.ParameterDict(
+            {
+                str(degree): nn.Parameter(
+                    torch.randn(c_out, fiber_in.channels(degree)) / math.sqrt(fiber_in.channels(degree))
+                )
+                for degree, c_out in fiber_out.items()
+                if degree in fiber_in
+            }
+        )
+        same_degrees = all(source.degrees == fiber_out.degrees for source in self.sources)
+        self.batched = same_degrees and all(fiber.equal_channels for fiber in (*self.sources, fiber_out))
+
+    def forward(self, *features: Float[Tensor, "nodes _"]) -> Float[Tensor, "nodes features_out"]:
+        return self._all_at_once(features) if self.batched else self._by_degree(features)
+
+    def _all_at_once(self, features: tuple[Tensor, ...]) -> Tensor:
+        weights = torch.stack([self.weights[str(degree)] for degree in self.fiber_out])
+        return dispatch.linear(features, weights, self.fiber_out)
+
+    def _by_degree(self, features: tuple[Tensor, ...]) -> Tensor:
+        parts = []
+        for degree, c_out in self.fiber_out.items():
+            present = [
+                fiber.part(x, degree) for fiber, x in zip(self.sources, features, strict=True) if degree in fiber
+            ]
+            if present:
+                part = F.linear(torch.cat(present, 2), self.weights[str(degree)])
+            else:
+                part = features[0].new_zeros(len(features[0]), 2 * degree + 1, c_out)
+            parts.append(part.flatten(1))
+        return torch.cat(parts, 1)

@@ -1,0 +1,143 @@
+"""How one group of a convolution is carried out in edge frames: which columns meet which weights.
+
+In its own frame a message of signed component m is, with the radial weights mixed into a and b (see `basis`),
+out_m = sum over channels in of a in_m + b in_-m, out_-m = a in_-m - b in_m, and for m = 0 the a term alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.se3_transformer.basis import num_frequencies, polar_coefficients
+from src.models.se3_transformer.frames import EdgeLayout
+from src.models.se3_transformer.radial import Group
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive output channels `begin` .. `begin + width` and their first column for m and -m (equal for m = 0)."""
+
+    begin: int
+    width: int
+    plus: int
+    minus: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """All that reaches one output degree with one |m|.
+
+    Mixed weights of term a are [num_inputs, channels, mid] from number `weight_a` * mid on, of term b (m > 0) likewise
+    from `weight_b` * mid on. `plus` and `minus` are the first of the `num_inputs` consecutive input columns.
+    """
+
+    m: int
+    num_inputs: int
+    channels: int
+    plus: int
+    minus: int
+    weight_a: int
+    weight_b: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A group with the layouts of its input and outputs; `bases` are the first columns of the outputs' layouts."""
+
+    group: Group
+    source: EdgeLayout
+    outputs: tuple[EdgeLayout, ...]
+
+    def terms(self) -> Iterator[tuple[int, int, int, int]]:
+        """(m, term, degree out, degree in) in the order of the mixed weights; term 0 is a, 1 is b."""
+        for m in range(min(self.group.inputs.max_degree, self.group.outputs.max_degree) + 1):
+            for term in range(2 if m else 1):
+                for d_out in self.group.outputs:
+                    for d_in in self.group.inputs:
+                        if min(d_in, d_out) >= m:
+                            yield m, term, d_out, d_in
+
+    @property
+    def num_columns(self) -> int:
+        return sum(layout.num_features for layout in self.outputs)
+
+    @cached_property
+    def mixing(self) -> Float[Tensor, "terms frequencies"]:
+        """From radial weights, pair by pair and J by J, to mixed ones, in float64."""
+        pairs = list(self.group.pairs())
+        begins, total = {}, 0
+        for pair in pairs:
+            begins[pair] = total
+            total += num_frequencies(pair)
+        rows = []
+        for m, term, d_out, d_in in self.terms():
+            row = torch.zeros(total, dtype=torch.float64)
+            coefficients = polar_coefficients((d_in, d_out))[max(2 * m - 1 + term, 0)]
+            begin = begins[d_in, d_out]
+            row[begin : begin + len(coefficients)] = 1 if self.group.is_scalar else coefficients
+            rows.append(row)
+        return torch.stack(rows)
+
+    def mix(self, weight: Float[Tensor, "rows mid"]) -> Float[Tensor, " _"]:
+        """Radial weights as the blocks want them, one after the other."""
+        pairs, mid, mixing = list(self.group.pairs()), weight.shape[1], mixing_on(self, weight.device, weight.dtype)
+        if len({self.group.size(pair) for pair in pairs}) == 1:
+            return (mixing @ weight.view(mixing.shape[1], -1)).view(-1)
+        sizes = [num_frequencies(pair) * self.group.size(pair) for pair in pairs]
+        by_pair = dict(zip(pairs, weight.split(sizes), strict=True))
+        by_pair_mixing = dict(zip(pairs, mixing.split([num_frequencies(pair) for pair in pairs], 1), strict=True))
+        mixed = []
+        for row, (_, _, d_out, d_in) in enumerate(self.terms()):
+            pair = d_in, d_out
+            parts = by_pair[pair].view(num_frequencies(pair), self.group.size(pair) * mid)
+            mixed.append(by_pair_mixing[pair][row] @ parts)
+        return torch.cat(mixed)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        first: dict[tuple[int, int, int], int] = {}  # the first mixed weight of each (m, term, degree out)
+        inputs: dict[tuple[int, int], int] = {}
+        place = 0
+        for m, term, d_out, d_in in self.terms():
+            first.setdefault((m, term, d_out), place)
+            if term == 0:
+                inputs[m, d_out] = inputs.get((m, d_out), 0) + self.group.inputs.channels(d_in)
+            place += self.group.size((d_in, d_out))
+        blocks = []
+        for (m, d_out), count in inputs.items():
+            lowest = min(degree for degree in self.group.inputs if degree >= m)
+            blocks.append(
+                Block(
+                    m=m,
+                    num_inputs=count,
+                    channels=self.group.outputs.channels(d_out),
+                    plus=self.source.offsets[lowest, m],
+                    minus=self.source.offsets[lowest, -m],
+                    weight_a=first[m, 0, d_out],
+                    weight_b=first[m, 1, d_out] if m else 0,
+                    pieces=self._pieces(d_out, m),
+                )
+            )
+        return tuple(blocks)
+
+    def _pieces(self, degree: int, m: int) -> tuple[Piece, ...]:
+        """Where the channels of an output degree go: the outputs share them in their order."""
+        pieces, begin, base = [], 0, 0
+        for layout in self.outputs:
+            if width := layout.fiber.channels(degree):
+                offsets = layout.offsets
+                pieces.append(Piece(begin, width, base + offsets[degree, m], base + offsets[degree, -m]))
+                begin += width
+            base += layout.num_features
+        return tuple(pieces)
+
+
+@cache
+def mixing_on(plan: Plan, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "terms frequencies"]:
+    """The plan's mixing where the weights are; brought there once, before a graph is captured."""
+    return plan.mixing.to(device, dtype)

@@ -1,0 +1,57 @@
+"""Pictures of predictions."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from src.files import written_atomically
+
+INK, FAINT, POINT = "#222222", "#777777", "#0072B2"
+CROWDED = 2000  # from so many molecules on their density is drawn instead of points
+
+
+def parity_picture(
+    predicted: Float[np.ndarray, " molecules"],
+    true: Float[np.ndarray, " molecules"],
+    quantity: str,
+    unit: str,
+    path: Path,
+) -> None:
+    """Writes a png of predicted against true values, the line on which they are equal, and the mean absolute error.
+
+    Raises UserError where the file cannot be written.
+    """
+    picture = Figure(figsize=(5, 4.8), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    axes = picture.subplots()
+    both = np.concatenate([predicted, true])
+    margin = 0.03 * (both.max() - both.min()) or 1.0
+    low, high = both.min() - margin, both.max() + margin
+    if len(true) < CROWDED:
+        axes.scatter(true, predicted, s=9, color=POINT, alpha=0.6, linewidths=0)
+    else:
+        extent = (low, high, low, high)
+        cells = axes.hexbin(
+            true, predicted, gridsize=70, bins="log", mincnt=1, cmap="viridis", extent=extent, linewidths=0
+        )
+        picture.colorbar(cells, ax=axes, shrink=0.7).set_label("molecules", color=FAINT, size=9)
+    axes.plot([low, high], [low, high], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    shown = f" in {unit}" if unit else ""
+    axes.set_xlabel(f"true {quantity}{shown}", color=INK)
+    axes.set_ylabel(f"predicted {quantity}{shown}", color=INK)
+    mae = np.abs(predicted - true).mean()
+    axes.set_title(f"{quantity} of {len(true):,} molecules", loc="left", size=11, weight="bold", color=INK)
+    axes.text(0.04, 0.94, f"mean absolute error {mae:.4g} {unit}".rstrip(), transform=axes.transAxes, size=9, color=INK)
+    axes.tick_params(labelsize=8, colors=FAINT, length=3)
+    axes.grid(color="#EEEEEE", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("bottom", "left"))
+        spine.set_color("#BBBBBB")
+    FigureCanvasAgg(picture)
+    with written_atomically(path) as temporary:
+        picture.savefig(temporary, format="png")

@@ -1,0 +1,52 @@
+"""Pooling: what the nodes of each molecule have in common, as one row a molecule."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+
+from src.errors import UserError
+
+Pooling = Literal["max", "mean", "sum"]
+
+
+def check_pooling(kind: str) -> None:
+    """Raises UserError for a pooling that there is not."""
+    if kind not in get_args(Pooling):
+        raise UserError(f"pooling={kind} must be one of {', '.join(get_args(Pooling))}, or null for none")
+
+
+def pool(
+    features: Float[Tensor, "nodes features"], graph_ptr: Int[Tensor, " graphs_and_1"], kind: Pooling
+) -> Float[Tensor, "graphs features"]:
+    """Each column's maximum, mean or sum over the nodes graph_ptr[g] .. graph_ptr[g + 1] - 1; 0 for empty molecules.
+
+    The gradient of a maximum goes to the first node that has it. Nodes from graph_ptr[-1] on take no part. The host
+    waits for nothing. Raises UserError for an unknown kind.
+    """
+    check_pooling(kind)
+    graphs = len(graph_ptr) - 1
+    nodes = torch.arange(len(features), device=features.device)
+    graph_of = torch.searchsorted(graph_ptr.long(), nodes, right=True) - 1  # `graphs` for padded nodes
+    sizes = graph_ptr.diff()[:, None]
+    if kind == "max":
+        return _maximum(features, graph_of, nodes, graphs).where(sizes > 0, 0)
+    wide = features.to(torch.promote_types(features.dtype, torch.float32))
+    total = wide.new_zeros(graphs + 1, features.shape[1]).index_add(0, graph_of, wide)[:graphs]
+    return (total / sizes.clamp_min(1) if kind == "mean" else total).to(features.dtype)
+
+
+def _maximum(
+    features: Float[Tensor, "nodes features"],
+    graph_of: Int64[Tensor, " nodes"],
+    nodes: Int64[Tensor, " nodes"],
+    graphs: int,
+) -> Float[Tensor, "graphs features"]:
+    """The maxima, read from the first node that has each, so that the gradient has one place to go."""
+    values, rows = features.detach(), graph_of[:, None].expand(features.shape)
+    best = values.new_full((graphs + 1, features.shape[1]), -torch.inf).scatter_reduce(0, rows, values, "amax")
+    holders = (values == best[graph_of]) | values.isnan()  # a NaN must not vanish here
+    candidates = nodes[:, None].where(holders, len(nodes))
+    first = candidates.new_full(best.shape, len(nodes)).scatter_reduce(0, rows, candidates, "amin")[:graphs]
+    return features.gather(0, first.clamp_max(len(nodes) - 1))

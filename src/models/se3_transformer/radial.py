@@ -1,0 +1,94 @@
+"""Radial networks: from an edge's scalars to the weights of its message, and the groups of degrees that share one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from src.models.se3_transformer.basis import Pair, num_frequencies
+from src.models.se3_transformer.fiber import Fiber
+
+Sharing = Literal["full", "pairwise"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pairs of degrees whose radial weights are made from one hidden layer: all of `inputs` with all of `outputs`."""
+
+    inputs: Fiber
+    outputs: Fiber
+
+    def pairs(self) -> Iterator[Pair]:
+        """Degrees in and out, the output's changing slowest."""
+        for d_out in self.outputs:
+            for d_in in self.inputs:
+                yield d_in, d_out
+
+    def size(self, pair: Pair) -> int:
+        """Weights of a pair and frequency: channels in times channels out."""
+        return self.inputs.channels(pair[0]) * self.outputs.channels(pair[1])
+
+    @property
+    def num_weights(self) -> int:
+        """Radial weights of one edge."""
+        return sum(num_frequencies(pair) * self.size(pair) for pair in self.pairs())
+
+    @property
+    def is_scalar(self) -> bool:
+        """Only degree 0 to degree 0: the original then takes the constant basis for 1 and leaves it out."""
+        return list(self.pairs()) == [(0, 0)]
+
+
+def groups_of(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, sharing: Sharing) -> list[Group]:
+    """Which pairs share a hidden layer.
+
+    pairwise: none do. full: all, where both sides have equal channels in every degree up to `max_degree`; else those
+    with one output degree, where the input has; else those with one input degree, where the output has; else none.
+    """
+
+    def complete(fiber: Fiber) -> bool:
+        return fiber.equal_channels is not None and fiber.degrees == tuple(range(max_degree + 1))
+
+    single_in = [Fiber({degree: count}) for degree, count in fiber_in.items()]
+    single_out = [Fiber({degree: count}) for degree, count in fiber_out.items()]
+    if sharing == "full" and complete(fiber_in) and complete(fiber_out):
+        return [Group(fiber_in, fiber_out)]
+    if sharing == "full" and complete(fiber_in):
+        return [Group(fiber_in, one) for one in single_out]
+    if sharing == "full" and complete(fiber_out):
+        return [Group(one, fiber_out) for one in single_in]
+    return [Group(i, o) for o in single_out for i in single_in]
+
+
+class RadialGroup(nn.Module):
+    """One hidden layer and the weights that follow from it linearly.
+
+    `hidden` takes an edge's scalars to [edges, mid_channels]; `weight` is [rows, mid_channels], its rows being, for
+    each pair of the group, J ascending, then channel in, then channel out. An edge's radial weights are
+    weight @ hidden.
+    """
+
+    def __init__(self, group: Group, edge_features: int, mid_channels: int, use_layer_norm: bool) -> None:
+        super().__init__()
+        self.group = group
+        layers: list[nn.Module] = []
+        for width in (edge_features, mid_channels):
+            layers += [nn.Linear(width, mid_channels)]
+            layers += [nn.LayerNorm(mid_channels)] if use_layer_norm else []
+            layers += [nn.ReLU()]
+        self.hidden = nn.Sequential(*layers)
+        bound = mid_channels**-0.5  # as torch's Linear, which the original has here
+        self.weight = nn.Parameter(torch.empty(group.num_weights, mid_channels).uniform_(-bound, bound))
+
+    def radial_weights(self, hidden: Float[Tensor, "edges mid"]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:
+        """For each pair the weights [edges, frequencies, channels in, channels out] of every edge."""
+        pairs = list(self.group.pairs())
+        sizes = [num_frequencies(pair) * self.group.size(pair) for pair in pairs]
+        parts = nn.functional.linear(hidden, self.weight).split(sizes, dim=1)
+        return {
+            pair: part.unflatten(1, (num_frequencies(pair), self.group.inputs.channels(pair[0]), -1))
+            for pair, part in zip(pairs, parts, strict=True)
+        }

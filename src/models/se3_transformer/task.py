@@ -1,0 +1,201 @@
+"""The SE(3)-Transformer as a task: one property of a molecule, judged by its mean absolute error in natural units."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed
+
+from src.checkpoints import load_weights, read_checkpoint
+from src.datamodules.graph_loader import GraphLoader
+from src.datamodules.graphs import GraphDataModule
+from src.errors import UserError
+from src.graphs import Graph, GraphBatch
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.models.graphed import Graphed
+from src.models.schedule import Schedule
+from src.models.se3_transformer.cost import Molecule, cost
+from src.models.se3_transformer.network import SE3TransformerPooled
+from src.models.se3_transformer.predict import predict_molecules
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task, wanted
+
+EXAMPLE = Molecule(nodes=18, edges=36)  # about the mean molecule of QM9 with its bonds as edges
+
+
+class SE3TransformerTask(Task):
+    """Learns one property of molecules; a checkpoint predicts it in its natural unit.
+
+    Evaluations of a run are named `homo_mae_ev` (validation), `test_homo_mae_ev` (test split, last weights),
+    `best_homo_mae_ev` (best validation) and `test_at_best_homo_mae_ev` (test split, the weights of that one).
+
+    Args:
+        network, optimizer, schedule: see Task.
+        quantity: the property, a target of the datamodule.
+        unit_of_quantity: where a checkpoint keeps it; training takes it from the datamodule.
+        target: mean absolute errors in natural units that count as reached, by quantity.
+    """
+
+    unit = "molecules"
+    mean: Tensor  # of the quantity over the training molecules, float64
+    std: Tensor
+
+    def __init__(
+        self,
+        network: SE3TransformerPooled,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None = None,
+        quantity: str | None = "homo",
+        unit_of_quantity: str = "eV",
+        target: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, schedule)
+        self.network: SE3TransformerPooled
+        self.quantity = quantity or ""
+        self.target = (target or {}).get(self.quantity)
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("std", torch.ones((), dtype=torch.float64))
+        self.molecule = EXAMPLE  # the mean one, for cost()
+        self._name(unit_of_quantity)
+        self._errors: list[Tensor] = []  # (sum of absolute errors, molecules) of each batch of an evaluation
+        self._evaluate: Graphed[Tensor] | None = None
+        self._split = ""  # before the metric's name: which split and weights are evaluated
+        self._validated_at = -1  # the step whose weights `self.metrics` judges
+
+    def _name(self, unit: str) -> None:
+        self.unit_of_quantity = unit
+        words = [self.quantity, "mae", *re.findall("[a-z0-9]+", unit.lower())]
+        self.final_metric = FinalMetric("_".join(words), "min", self.target)
+        self.curves = ("loss", self.final_metric.name, "lr")
+
+    def setup(self, stage: str) -> None:
+        """Takes from the training molecules what a prediction needs of them."""
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        if stage != "fit":
+            return
+        if not isinstance(datamodule, GraphDataModule):
+            raise UserError(
+                "the SE(3)-Transformer needs atoms in space; give datamodule=qm9 or datamodule=molecule_file"
+            )
+        if not self.quantity:
+            raise UserError("datamodule.task=null names nothing to learn; give the name of a target")
+        self.mean.fill_(datamodule.mean)
+        self.std.fill_(datamodule.std)
+        self.molecule = mean_molecule(datamodule.loader("train"))
+        self._name(datamodule.unit)
+        if self.model_config is not None:
+            self.model_config["task"]["unit_of_quantity"] = datamodule.unit
+
+    def loss(self, batch: GraphBatch) -> dict[str, Tensor]:
+        known = ~batch.targets.isnan()  # not so for padding, which must not even reach the arithmetic
+        wanted = (batch.targets.where(known, self.mean) - self.mean) / self.std
+        errors = (self.normalised(batch).to(wanted.dtype) - wanted).abs().where(known, 0)
+        return {"loss": errors.sum() / known.sum().clamp_min(1)}
+
+    def normalised(self, batch: GraphBatch) -> Float[Tensor, " graphs"]:
+        """Predictions in standard deviations from the mean."""
+        return self.network(batch.graph, batch.node_features, batch.edge_features).squeeze(1)
+
+    def predicted(self, batch: GraphBatch) -> Float[Tensor, " graphs"]:
+        """Predictions in natural units, in float64."""
+        return self.normalised(batch).double() * self.std + self.mean
+
+    def count(self, batch: GraphBatch) -> int:
+        return batch.count
+
+    def cost(self) -> Cost:
+        return cost(self.network, self.molecule, self.batch_size, self.activation_bytes)
+
+    def example_batch(self, size: int) -> GraphBatch:
+        """Rings of atoms at random places, without padding."""
+        atoms = int(EXAMPLE.nodes)
+        ring = torch.arange(atoms)
+        first = atoms * torch.arange(size)[:, None]
+        here, there = (first + ring).flatten(), (first + (ring + 1) % atoms).flatten()
+        src, dst = torch.cat([here, there]), torch.cat([there, here])
+        graph = Graph.build(2 * torch.randn(size * atoms, 3), src, dst, [atoms] * size)
+        body = self.network.transformer
+        elements = torch.nn.functional.one_hot(torch.randint(5, (size * atoms,)), body.fiber_in.channels(0))
+        bonds = torch.nn.functional.one_hot(torch.randint(3, (len(src),)), body.fiber_edge.channels(0))
+        targets = (self.mean.cpu() + self.std.cpu() * torch.randn(size)).float()
+        tensors = (*graph[:7], elements.float(), bonds.float(), targets)
+        return GraphBatch(*(tensor.to(self.device) for tensor in tensors), count=size)
+
+    def validation_step(self, batch: GraphBatch, batch_idx: int) -> None:
+        if self._evaluate is None:
+            graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
+            self._evaluate = Graphed(self._absolute_errors, graph, self.execution.graph_warmup_steps)
+        self._errors.append(self._evaluate(batch).clone())  # a graph writes the next batch's there
+
+    test_step = validation_step
+
+    def _absolute_errors(self, batch: GraphBatch) -> Float[Tensor, "2"]:
+        """Their sum over the real molecules, and how many those are."""
+        known = ~batch.targets.isnan()
+        errors = (self.predicted(batch) - batch.targets.double()).abs().where(known, 0)
+        return torch.stack([errors.sum(), known.sum().double()])
+
+    def _mean_absolute_error(self) -> float:
+        """Over all molecules that were evaluated, of all ranks; NaN if there was none."""
+        total = torch.stack(self._errors).sum(0)
+        self._errors = []
+        if self.trainer.world_size > 1:
+            distributed.all_reduce(total)
+        error, count = total.tolist()
+        return error / count if count else float("nan")
+
+    def on_validation_epoch_end(self) -> None:
+        self.metrics = {self.final_metric.name: self._mean_absolute_error()}
+        self._validated_at = self.trainer.global_step
+
+    def on_test_epoch_end(self) -> None:
+        self.metrics[f"{self._split}{self.final_metric.name}"] = self._mean_absolute_error()
+
+    def teardown(self, stage: str) -> None:
+        self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["metrics"] = dict(self.metrics)
+
+    def evaluate_last(self, datamodule: Any) -> None:
+        if self._validated_at != self.trainer.global_step:
+            self.trainer.limit_val_batches = 1.0  # none where the training was to have no evaluation
+            self.trainer.validate(self, datamodule=datamodule, verbose=False)
+        self._split = "test_"
+        self.trainer.test(self, datamodule=datamodule, verbose=False)
+
+    def evaluate_best(self, datamodule: Any, checkpoint: Path) -> None:
+        best = read_checkpoint(checkpoint)
+        load_weights(self, best, checkpoint)
+        self.metrics[f"best_{self.final_metric.name}"] = best["metrics"][self.final_metric.name]
+        self._split = "test_at_best_"
+        self.trainer.test(self, datamodule=datamodule, verbose=False)
+        if self.trainer.is_global_zero:
+            figures = "; ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+            print(f"mean absolute errors: {figures}")
+
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Predicts molecules of a file or a split; see `src.models.se3_transformer.predict`."""
+        datamodule = job.datamodule()
+        if not isinstance(datamodule, GraphDataModule):
+            raise UserError(
+                "the SE(3)-Transformer needs atoms in space; give datamodule=qm9 or datamodule=molecule_file"
+            )
+        if datamodule.task is not None and datamodule.task != self.quantity:
+            datamodule = job.datamodule(task=self.quantity)  # the true values of what the checkpoint predicts
+        datamodule.device = self.device
+        datamodule.prepare_data()
+        datamodule.setup("predict")
+        self.molecule = mean_molecule(datamodule.loader(datamodule.predict))
+        return predict_molecules(self, datamodule, job, clock)
+
+
+def mean_molecule(loader: GraphLoader) -> Molecule:
+    """Of the molecules that a loader goes over."""
+    sizes = (numbers[loader.index.numpy()] for numbers in (loader.graphs.num_nodes, loader.graphs.num_edges))
+    nodes, edges = (float(size.mean()) for size in sizes)
+    return Molecule(nodes, edges)
