@@ -2,13 +2,32 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from types import ModuleType
 
 # The tests' tensors are small: several threads only wait for each other. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Triton's interpreter runs the fused kernels on the CPU. Only so before Triton is first imported, as Lightning does.
+if "gpu" not in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+class Unchecked(MetaPathFinder):
+    """Finds the modules of kernels: Triton reads a function's source, and would read the check's instead."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, path, target) if fullname.endswith("_triton") else None
+
 
 # The GPU machine may lack beartype, and torch.compile cannot look through the checks: `-m gpu` goes without them.
 if find_spec("beartype") and "gpu" not in sys.argv:
     from jaxtyping import install_import_hook
 
     install_import_hook("src", "shapes.check")
+    sys.meta_path.insert(0, Unchecked())

@@ -140,7 +140,7 @@ class Task(pl.LightningModule):
         """
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # The largest first: a fused update takes a few dozen tensors at a time, and each launch lasts as its largest one.
+        # The largest first: a fused update takes a few dozen tensors a launch, which lasts as its largest one.
         parameters = sorted(self.parameters(), key=torch.numel, reverse=True)
         return self.make_optimizer(parameters, **self.fast_optimizer_flags())
 

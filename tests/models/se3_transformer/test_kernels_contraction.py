@@ -1,0 +1,149 @@
+"""The contraction's kernels, interpreted on the CPU, against plain torch in float64: values and all gradients."""
+
+import pytest
+import torch
+from se3_kernels import contraction, plan_of, random
+
+from src.models.se3_transformer import ConvSE3, Fiber
+from src.models.se3_transformer.frames import EdgeLayout
+from src.models.se3_transformer.kernels import fused
+from src.models.se3_transformer.kernels.fused.contraction import aligned, chunks, even, inner_widths, outputs_of
+from src.models.se3_transformer.kernels.fused.launch import edges_last
+from src.models.se3_transformer.plan import Plan
+from src.models.se3_transformer.radial import Group
+
+SINGLE, HALF = 3e-6, 2e-3  # of the largest number; a half rounds at 5e-4, and so do results and gradients
+FOUR = Fiber.create(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (Fiber.create(3, 4), (Fiber.create(3, 4),)),
+        (FOUR, (FOUR, FOUR)),  # value and key
+        (Fiber({0: 6}), (FOUR, Fiber({0: 4}))),  # the first block, whose keys have one degree alone
+        (Fiber.create(2, 3), (Fiber.create(2, 5),)),  # nothing is a power of two or fills its tile
+        (Fiber.create(2, 4), (Fiber.create(4, 4),)),  # degrees that only the output has
+        (Fiber.create(4, 4), (Fiber.create(2, 4),)),  # and those that only the input has
+        (Fiber({0: 4, 1: 3, 3: 5}), (Fiber({0: 6, 3: 2}),)),  # one pair of several: other columns get no gradient
+        (Fiber.create(3, 4), (Fiber({1: 6}),)),
+        (Fiber({1: 6}), (Fiber.create(3, 4),)),
+        (Fiber({0: 5}), (Fiber({0: 7}),)),  # scalars to scalars, which have no basis
+    ],
+)
+def test_contraction_is_the_plain_one(inputs: Fiber, outputs: tuple[Fiber, ...]) -> None:
+    assert contraction(fused, plan_of(inputs, *outputs), 37, 16, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize("width", [16, 48, 80, 96, 112, 128])
+def test_outputs_wider_than_a_tile_come_in_chunks(width: int) -> None:
+    assert contraction(fused, plan_of(Fiber({0: 3}), Fiber({0: width})), 20, 16, torch.float32).largest < SINGLE
+    assert contraction(fused, plan_of(Fiber({1: 3}), Fiber({1: width})), 20, 16, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize("edges", [1, 32, 64, 128, 131, 290])
+def test_edges_need_not_fill_a_tile(edges: int) -> None:
+    plan = plan_of(Fiber.create(2, 3), Fiber.create(2, 4))
+    assert contraction(fused, plan, edges, 16, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize("mid", [16, 32, 64])
+def test_radial_networks_have_three_widths(mid: int) -> None:
+    plan = plan_of(Fiber.create(2, 4), Fiber.create(2, 4))
+    assert contraction(fused, plan, 9, mid, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize(("channels", "is_aligned"), [(16, True), (8, False)])
+def test_columns_in_runs_of_sixteen_are_aligned(channels: int, is_aligned: bool) -> None:
+    plan = plan_of(Fiber.create(2, channels), Fiber.create(2, channels), Fiber.create(2, channels))
+    assert aligned(plan) is is_aligned and even(plan, 4)
+    assert contraction(fused, plan, 10, 16, torch.float32).largest < SINGLE
+
+
+def test_aligned_starts_are_not_enough_where_the_inner_width_is_rounded_up() -> None:
+    """112 = 64 + 32 + 16 has three chunks and is held as 128."""
+    plan = plan_of(Fiber({1: 4}), Fiber({1: 112}))
+    assert inner_widths(112) == (128, 0) and not aligned(plan)
+
+
+@pytest.mark.parametrize("inputs", [Fiber.create(3, 4), Fiber({0: 6})])
+def test_contraction_of_halves_has_single_sums(inputs: Fiber) -> None:
+    found = contraction(fused, plan_of(inputs, FOUR, Fiber({0: 4})), 70, 16, torch.float16)
+    assert found.largest < HALF
+    assert found.gradients[0] < SINGLE  # the hidden layer's, of which nothing is ever rounded to a half
+
+
+def test_no_column_of_the_result_is_left_unwritten() -> None:
+    """Nor of the gradient: where a group does not reach them they are zero."""
+    plan = Plan(Group(Fiber({1: 4}), Fiber({1: 4})), EdgeLayout(Fiber.create(3, 4), 2), (EdgeLayout(FOUR, 2),))
+    hidden, columns = random(5, 16, seed=0).float(), random(5, plan.source.num_features, seed=1).float()
+    columns.requires_grad_()
+    weights = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms()) * 16
+    result = fused.contraction.contract(hidden, columns, random(weights, seed=2).float(), plan)
+    result.sum().backward()
+    reached = {block.plus for block in plan.blocks} | {block.minus for block in plan.blocks}
+    assert columns.grad is not None
+    for found, layout in ((result, plan.outputs[0]), (columns.grad, plan.source)):
+        for (degree, m), begin in layout.offsets.items():
+            assert bool(found[:, begin : begin + 4].any()) == (degree == 1), (degree, m)
+    assert len(reached) == 3
+
+
+def test_columns_of_other_groups_reach_nothing() -> None:
+    """Not even where they are NaN and stand in one tile with this group's."""
+    plan = plan_of(Fiber({0: 3, 1: 5}), Fiber.create(2, 4))
+    assert plan.group.inputs == Fiber({0: 3})
+    weights = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms()) * 16
+    hidden, mixed = random(5, 16, seed=0).float().requires_grad_(), random(weights, seed=2).float().requires_grad_()
+    columns = torch.full((5, plan.source.num_features), torch.nan)
+    columns[:, :3] = 1
+    columns.requires_grad_()
+    result = fused.contraction.contract(hidden, columns, mixed, plan)
+    gradients = torch.autograd.grad(result.sum(), [hidden, columns, mixed])
+    assert all(tensor.isfinite().all() for tensor in (result, *gradients))
+    assert gradients[1][:, :3].all() and not gradients[1][:, 3:].any()
+
+
+def test_what_a_tile_cannot_hold_is_not_supported() -> None:
+    narrow = plan_of(Fiber.create(2, 4), Fiber.create(2, 64))
+    wide = plan_of(Fiber.create(2, 4), Fiber.create(2, 65))
+    assert [mid for mid in range(1, 130) if fused.contraction.supported(narrow, mid)] == [16, 32, 64]
+    assert not fused.contraction.supported(wide, 32)
+
+
+def test_outputs_of_unequal_channels_are_not_supported() -> None:
+    """Blocks of one m would be several jobs, whose gradients of the same columns would overwrite each other."""
+    inputs, outputs = Fiber.create(2, 4), Fiber({0: 4, 1: 8})
+    plan = Plan(Group(inputs, outputs), EdgeLayout(inputs, 1), (EdgeLayout(outputs, 1),))
+    assert len(outputs_of(plan)) == 3 and not fused.contraction.supported(plan, 32)
+
+
+@pytest.mark.parametrize("sharing", ["full", "pairwise"])
+def test_every_group_of_the_published_network_is_supported(sharing: str) -> None:
+    hidden, attended = Fiber.create(4, 32), Fiber.create(4, 16)
+    convolutions = [
+        ConvSE3(Fiber({0: 6}), attended + Fiber({0: 16}), 4, 3, split=(attended, Fiber({0: 16})), sharing=sharing),  # type: ignore[arg-type]
+        ConvSE3(hidden, attended + attended, 4, 3, split=(attended, attended), sharing=sharing),  # type: ignore[arg-type]
+        ConvSE3(hidden, Fiber({0: 128}), 4, 3, sharing=sharing),  # type: ignore[arg-type]
+    ]
+    assert all(fused.contraction.supported(plan, 32) for conv in convolutions for plan in conv.plans)
+
+
+@pytest.mark.parametrize("width", [1, 16, 17, 80, 96, 100, 128, 200])
+def test_chunks_cover_a_width_with_powers_of_two(width: int) -> None:
+    end = 0
+    for begin, size in chunks(width):
+        assert begin == end and size in (16, 32, 64, 128)
+        end = begin + size
+    assert width <= end < width + 16
+    if width <= 128:
+        assert width <= sum(inner_widths(width)) and all(size & (size - 1) == 0 for size in inner_widths(width))
+
+
+@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_edges_come_last_with_zeros_behind_them(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
+    matrix = random(columns, rows, seed=0).to(dtype).t()  # not contiguous
+    turned = edges_last(matrix, length)
+    assert turned.is_contiguous() and turned.shape == (columns, length)
+    assert torch.equal(turned[:, :rows], matrix.t()) and not turned[:, rows:].any()

@@ -1,0 +1,120 @@
+"""The kernels of norm, linear layers and radial networks, interpreted on the CPU, against plain torch in float64."""
+
+import pytest
+import torch
+from se3_kernels import hidden_layer, multiplying, normalising, random
+from torch import nn
+
+from src.models.se3_transformer import Fiber
+from src.models.se3_transformer.kernels import fused
+from src.models.se3_transformer.radial import Group, RadialGroup
+
+SINGLE, HALF = 5e-6, 2e-3  # of the largest number; a half rounds at 5e-4
+
+
+@pytest.mark.parametrize("fiber", [Fiber({0: 8}), Fiber.create(2, 3), Fiber.create(4, 16), Fiber.create(5, 12)])
+@pytest.mark.parametrize("nodes", [1, 4, 11])
+def test_norm_is_the_plain_one(fiber: Fiber, nodes: int) -> None:
+    found = normalising(fused, fiber, nodes, torch.float32)
+    assert max(found.output, *found.gradients[1:]) < SINGLE
+    assert found.gradients[0] < 3e-5  # of scalars near 0: what is left of two large numbers
+
+
+def test_lengths_below_the_smallest_count_as_it() -> None:
+    """And as a constant: a smallest length of 1.5 is above about half of them."""
+    fiber = Fiber.create(3, 8)
+    assert normalising(fused, fiber, 9, torch.float32, smallest=1.5).largest < SINGLE
+
+
+def test_norm_of_halves_is_computed_in_single() -> None:
+    found = normalising(fused, Fiber.create(3, 8), 9, torch.float16)
+    assert found.largest < HALF
+    assert max(found.gradients[1:]) < SINGLE
+
+
+def test_norm_of_zero_is_zero_with_a_finite_gradient() -> None:
+    fiber = Fiber.create(3, 8)
+    features = torch.zeros(5, fiber.num_features, requires_grad=True)
+    result = fused.norm.norm(features, torch.ones(24), torch.ones(24), fiber, 2.0**-24, 1e-5)
+    result.sum().backward()
+    assert not result.any() and features.grad is not None and features.grad.isfinite().all()
+
+
+def test_norm_supports_rectangles_that_a_warp_holds() -> None:
+    assert fused.norm.supported(Fiber.create(5, 64))
+    for fiber in (Fiber.create(6, 4), Fiber.create(2, 65), Fiber({0: 4, 1: 8}), Fiber({0: 4, 2: 4}), Fiber({1: 4})):
+        assert not fused.norm.supported(fiber)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "inner", "outer", "nodes"),
+    [
+        (1, (6,), 16, 1),
+        (4, (8,), 4, 67),
+        (3, (5,), 7, 64),
+        (2, (16, 16), 16, 5),
+        (2, (4, 20), 33, 67),
+        (2, (3, 128), 128, 3),
+        (3, (2, 3), 1, 65),
+    ],
+)
+def test_linear_is_the_plain_one(degrees: int, inner: tuple[int, ...], outer: int, nodes: int) -> None:
+    assert multiplying(fused, degrees, inner, outer, nodes, torch.float32).largest < SINGLE
+
+
+def test_linear_over_more_nodes_than_the_splits_have_tiles_for() -> None:
+    """64 nodes a tile, 16 splits: each takes several tiles, the last ones none."""
+    assert multiplying(fused, 1, (2, 3), 4, 1100, torch.float32).largest < SINGLE
+
+
+def test_linear_of_halves_has_single_sums() -> None:
+    found = multiplying(fused, 2, (8, 4), 8, 70, torch.float16)
+    assert found.largest < HALF
+    assert found.gradients[0] < SINGLE
+
+
+def test_linear_without_a_gradient_for_the_first_input() -> None:
+    weights = random(2, 4, 6, seed=0).float().requires_grad_()
+    first, second = random(3, 16, seed=1).float(), random(3, 8, seed=2).float().requires_grad_()
+    fused.linear.linear((first, second), weights).sum().backward()
+    assert first.grad is None and second.grad is not None and weights.grad is not None
+    expected = weights.detach()[[0, 1, 1, 1], :, 4:].sum(1).flatten().expand(3, -1)
+    torch.testing.assert_close(second.grad, expected)
+
+
+def test_linear_supports_one_or_two_inputs_that_fit_a_tile() -> None:
+    assert fused.linear.supported((128, 128), 128)
+    assert not fused.linear.supported((4, 4, 4), 4)
+    assert not fused.linear.supported((129,), 4) and not fused.linear.supported((4, 4), 129)
+
+
+@pytest.mark.parametrize("wants_inputs", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("scalars", "mid"), [(5, 32), (1, 16), (16, 64)])
+@pytest.mark.parametrize("edges", [1, 70])
+def test_radial_network_is_the_plain_one(scalars: int, mid: int, norm: bool, edges: int, wants_inputs: bool) -> None:
+    assert hidden_layer(fused, scalars, mid, norm, edges, wants_inputs).largest < SINGLE
+
+
+def test_radial_network_over_more_edges_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program then takes several tiles, of which the last may be empty."""
+    monkeypatch.setattr(fused.radial, "PROGRAMS", 2)
+    assert hidden_layer(fused, 5, 16, True, 4 * 64 + 3, True).largest < SINGLE
+
+
+def test_radial_network_of_halves_is_single() -> None:
+    """Inputs of any dtype; the hidden layer is float32 and so are the parameters' gradients."""
+    network = RadialGroup(Group(Fiber({0: 1}), Fiber({0: 1})), 4, 16, True).hidden
+    inputs = random(9, 4, seed=0).half()
+    result = fused.radial.hidden(inputs, network)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, network(inputs.float()))
+
+
+@pytest.mark.parametrize(
+    ("scalars", "mid", "supported"), [(16, 32, True), (17, 32, False), (5, 24, False), (5, 128, False)]
+)
+def test_radial_networks_of_other_widths_are_not_supported(scalars: int, mid: int, supported: bool) -> None:
+    network = RadialGroup(Group(Fiber({0: 1}), Fiber({0: 1})), scalars, mid, True).hidden
+    assert fused.radial.supported(network) is supported
+    assert not fused.radial.supported(nn.Sequential(nn.ReLU()))
