@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Triton's interpreter runs the fused kernels on the CPU. Only so before Triton is first imported, as Lightning does.
 if "gpu" not in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 class Unchecked(MetaPathFinder):
