@@ -49,7 +49,7 @@ PRECISIONS = [
     Precision("single", torch.float32, "highest", 1e-5, 1e-5),
     Precision("TF32", torch.float32, "high", 3e-3, 2e-5),
     Precision("half", torch.float16, "highest", 3e-3, 3e-3),
-    Precision("bfloat16", torch.bfloat16, "highest", 2.5e-2, 2.5e-2),
+    Precision("bfloat16", torch.bfloat16, "highest", 1e-2, 2.5e-2),
 ]
 
 
@@ -94,6 +94,21 @@ def test_contraction(
 ) -> None:
     found = contraction(fused, plan_of(inputs, *outputs), edges, mid, precision.dtype, CUDA)
     assert found.largest < precision.product, found
+
+
+def test_a_contraction_gives_the_same_numbers_every_time(precision: Precision, fused: Any) -> None:
+    """A product that still reads registers while they are written again shows as numbers that change."""
+    plan = plan_of(Fiber.create(4, 32), Fiber.create(4, 16), Fiber.create(4, 16))
+    size = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms())
+    hidden, weights = (random(*shape, seed=1, device=CUDA).float() for shape in ((9000, 32), (size * 32,)))
+    columns, grad = (random(9000, 512, seed=seed, device=CUDA).to(precision.dtype) for seed in (2, 3))
+    tensors = [hidden.requires_grad_(), columns.requires_grad_(), weights.requires_grad_()]
+    found = []
+    for _ in range(5):
+        out = fused.contraction.contract(*tensors, plan)
+        found.append((out, *torch.autograd.grad(out, tensors, grad)))
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
 
 
 @pytest.mark.parametrize("shape", [layout(4, 32), layout(4, 16, max_m=1), layout(3, 5), layout(5, 64)])

@@ -29,8 +29,8 @@ class Tiles:
 
 
 # The best of those tried on an H200: docs/results/se3_transformer.md.
-HALF = {"forward": Tiles(128, 4, 4, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
-SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 3)}
+HALF = {"forward": Tiles(256, 4, 8, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
+SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,8 @@ class Contraction(torch.autograd.Function):
         launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
             h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
             MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-            PRECISION=precision(x.dtype), **jobs.flags, num_warps=tiles.warps, num_stages=tiles.stages,
+            PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.flags,
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return out
 
@@ -237,9 +238,15 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
     launch(
         kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, shares, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),
-        PRECISION=precision(x.dtype), **jobs.flags, num_warps=tiles.warps, num_stages=tiles.stages,
+        PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.flags,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return shares.sum(0)
+
+
+def reads_registers(tensor: Tensor) -> bool:
+    """Whether the device's products read registers while the program goes on: Hopper's do."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
 
 
 def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:

@@ -37,10 +37,25 @@ def _places(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _settle(SETTLE: tl.constexpr):
+    """Waits until no product on the tensor cores is under way any more.
+
+    Hopper's products read their left factor from registers while the program goes on. Triton 3.6 lets the newest three
+    of them run into the next step, which writes the next left factor into the same registers: a race that was seen
+    (gradients wrong by 4% of the largest, other ones at each call). So a step ends with this wait.
+    """
+    if SETTLE:
+        tl.inline_asm_elementwise(
+            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def _forward_tile(
     job, hidden, columns, mixed, out, edges, column_stride, out_stride,
     MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     inputs, first_a, first_b = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
     column_a, column_b = tl.load(job + 4), tl.load(job + 5)
@@ -71,6 +86,7 @@ def _forward_tile(
         a = tl.reshape(x[:, :, None] * h[:, None, :], [BE, IB * MID])
         is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
         acc = tl.dot(a, tl.load(weights + first, mask=is_weight, other=0.0), acc, input_precision=PRECISION)
+        _settle(SETTLE)
     target = out + rows64[:, None] * out_stride + places[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_place[None, :])
 
@@ -79,7 +95,7 @@ def _forward_tile(
 def contract(
     hidden, columns, mixed, out, jobs, kinds, edges, column_stride, out_stride,
     MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
 ):  # fmt: skip
     """Messages: a program makes those of `BE` edges, one sign of one m, `IB` input channels a step."""
     job = jobs + tl.program_id(1) * ROW
@@ -88,7 +104,7 @@ def contract(
         if kind == t:
             _forward_tile(
                 job, hidden, columns, mixed, out, edges, column_stride, out_stride,
-                MID, BE, WIDTHS[t], IB, EVEN, ALIGNED, PRECISION,
+                MID, BE, WIDTHS[t], IB, EVEN, ALIGNED, PRECISION, SETTLE,
             )  # fmt: skip
 
 
@@ -179,7 +195,7 @@ def contract_backward_data(
 @triton.jit
 def _add_products(
     acc, h_rows, x_rows, g_rows, is_input, is_place, begin, end, negate,
-    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, PRECISION: tl.constexpr,
+    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     for block in range(begin, end):
         edge = block * BE + tl.arange(0, BE)
@@ -189,6 +205,7 @@ def _add_products(
         g = tl.load(g_rows[:, None] + edge[None, :], mask=is_place[:, None], other=0.0)
         a = tl.reshape(x[:, None, :] * h[None, :, :], [IB * MID, BE])
         acc = tl.dot(a, tl.trans(g), acc, input_precision=PRECISION)
+        _settle(SETTLE)
     return acc
 
 
@@ -196,7 +213,7 @@ def _add_products(
 def _weight_tile(
     job, hidden, columns, grad, grad_mixed, length, size, blocks,
     MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, ROW: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     at, inputs, first, channels = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3), tl.load(job + 4)
     column_a, column_b, begin = tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
@@ -212,13 +229,13 @@ def _weight_tile(
     acc = tl.zeros([IB * MID, BN], tl.float32)
     acc = _add_products(
         acc, h_rows, columns + (column_a + at + i) * stride, grad + places_a * stride, is_input, is_place,
-        first_block, last_block, False, MID, BE, IB, PRECISION,
+        first_block, last_block, False, MID, BE, IB, PRECISION, SETTLE,
     )  # fmt: skip
     if column_b >= 0:
         places_b, _ = _places(job + HEAD, (ROW - HEAD) // 2, BN, False)
         acc = _add_products(
             acc, h_rows, columns + (column_b + at + i) * stride, grad + places_b * stride, is_input, is_place,
-            first_block, last_block, sign < 0, MID, BE, IB, PRECISION,
+            first_block, last_block, sign < 0, MID, BE, IB, PRECISION, SETTLE,
         )  # fmt: skip
     of_output, of_input = _weights_of(begin + n, k, inputs, channels, MID, False)
     target = grad_mixed + split.to(tl.int64) * size + (first + at * channels) * MID
@@ -230,7 +247,7 @@ def _weight_tile(
 def contract_backward_weight(
     hidden, columns, grad, grad_mixed, jobs, kinds, length, size, blocks,
     MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    ROW: tl.constexpr, WIDTHS: tl.constexpr,
+    SETTLE: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `IB` input channels' mixed weights of one (m, term), over one split of the edges.
 
@@ -243,5 +260,5 @@ def contract_backward_weight(
         if kind == t:
             _weight_tile(
                 job, hidden, columns, grad, grad_mixed, length, size, blocks,
-                MID, BE, WIDTHS[t], IB, ROW, EVEN, PRECISION,
+                MID, BE, WIDTHS[t], IB, ROW, EVEN, PRECISION, SETTLE,
             )  # fmt: skip
