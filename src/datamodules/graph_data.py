@@ -77,7 +77,7 @@ class GraphData:
         names: what each molecule is called in messages and predictions.
         targets: NaN where unknown, in the units of `units`.
         units: of each target by its name, in the order of the columns; empty where nobody said.
-        splits: rows of `train`, `val`, `test` and `predict`, each ascending.
+        splits: rows of `train`, `val`, `test` and `all`.
         skip_bad: leave out what the chosen edges make unusable, rather than refuse it.
         folder: where the arrays are kept.
     """
