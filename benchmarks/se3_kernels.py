@@ -1,0 +1,102 @@
+"""The SE(3)-Transformer's kernels alone, on an NVIDIA GPU: `python -m benchmarks.se3_kernels`.
+
+Sizes are those of batches of 240 and 1,600 molecules of QM9 with their bonds, random numbers otherwise. `backward` is
+the time of forward and backward together less that of forward. Products count 2 floating-point operations a
+multiply-add: forward one product, backward two.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.graphs import Graph
+from src.measure.replay import device_ms
+from src.models.se3_transformer.conv import ConvSE3
+from src.models.se3_transformer.fiber import Fiber
+from src.models.se3_transformer.frames import edge_rotations, wigner
+from src.models.se3_transformer.kernels import dispatch
+from src.models.se3_transformer.plan import Plan
+
+HIDDEN, VALUE = Fiber.create(4, 32), Fiber.create(4, 16)  # of the published network: inside, and of values and keys
+MID, HEADS = 32, 8
+SIZES = {240: (4_352, 8_960), 1600: (28_800, 59_648)}  # molecules: nodes and edges, padded
+
+
+def main() -> None:
+    """Prints one line for each kernel, precision and size."""
+    torch.set_float32_matmul_precision("high")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    print("| kernel | numbers | edges | forward ms | backward ms | TFLOP/s forward | backward |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for nodes, edges in SIZES.values():
+        graph = rings(nodes, edges)
+        for dtype in (torch.float16, torch.float32):
+            for name, function, inputs, flops in kernels(graph, dtype):
+                forward, both = timed(function, inputs)
+                backward = both - forward
+                rates = [f"{work / ms / 1e9:.0f}" for work, ms in ((flops, forward), (2 * flops, backward)) if work]
+                numbers = "half" if dtype == torch.float16 else "TF32"
+                cells = [name, numbers, str(edges), f"{forward:.3f}", f"{backward:.3f}", *(rates or ["", ""])]
+                print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def rings(nodes: int, edges: int) -> Graph:
+    """Every node with its next neighbours, as many as give so many edges, at random places."""
+    src = torch.arange(edges) % nodes
+    dst = (src + 1 + torch.arange(edges) // nodes) % nodes
+    graph = Graph.build(torch.randn(nodes, 3), src, dst, [nodes])
+    return Graph(*(tensor.cuda() for tensor in graph[:7]), distinct=True)
+
+
+Kernel = tuple[str, Callable[..., Tensor], Sequence[Tensor], float]
+
+
+def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
+    """Name, function, inputs and floating-point operations (0: not a product) of each kernel of a layer."""
+    fused: Any = dispatch.kernels()
+    layer: Any = ConvSE3(HIDDEN, HIDDEN, 4, 3, split=(VALUE, VALUE), use_layer_norm=True).cuda()
+    plan, group = layer.plans[0], layer.groups[0]
+    edges, nodes = len(graph.src), len(graph.positions)
+    products = 2 * multiply_adds(plan) * edges
+    turns = wigner(edge_rotations(graph.positions[graph.dst] - graph.positions[graph.src]), 3).to(dtype)
+    weights = plan.mix(group.weight.detach())
+    value, key = plan.outputs
+
+    def random(*shape: int, as_dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, device="cuda", dtype=as_dtype)
+
+    features = random(nodes, HIDDEN.num_features)
+    norm = [random(128, as_dtype=torch.float32) for _ in range(2)]
+    return [
+        ("contraction", lambda h, x, w: fused.contraction.contract(h, x, w, plan),
+         [random(edges, MID).relu(), random(edges, plan.source.num_features), weights], products),
+        ("to edges", lambda x: fused.edges.gather_to_edges(x, turns, graph, plan.source), [features], 0),
+        ("attention", lambda m, q: fused.edges.attend(m, q, turns, graph, value, key, HEADS),
+         [random(edges, plan.num_columns), random(nodes, VALUE.num_features)], 0),
+        ("norm", lambda x, w, b: fused.norm.norm(x, w, b, HIDDEN, 2.0**-24, 1e-5), [features, *norm], 0),
+        ("linear", lambda w, x: fused.linear.linear((x,), w), [random(4, 32, 32, as_dtype=torch.float32), features],
+         2 * 16 * 32 * 32 * nodes),
+        ("radial", lambda x, *_: fused.radial.hidden(x, group.hidden),
+         [random(edges, 5, as_dtype=torch.float32), *group.hidden.parameters()], 0),
+    ]  # fmt: skip
+
+
+def multiply_adds(plan: Plan) -> int:
+    """Of one edge: every mixed weight meets m and -m of its inputs."""
+    sizes = ((m, plan.group.size((d_in, d_out))) for m, _, d_out, d_in in plan.terms())
+    return MID * sum(size * (2 if m else 1) for m, size in sizes)
+
+
+def timed(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[float, float]:
+    """Milliseconds of forward, and of forward and backward together."""
+    leaves = [tensor.detach().requires_grad_() if not tensor.is_leaf else tensor.requires_grad_() for tensor in inputs]
+    with torch.no_grad():
+        forward = device_ms(lambda: function(*leaves))
+        gradient = torch.randn_like(function(*leaves))
+    return forward, device_ms(lambda: torch.autograd.grad(function(*leaves), leaves, gradient))
+
+
+if __name__ == "__main__":
+    main()
