@@ -21,6 +21,7 @@ from se3_kernels import (
 from torch import Tensor
 
 from src.graphs import Graph
+from src.models import kernels
 from src.models.se3_transformer import Fiber, SE3TransformerPooled
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.frames import EdgeLayout
@@ -63,9 +64,9 @@ def precision(request: pytest.FixtureRequest) -> Iterator[Precision]:
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    kernels = dispatch.kernels()
-    assert kernels is not None
-    return kernels
+    package = dispatch.kernels()
+    assert package is not None
+    return package
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +219,9 @@ def test_float64_takes_plain_torch() -> None:
 def test_an_older_gpu_takes_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """With the same numbers and one line in the log, however often it is asked."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    dispatch.note.cache_clear()
+    kernels.note.cache_clear()
     found, _ = outcome("fast", torch.float32, num_layers=1)
-    dispatch.note.cache_clear()
+    kernels.note.cache_clear()
     expected, _ = outcome("reference", torch.float64, num_layers=1)
     assert error(found, expected) < 1e-4
     lines = [record.getMessage() for record in caplog.records if "fused kernels" in record.getMessage()]

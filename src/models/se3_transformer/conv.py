@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.graphs import Graph
+from src.models.kernels import working_dtype
 from src.models.se3_transformer.basis import Pair, pair_basis
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout, edge_rotations, wigner
@@ -51,7 +52,7 @@ class Geometry:
         """In the dtype of the positions, or autocast's. The fast execution gives no gradient to the positions."""
         rel_pos = graph.positions[graph.dst] - graph.positions[graph.src]
         radial_inputs = torch.cat([edge_scalars.to(rel_pos.dtype), rel_pos.norm(dim=1, keepdim=True)], 1)
-        dtype = dispatch.working_dtype(rel_pos)
+        dtype = working_dtype(rel_pos)
         if execution == "reference":
             degrees = range(max_degree + 1)
             pairs = [(d_in, d_out) for d_out in degrees for d_in in degrees]
@@ -166,7 +167,7 @@ class ConvSE3(nn.Module):
     ) -> Float[Tensor, "edges columns"]:
         """Messages of the fast execution, seen from the edge frames: the columns of `self.layouts` side by side."""
         assert geometry.wigner is not None
-        features = features.to(dispatch.working_dtype(features))
+        features = features.to(working_dtype(features))
         if self.edge_fiber:
             joined = self._joined(features[geometry.graph.src], edge_features)
             columns = self.source.to_edge(joined, geometry.wigner)

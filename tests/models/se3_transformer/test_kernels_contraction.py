@@ -8,7 +8,7 @@ from src.models.se3_transformer import ConvSE3, Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import fused
 from src.models.se3_transformer.kernels.fused.contraction import aligned, chunks, even, inner_widths, outputs_of
-from src.models.se3_transformer.kernels.fused.launch import edges_last
+from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 from src.models.se3_transformer.radial import Group
 

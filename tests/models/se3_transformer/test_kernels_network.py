@@ -10,21 +10,22 @@ import torch
 from se3_kernels import error, random
 from torch import Tensor
 
+from src.models import kernels as shared
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerPooled, kernels
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels import dispatch, fused
-from src.models.se3_transformer.kernels.fused import contraction, edges, launch, linear, norm, radial
+from src.models.se3_transformer.kernels.fused import contraction, edges, linear, norm, radial, transpose
 
 from .small import padded, random_graph
 
-MODULES = contraction, edges, launch, linear, norm, radial
+MODULES = contraction, edges, linear, norm, radial, transpose
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Tensors of the CPU take the fused kernels, too; the names of those that ran."""
     names: set[str] = set()
-    start = launch.launch
+    start = shared.launch
 
     def noting(kernel: Any, *arguments: Any, **constants: Any) -> None:
         names.add(kernel.fn.__name__)
@@ -39,10 +40,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.fixture(autouse=True)
 def said_anew() -> Iterator[None]:
     """Nothing was said, nothing looked for before the test, nor is after it."""
-    for known in (dispatch.note, dispatch.kernels):
+    for known in (shared.note, dispatch.kernels):
         known.cache_clear()
     yield
-    for known in (dispatch.note, dispatch.kernels):
+    for known in (shared.note, dispatch.kernels):
         known.cache_clear()
 
 

@@ -1,6 +1,5 @@
 """Chooses between the fused kernels and plain torch, call by call, by device, dtype and shape; the log says why."""
 
-import logging
 from functools import cache
 from types import ModuleType
 
@@ -9,13 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.graphs import Graph
+from src.models.kernels import can_take, note, working_dtype
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import reference
 from src.models.se3_transformer.plan import Plan
-
-log = logging.getLogger(__name__)
-KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @cache
@@ -29,20 +26,9 @@ def kernels() -> ModuleType | None:
     return fused
 
 
-@cache
-def note(line: str) -> None:
-    """Says it once."""
-    log.warning(line)
-
-
 def fused_for(tensor: Tensor) -> ModuleType | None:
     """Triton's kernels, where they can take this tensor at all."""
-    if not tensor.is_cuda or tensor.dtype not in KERNEL_DTYPES:
-        return None
-    if torch.cuda.get_device_capability(tensor.device) < (8, 0):
-        note("this GPU is older than the fused kernels need (compute capability 8.0); plain torch computes the same")
-        return None
-    return kernels()
+    return kernels() if can_take(tensor) else None
 
 
 def contract(
@@ -133,9 +119,3 @@ def radial_hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential
     if (fused := fused_for(inputs)) and fused.radial.supported(network):
         return fused.radial.hidden(inputs, network)
     return network(inputs)
-
-
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    """What products are computed in here: autocast's dtype, or the tensor's own."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

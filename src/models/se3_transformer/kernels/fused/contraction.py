@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from src.models.kernels import launch, power_of_2, precision
 from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
-from src.models.se3_transformer.kernels.fused.launch import edges_last, launch, precision
+from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 
 MAX_OUTPUTS = 128  # channels of all output degrees of one m that a backward tile can hold
@@ -99,7 +100,7 @@ def aligned(plan: Plan) -> bool:
 def inner_widths(count: int) -> tuple[int, int]:
     """How `count` channels are held as an inner dimension: a power of two, and another if that makes it exact."""
     sizes = [size for _, size in chunks(count)]
-    return (sizes[0], sum(sizes[1:])) if len(sizes) <= 2 else (1 << (count - 1).bit_length(), 0)
+    return (sizes[0], sum(sizes[1:])) if len(sizes) <= 2 else (power_of_2(count), 0)
 
 
 def padded(columns: tuple[int, ...], begin: int, size: int) -> list[int]:

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.graphs import Graph
+from src.models.kernels import launch, power_of_2, thorough
 from src.models.se3_transformer.frames import EdgeLayout, rotation_table
 from src.models.se3_transformer.kernels.fused import edges_triton as kernels
-from src.models.se3_transformer.kernels.fused.launch import launch, thorough
 
 EDGES_PER_PROGRAM = 4
 MAX_SIZE = 32  # rows that one warp's tile holds: degrees up to 4
@@ -28,8 +28,8 @@ def tile(layout: EdgeLayout) -> dict[str, int]:
         "COMPONENTS": components,
         "ROWS": layout.num_features // channels,
         "CHANNELS": channels,
-        "SIZE": max(16, 1 << (components - 1).bit_length()),
-        "WIDTH": max(16, 1 << (channels - 1).bit_length()),
+        "SIZE": max(16, power_of_2(components)),
+        "WIDTH": max(16, power_of_2(channels)),
     }
 
 

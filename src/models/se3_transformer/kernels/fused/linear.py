@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.models.kernels import launch, power_of_2, precision
 from src.models.se3_transformer.kernels.fused import linear_triton as kernels
-from src.models.se3_transformer.kernels.fused.launch import launch, precision
 
 NODES = 64  # of a tile
 SPLITS = 16  # parts of the nodes whose weight gradients are made side by side and then added, in a fixed order
@@ -20,7 +20,7 @@ def supported(channels: tuple[int, ...], outer: int) -> bool:
 
 
 def width(channels: int) -> int:
-    return max(16, 1 << (channels - 1).bit_length())
+    return max(16, power_of_2(channels))
 
 
 @cache

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.models.kernels import launch, power_of_2
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.kernels.fused import norm_triton as kernels
-from src.models.se3_transformer.kernels.fused.launch import launch
 
 NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
 
@@ -22,7 +22,7 @@ def supported(fiber: Fiber) -> bool:
 def shape_of(fiber: Fiber) -> dict[str, int]:
     channels, degrees = fiber.equal_channels, len(fiber)
     assert channels is not None
-    size, width = (1 << (count - 1).bit_length() for count in (degrees * degrees, channels))
+    size, width = (power_of_2(count) for count in (degrees * degrees, channels))
     return {"DEGREES": degrees, "CHANNELS": channels, "SIZE": size, "WIDTH": width}
 
 

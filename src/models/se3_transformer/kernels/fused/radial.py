@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from src.models.kernels import launch, thorough
 from src.models.se3_transformer.kernels.fused import radial_triton as kernels
-from src.models.se3_transformer.kernels.fused.launch import launch, thorough
 
 EDGES = 64  # of a tile
 PROGRAMS = 264  # of the backward pass: two for each multiprocessor of an H200
