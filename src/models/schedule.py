@@ -50,6 +50,48 @@ class Cosine:
         return self.final_ratio + (1 - self.final_ratio) * (1 + math.cos(math.pi * share)) / 2
 
 
+@dataclass(frozen=True)
+class WarmupPolynomial:
+    """DLRM's schedule over optimiser steps: a linear rise to 1, constant, a polynomial fall (spec: DLRM section 3).
+
+    The s-th step, counted from 1, has the factor 1 - (warmup_steps - s) / (warmup_steps 2^warmup_factor) up to
+    `warmup_steps`, then 1 up to `decay_start_step`, then ((end - s) / decay_steps)^decay_power but never less than
+    `end_factor`, which it keeps from end = decay_start_step + decay_steps on. The defaults are the published ones.
+    """
+
+    warmup_steps: int = 8_000
+    warmup_factor: float = 0.0
+    decay_start_step: int = 48_000
+    decay_steps: int = 24_000
+    decay_power: float = 2.0
+    end_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.decay_start_step < self.warmup_steps:
+            raise UserError(
+                f"model.task.schedule.decay_start_step={self.decay_start_step} lies within the "
+                f"warmup_steps={self.warmup_steps}; let the decay start later"
+            )
+
+    @property
+    def interval(self) -> str:
+        return "step"
+
+    @property
+    def total(self) -> int:
+        return self.decay_start_step + self.decay_steps
+
+    def __call__(self, done: int, total: int) -> float:
+        step = done + 1
+        if step <= self.warmup_steps:
+            return 1 - (self.warmup_steps - step) / (self.warmup_steps * 2**self.warmup_factor)
+        if step <= self.decay_start_step:
+            return 1.0
+        if step >= self.total:
+            return self.end_factor
+        return max(self.end_factor, ((self.total - step) / self.decay_steps) ** self.decay_power)
+
+
 class ScheduledRate:
     """The learning rates of an optimiser on their way along a schedule.
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from src.errors import UserError
-from src.models.schedule import Cosine, ScheduledRate
+from src.models.schedule import Cosine, ScheduledRate, WarmupPolynomial
 
 CPU = torch.device("cpu")
 
@@ -39,6 +39,45 @@ def test_a_warm_up_rises_in_equal_steps_and_the_cosine_follows() -> None:
 
 def test_a_run_of_nothing_but_warm_up_has_no_cosine() -> None:
     assert [Cosine(warmup=3)(done, 2) for done in range(2)] == [0.25, 0.5]
+
+
+def test_dlrms_published_schedule() -> None:
+    schedule = WarmupPolynomial()
+    assert (schedule.interval, schedule.total) == ("step", 72_000)
+    expected = {
+        1: 1 / 8000,
+        4000: 0.5,
+        8000: 1,
+        8001: 1,
+        48_000: 1,
+        60_000: 0.25,
+        71_999: 24_000**-2,
+        72_000: 0,
+        80_000: 0,
+    }
+    assert {step: schedule(step - 1, 72_000) for step in expected} == pytest.approx(expected, abs=1e-15)
+    # One epoch of the published training ends at a learning rate of 2.66.
+    assert 24 * schedule(64_013 - 1, 72_000) == pytest.approx(2.66, abs=0.005)
+
+
+def test_a_warm_up_factor_of_1_begins_in_the_middle() -> None:
+    schedule = WarmupPolynomial(warmup_steps=4, warmup_factor=1.0, decay_start_step=6, decay_steps=2)
+    assert [schedule(done, 8) for done in range(8)] == pytest.approx([0.625, 0.75, 0.875, 1, 1, 1, 0.25, 0])
+
+
+def test_a_polynomial_falls_to_its_end_and_stays_there() -> None:
+    schedule = WarmupPolynomial(warmup_steps=0, decay_start_step=1, decay_steps=4, decay_power=1.0, end_factor=0.3)
+    assert [schedule(done, 5) for done in range(7)] == pytest.approx([1, 0.75, 0.5, 0.3, 0.3, 0.3, 0.3])
+
+
+def test_without_a_decay_the_end_follows_at_once() -> None:
+    schedule = WarmupPolynomial(warmup_steps=1, decay_start_step=2, decay_steps=0, end_factor=0.1)
+    assert [schedule(done, 2) for done in range(4)] == [1.0, 1.0, 0.1, 0.1]
+
+
+def test_a_decay_within_the_warm_up_is_refused() -> None:
+    with pytest.raises(UserError, match=r"decay_start_step=5 lies within the warmup_steps=6"):
+        WarmupPolynomial(warmup_steps=6, decay_start_step=5)
 
 
 def test_every_group_keeps_its_share() -> None:

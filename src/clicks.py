@@ -1,0 +1,138 @@
+"""Clicks: what data and models of click-through rates both know. One batch is one buffer of bytes.
+
+A batch goes to the GPU as one copy of a uint8 buffer, as the files hold it (89 bytes a row for the published tables),
+and is taken apart there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int32, Shaped, UInt8
+from torch import Tensor
+
+DTYPES = {"int32": torch.int32, "int16": torch.int16, "int8": torch.int8}  # in the order of their blocks
+
+
+class Table(NamedTuple):
+    """A categorical feature and its embedding table: ids are 0 .. cardinality - 1, `hotness` of them in each row."""
+
+    name: str
+    cardinality: int
+    hotness: int = 1
+
+
+class Clicks(NamedTuple):
+    """A batch taken apart.
+
+    `ids` is table-major: the first table's [batch, hotness] flattened, then the second's, and so on. With one id a row
+    everywhere, `ids.view(num_tables, batch)`.
+    """
+
+    labels: Float[Tensor, " batch"]  # 0 or 1
+    numerical: Float[Tensor, "batch numerical"]  # float16
+    ids: Int32[Tensor, " ids"]
+
+
+class Block(NamedTuple):
+    """Numbers of one type that lie together: those of `tables`, or the numericals or labels where there are none."""
+
+    dtype: torch.dtype
+    width: int  # numbers in each row
+    tables: tuple[int, ...] = ()
+
+
+def id_dtype(cardinality: int) -> str:
+    """The smallest of int8, int16, int32 whose maximum is strictly above `cardinality` (spec/dlrm.md, section 1.2)."""
+    return next((name for name in ("int8", "int16") if cardinality < torch.iinfo(DTYPES[name]).max), "int32")
+
+
+@dataclass(frozen=True)
+class ClickLayout:
+    """How the rows of one batch lie in one buffer.
+
+    Blocks one after the other: the int32 tables, each [batch, hotness], in their order; the numericals, float16
+    [batch, num_numerical]; the int16 tables; the int8 tables; the labels, a byte each. So every block is aligned
+    whatever the size of the batch.
+    """
+
+    num_numerical: int
+    tables: tuple[Table, ...]
+    dtypes: tuple[str, ...]  # of each table's ids: int8, int16 or int32
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], num_numerical: int = 13) -> "ClickLayout":
+        """The layout with the smallest type for each table."""
+        return cls(num_numerical, tuple(tables), tuple(id_dtype(table.cardinality) for table in tables))
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """In the order of the buffer; the second one holds the numericals, the last one the labels."""
+        ids = []
+        for name, dtype in DTYPES.items():
+            chosen = tuple(i for i, own in enumerate(self.dtypes) if own == name)
+            ids.append(Block(dtype, sum(self.tables[i].hotness for i in chosen), chosen))
+        return ids[0], Block(torch.float16, self.num_numerical), ids[1], ids[2], Block(torch.uint8, 1)
+
+    @cached_property
+    def bytes_per_row(self) -> int:
+        return sum(block.width * block.dtype.itemsize for block in self.blocks)
+
+    @property
+    def ids_per_row(self) -> int:
+        return sum(table.hotness for table in self.tables)
+
+    def num_bytes(self, rows: int) -> int:
+        return rows * self.bytes_per_row
+
+    def encode(
+        self,
+        labels: Shaped[Tensor, " batch"],
+        numerical: Float[Tensor, "batch numerical"],
+        ids: Int32[Tensor, " ids"],
+    ) -> UInt8[Tensor, " bytes"]:
+        """The buffer of a batch that `decode` takes apart, on the device of its parts."""
+        rows = len(labels)
+        per_table = ids.split([rows * table.hotness for table in self.tables])
+        parts: list[Tensor] = []
+        for block in self.blocks:
+            if block.tables:
+                parts.append(torch.cat([per_table[i] for i in block.tables]).to(block.dtype))
+            elif block.dtype == torch.float16:
+                parts.append(numerical.to(torch.float16).reshape(-1))
+            elif block.dtype == torch.uint8:
+                parts.append(labels.to(torch.uint8))
+        return torch.cat([part.view(torch.uint8) for part in parts])
+
+    def decode(self, data: UInt8[Tensor, " bytes"]) -> Clicks:
+        """The parts of a buffer, in three casts and one concatenation, without waiting for the device."""
+        rows, begin = len(data) // self.bytes_per_row, 0
+        numbers = []
+        for block in self.blocks:
+            end = begin + rows * block.width * block.dtype.itemsize
+            numbers.append(data[begin:end].view(block.dtype))
+            begin = end
+        per_table: dict[int, Tensor] = {}
+        for block, values in zip(self.blocks, numbers, strict=True):
+            sizes = [rows * self.tables[i].hotness for i in block.tables]
+            if sizes:
+                per_table |= zip(block.tables, values.to(torch.int32).split(sizes), strict=True)
+        ids = torch.cat([per_table[i] for i in range(len(self.tables))])
+        return Clicks(numbers[-1].float(), numbers[1].view(rows, self.num_numerical), ids)
+
+
+class ClickBatch(NamedTuple):
+    """What the loaders give: a buffer of `count` rows, on the host or already on the device."""
+
+    data: UInt8[Tensor, " bytes"]
+    layout: ClickLayout
+    count: int
+
+    def clicks(self) -> Clicks:
+        return self.layout.decode(self.data)
+
+    def to(self, device: torch.device | str) -> "ClickBatch":
+        """The batch on another device, in one copy that nobody waits for."""
+        return self._replace(data=self.data.to(device, non_blocking=torch.device(device).type == "cuda"))

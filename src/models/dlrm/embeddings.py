@@ -1,0 +1,168 @@
+"""DLRM's embedding tables: what every kind of them is, and the plain ones, which the others must equal."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Int32
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.clicks import Table
+from src.errors import UserError
+from src.models.kernels import working_dtype
+
+Rule = Literal["sgd", "adagrad"]
+
+
+class Embeddings(nn.Module, ABC):
+    """What DLRM asks of the module that holds its tables: sparse gradients are its own affair, and so is their update.
+
+    The tables are parameters that never get a gradient: the backward pass leaves it with the module, and `update`
+    applies it to the rows that it concerns.
+    """
+
+    optimizer: Rule
+
+    @abstractmethod
+    def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables dim"]:
+        """Each sample's vector of each table, in autocast's dtype or the tables'; a table's ids are summed.
+
+        Args:
+            ids: table-major, each table's [batch, hotness] flattened; at least 0 and below the table's cardinality.
+            batch: number of samples.
+        """
+
+    @abstractmethod
+    def overflowed(self) -> Float[Tensor, ""]:
+        """1 where a pending gradient is infinite or NaN, otherwise 0: the embeddings' part in a scaler's decision."""
+
+    @abstractmethod
+    def update(
+        self,
+        rate: Float[Tensor, ""],
+        found_inf: Float[Tensor, ""] | None = None,
+        loss_scale: Float[Tensor, ""] | None = None,
+    ) -> None:
+        """Applies the pending gradients, the same way every time, and forgets them.
+
+        Args:
+            rate: learning rate / loss scale.
+            found_inf: not 0 where a gradient of the network overflowed: then nothing changes.
+            loss_scale: by which the gradients are too large; Adagrad accumulates the true ones. None for 1.
+        """
+
+
+class PlainEmbeddings(Embeddings):
+    """The tables in plain torch, from U(-1/sqrt(rows), 1/sqrt(rows)).
+
+    Nothing here waits for the device or has a shape that depends on the ids.
+
+    Args:
+        optimizer: `sgd`, or `adagrad` with one accumulated square per weight (buffers `accumulators.<table>`).
+        eps: of Adagrad.
+
+    pending: ids and gradients of what was found, of each backward pass since the last update.
+    """
+
+    def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: float = 1e-8) -> None:
+        super().__init__()
+        if optimizer not in ("sgd", "adagrad"):
+            raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")
+        self.tables, self.dim, self.eps = tuple(tables), dim, eps
+        self.optimizer: Rule = optimizer
+        self.weights = nn.ParameterList(uniform_table(table.cardinality, dim) for table in tables)
+        self.accumulators = nn.Module()
+        if optimizer == "adagrad":
+            for number, weight in enumerate(self.weights):
+                self.accumulators.register_buffer(str(number), torch.zeros_like(weight, requires_grad=False))
+        self.pending: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
+        return LookUp.apply(self, ids, batch, *self.weights)  # type: ignore[return-value]
+
+    def look_up(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
+        """What `forward` returns, unknown to autograd."""
+        dtype = working_dtype(self.weights[0])
+        vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
+        for number, (weight, own) in enumerate(zip(self.weights, self.split(ids, batch), strict=True)):
+            vectors[:, number] = F.embedding_bag(own.view(batch, -1), weight, mode="sum")
+        return vectors
+
+    def split(self, ids: Int32[Tensor, " ids"], batch: int) -> Sequence[Int32[Tensor, " _"]]:
+        """Each table's ids."""
+        return ids.split([batch * table.hotness for table in self.tables])
+
+    def overflowed(self) -> Float[Tensor, ""]:
+        finite = [gradient.isfinite().all() for _, gradient in self.pending]
+        return 1 - torch.stack(finite).all().float() if finite else torch.zeros((), device=self.weights[0].device)
+
+    @torch.no_grad()
+    def update(
+        self,
+        rate: Float[Tensor, ""],
+        found_inf: Float[Tensor, ""] | None = None,
+        loss_scale: Float[Tensor, ""] | None = None,
+    ) -> None:
+        pending, self.pending = self.pending, []
+        if not pending:
+            return
+        per_table = zip(*(self.split(ids, len(gradient)) for ids, gradient in pending), strict=True)
+        for number, (weight, own) in enumerate(zip(self.weights, per_table, strict=True)):
+            gradients = torch.cat([gradient[:, number] for _, gradient in pending])
+            gradients = gradients.to(torch.promote_types(weight.dtype, torch.float32))
+            rows, total = summed_by_id(torch.cat(own), gradients)
+            if found_inf is not None:
+                total = total.masked_fill(found_inf != 0, 0)  # an infinite one times a rate of 0 would be NaN
+            step = rate * total
+            if self.optimizer == "adagrad":
+                squares = self.accumulators.get_buffer(str(number))
+                true = total if loss_scale is None else total / loss_scale
+                new = squares[rows] + true.square()
+                squares[rows] = new.to(squares.dtype)
+                step = step / (new.sqrt() + self.eps)
+            weight[rows] = (weight[rows] - step).to(weight.dtype)  # a repeated row gets the same numbers again
+
+
+class LookUp(torch.autograd.Function):
+    """`PlainEmbeddings.look_up`, whose backward leaves ids and gradients with the embeddings."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: PlainEmbeddings, ids: Tensor, batch: int, *weights: Tensor) -> Tensor:
+        ctx.embeddings = embeddings
+        ctx.save_for_backward(ids)
+        return embeddings.look_up(ids, batch)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.embeddings.pending.append((*ctx.saved_tensors, *gradients))
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def summed_by_id(
+    ids: Int[Tensor, " ids"], gradients: Float[Tensor, "bags dim"]
+) -> tuple[Int[Tensor, " ids"], Float[Tensor, "ids dim"]]:
+    """All ids in ascending order, repeated ones too, and beside each the sum of that id's gradients.
+
+    The ids of one bag, equally many in each, stand side by side and all get its gradient. Sums go in the order of the
+    bags, whatever the device does first.
+    """
+    hotness = len(ids) // len(gradients)
+    ids, order = ids.long().sort(stable=True)
+    segment = first_of_each(ids).cumsum(0) - 1
+    lengths = torch.zeros_like(ids).index_add_(0, segment, torch.ones_like(ids))
+    # As many segments as ids, the last ones empty: the number of different ids would have to be read from the device.
+    sums = torch.segment_reduce(gradients[order // hotness], "sum", lengths=lengths, unsafe=True)
+    return ids, sums[segment]
+
+
+def first_of_each(ordered: Int[Tensor, " ids"]) -> Bool[Tensor, " ids"]:
+    """True where an id differs from the one before it."""
+    return ordered.diff(prepend=ordered.new_full((1,), -1)) != 0
+
+
+def uniform_table(rows: int, dim: int) -> nn.Parameter:
+    bound = 1 / sqrt(rows)
+    return nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))

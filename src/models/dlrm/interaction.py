@@ -1,0 +1,50 @@
+"""How DLRM's vectors meet before the top MLP, in plain torch: pairwise products, nothing at all, or cross layers.
+
+`dense` is the bottom MLP's output, `sparse` one vector per table in canonical order; a sample's vectors are both.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+PAD = 8  # tensor cores want rows of 16 bytes
+
+
+def padded(width: int) -> int:
+    """`width` rounded up to a multiple of PAD: 479 becomes 480."""
+    return -(-width // PAD) * PAD
+
+
+def dot(vectors: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch triangle"]:
+    """The products of each vector with those before it: the strictly lower triangle of V V^T, row by row."""
+    n = vectors.shape[1]
+    row, column = torch.tril_indices(n, n, -1, device=vectors.device)
+    return torch.bmm(vectors, vectors.mT)[:, row, column]
+
+
+def dot_features(
+    dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"]
+) -> Float[Tensor, "batch features"]:
+    """The bottom MLP's output, the products of all pairs, and zeros up to the next multiple of PAD."""
+    products = dot(torch.cat([dense[:, None], sparse], 1))
+    width = dense.shape[1] + products.shape[1]
+    return torch.cat([dense, products, dense.new_zeros(len(dense), padded(width) - width)], 1)
+
+
+def cat_features(
+    dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"]
+) -> Float[Tensor, "batch features"]:
+    """All vectors side by side."""
+    return torch.cat([dense, sparse.flatten(1)], 1)
+
+
+def cross(
+    x0: Float[Tensor, "batch features"],
+    x: Float[Tensor, "batch features"],
+    down: Float[Tensor, "rank features"],
+    up: Float[Tensor, "features rank"],
+    bias: Float[Tensor, " features"],
+) -> Float[Tensor, "batch features"]:
+    """A low-rank cross layer of DCNv2 (arXiv:2008.13535): x0 * (up (down x) + bias) + x."""
+    return x0 * F.linear(F.linear(x, down), up, bias) + x

@@ -1,0 +1,23 @@
+"""Random clicks for tests."""
+
+from collections.abc import Sequence
+
+import torch
+
+from src.clicks import Clicks, Table
+
+TABLES = (Table("cat_0.bin", 11), Table("cat_1.bin", 3, hotness=4), Table("cat_2.bin", 40))
+PUBLISHED = [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4,
+             968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]  # fmt: skip
+
+
+def random_clicks(tables: Sequence[Table], batch: int, num_numerical: int = 13, seed: int = 0) -> Clicks:
+    """Of few different ids, so that they repeat."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [
+        torch.randint(min(table.cardinality, 5), (batch * table.hotness,), generator=generator, dtype=torch.int32)
+        for table in tables
+    ]
+    labels = torch.randint(2, (batch,), generator=generator).float()
+    numerical = torch.rand(batch, num_numerical, generator=generator).half()
+    return Clicks(labels, numerical, torch.cat(ids))
