@@ -19,7 +19,7 @@ from src.datamodules import prepared
 from src.datamodules.graph_data import Arrays, GraphData, Molecule, MoleculeError
 from src.datamodules.prepared import Selection, opened, write_lines
 from src.errors import UserError
-from src.molecules.workers import WorkerPool, cpu_count
+from src.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
 CHUNK = 16  # molecules that a worker is given at a time

@@ -34,7 +34,7 @@ class WorkerPool:
         self.workers = workers or cpu_count()
         # Numerical libraries would start their own threads in every process.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "from src.molecules.workers import serve; serve()"]
+        command = [sys.executable, "-c", "from src.workers import serve; serve()"]
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             for _ in range(self.workers)

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from src.molecules.workers import ROOT, WorkerPool
+from src.workers import ROOT, WorkerPool
 
 
 def test_results_and_errors_come_back():
@@ -43,7 +43,7 @@ def test_a_worker_that_dies_is_reported():
 def test_workers_end_when_their_parent_is_killed():
     code = (
         "import os, signal\n"
-        "from src.molecules.workers import WorkerPool\n"
+        "from src.workers import WorkerPool\n"
         "pool = WorkerPool(2)\n"
         "print(*{pool.submit(os.getpid).result() for _ in range(8)}, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
