@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int32, Shaped, UInt8
 from torch import Tensor
+from torch.nn import functional as F
 
 DTYPES = {"int32": torch.int32, "int16": torch.int16, "int8": torch.int8}  # in the order of their blocks
 
@@ -34,6 +35,13 @@ class Clicks(NamedTuple):
     labels: Float[Tensor, " batch"]  # 0 or 1
     numerical: Float[Tensor, "batch numerical"]  # float16
     ids: Int32[Tensor, " ids"]
+
+    def padded(self, rows: int, tables: Sequence[Table]) -> "Clicks":
+        """With rows of zeros at the end, `rows` in all."""
+        more = rows - len(self.labels)
+        parts = self.ids.split([len(self.labels) * table.hotness for table in tables])
+        ids = torch.cat([F.pad(part, (0, more * table.hotness)) for part, table in zip(parts, tables, strict=True)])
+        return Clicks(F.pad(self.labels, (0, more)), F.pad(self.numerical, (0, 0, 0, more)), ids)
 
 
 class Block(NamedTuple):

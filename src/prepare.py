@@ -13,4 +13,5 @@ def prepare(config: DictConfig) -> None:
     check_built(config)
     datamodule: DataModule = made(config.datamodule)
     datamodule.prepare_data()
-    print(f"{config.datamodule.name} is ready in {config.datamodule.data_dir}")
+    name, folder = config.datamodule.name, config.datamodule.get("data_dir")
+    print(f"{name} is ready in {folder}" if folder else f"{name} has no files: there is nothing to prepare")

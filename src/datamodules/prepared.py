@@ -54,7 +54,7 @@ def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], d
         if {key: meta.get(key) for key in origin} != origin:
             raise UserError(f"{prepared} was prepared from other files or settings: delete it to prepare it again")
         return prepared
-    with _made_whole(prepared) as part:
+    with made_whole(prepared) as part:
         notes = write(part)
         meta = {**origin, **notes, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
         (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
@@ -86,7 +86,7 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _made_whole(folder: Path) -> Iterator[Path]:
+def made_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder that gets its name at the end, and is removed on any failure."""
     part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:

@@ -1,0 +1,156 @@
+"""Vocabularies of 32-bit ids: counted in sorted runs on disk, merged by ranges of ids, looked up in hash tables.
+
+Nothing here holds all ids of a column: the Terabyte set has hundreds of millions in one. A run is a sorted array of
+(id << 32 | count) of a few hundred thousand rows; a kept id gets its number by descending count, ties by ascending id.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, UInt32, UInt64
+
+RANGE = 1 << 21  # entries of runs that are merged at a time
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ODD = np.uint32(0x9E3779B1)  # times it is one-to-one modulo 2^32, and spreads what lies together
+_STRIDE = 256  # one entry of so many is looked at to cut the ranges
+_STEP = 1 << 14  # looked up at a time: what it touches stays in the cache
+
+
+class Run(NamedTuple):
+    """Where a run lies: entries `begin` to `end` of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def counted(ids: UInt32[np.ndarray, " rows"], missing: int) -> UInt64[np.ndarray, " distinct"]:
+    """The run of these ids, in which a missing one is a 0 and does not count; `missing` is their number."""
+    ordered = _sorted(ids)
+    begins = _group_begins(ordered)
+    counts = np.diff(begins, append=len(ordered)).astype(np.uint64)
+    run = (ordered[begins].astype(np.uint64) << _SHIFT) | counts
+    if missing:
+        run[0] -= np.uint64(missing)
+        run = run[1:] if run[0] == 0 else run
+    return run
+
+
+def merge(runs: Sequence[Run], frequency_limit: int, kept: Path) -> int:
+    """Writes the ids that the runs hold `frequency_limit` times or more, and returns how many they are.
+
+    An entry of the file is (2^32 - 1 - count) << 32 | id, so that sorting the entries puts the ids in the order of
+    their numbers; counts from 2^32 - 1 on are alike there.
+    """
+    runs = [run for run in runs if run.end > run.begin]
+    if not runs:
+        kept.write_bytes(b"")
+        return 0
+    edges = _edges(runs)
+    cuts = np.stack([np.searchsorted(_mapped(run), edges) + run.begin for run in runs], axis=1)
+    total = 0
+    with kept.open("wb") as file:
+        for begins, ends in pairwise(cuts):
+            parts = [
+                np.fromfile(run.path, np.uint64, end - begin, offset=8 * begin)
+                for run, begin, end in zip(runs, begins.tolist(), ends.tolist(), strict=True)
+                if end > begin
+            ]
+            if not parts:
+                continue
+            entries = _sorted(np.concatenate(parts))
+            del parts
+            groups = _group_begins(entries >> _SHIFT)
+            counts = np.add.reduceat(entries & _LOW, groups)
+            often = counts >= frequency_limit
+            ranks = _LOW - np.minimum(counts[often], _LOW)
+            ((ranks << _SHIFT) | (entries[groups[often]] >> _SHIFT)).tofile(file)
+            total += int(often.sum())
+    return total
+
+
+def write_table(kept: Path, table: Path) -> None:
+    """Numbers the ids that `merge` kept, from 1, and writes the hash table that `look_up` reads.
+
+    An entry is (id * _ODD mod 2^32) << 32 | number, at the slot that its upper half is proportional to or after it; no
+    free slot, which is 0, lies between. Half of the slots are free. Holds 16 bytes an id.
+    """
+    entries = np.fromfile(kept, np.uint64)
+    entries.sort()
+    entries &= _LOW
+    entries *= np.uint64(_ODD)
+    entries &= _LOW
+    entries <<= _SHIFT
+    entries |= np.arange(1, len(entries) + 1, dtype=np.uint64)
+    entries.sort()
+    slots = num_slots(len(entries))
+    written, ahead = 0, 0
+    with table.open("wb") as file:
+        for begin in range(0, len(entries), RANGE):
+            chunk = entries[begin : begin + RANGE]
+            index = np.arange(begin, begin + len(chunk))
+            home = ((chunk >> _SHIFT) * np.uint64(slots) >> _SHIFT).astype(np.int64)
+            place = np.maximum(np.maximum.accumulate(home - index), ahead)
+            ahead = int(place[-1])
+            place += index
+            part = np.zeros(place[-1] + 1 - written, np.uint64)
+            part[place - written] = chunk
+            part.tofile(file)
+            written += len(part)
+        np.zeros(max(slots - written, 0) + 1, np.uint64).tofile(file)
+
+
+def num_slots(kept: int) -> int:
+    return 2 * kept
+
+
+def look_up(
+    table: UInt64[np.ndarray, " slots"], kept: int, ids: UInt32[np.ndarray, " rows"]
+) -> Int32[np.ndarray, " rows"]:
+    """The number of each id in a table of `kept` ids, 0 for those that are not in it."""
+    numbers = np.empty(len(ids), np.int32)
+    slots = np.uint64(num_slots(kept))
+    for begin in range(0, len(ids), _STEP):
+        hashed = (ids[begin : begin + _STEP] * _ODD).astype(np.uint64)
+        slot = hashed * slots >> _SHIFT
+        entry = table[slot]
+        found = numbers[begin : begin + _STEP]
+        found[:] = entry & _LOW
+        open_ = np.flatnonzero((entry >> _SHIFT != hashed) & (entry != 0))
+        while len(open_):
+            slot[open_] += np.uint64(1)
+            entry = table[slot[open_]]
+            found[open_] = entry & _LOW
+            open_ = open_[(entry >> _SHIFT != hashed[open_]) & (entry != 0)]
+    return numbers
+
+
+def _edges(runs: Sequence[Run]) -> UInt64[np.ndarray, " edges"]:
+    """Bounds between ranges of about RANGE entries each, first and last included."""
+    ranges = -(-sum(run.end - run.begin for run in runs) // RANGE)
+    sample = np.sort(np.concatenate([_mapped(run)[_STRIDE // 2 :: _STRIDE].copy() for run in runs]))
+    inner = sample[np.arange(1, ranges) * len(sample) // ranges] >> _SHIFT << _SHIFT
+    return np.concatenate([np.zeros(1, np.uint64), np.unique(inner), np.full(1, 2**64 - 1, np.uint64)])
+
+
+def _mapped(run: Run) -> UInt64[np.ndarray, " entries"]:
+    # Unmapped as soon as nobody looks at it, so that its pages do not count as ours.
+    return np.asarray(np.memmap(run.path, np.uint64, "r", 8 * run.begin, (run.end - run.begin,)))
+
+
+def _sorted(values: np.ndarray) -> np.ndarray:
+    """In ascending order, in a third of the time that numpy takes."""
+    import polars as pl  # only here: the datamodule imports this module, and reading what is prepared needs no polars
+
+    return pl.Series(values).sort(multithreaded=False).to_numpy()
+
+
+def _group_begins(ordered: np.ndarray) -> np.ndarray:
+    """Where each run of equal values begins."""
+    new = np.empty(len(ordered), bool)
+    new[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return np.flatnonzero(new)

@@ -1,0 +1,106 @@
+"""Clicks on a GPU: batches come there whole and in time, beside training and captures; the law is the same there."""
+
+import pytest
+import torch
+
+from src.clicks import ClickBatch, ClickLayout
+from src.datamodules.criteo import SyntheticClicksDataModule
+from src.datamodules.criteo_synthetic import Law, tables_of
+from src.datamodules.criteo_synthetic_files import BLOCK, generate
+from src.datamodules.criteo_synthetic_resident import ResidentClicksDataModule
+from src.models.graphed import Graphed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CUDA = torch.device("cuda")
+BATCHES, ROWS = 24, 4096
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticClicksDataModule:
+    data = SyntheticClicksDataModule(
+        name="criteo_synthetic", data_dir=str(tmp_path_factory.mktemp("data") / "clicks"), batch_size=ROWS, seed=1,
+        prefetch=2, generate=lambda folder: generate(folder, train_rows=BATCHES * ROWS, test_rows=ROWS + 1),
+    )  # fmt: skip
+    data.device = CUDA
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+@pytest.fixture(scope="module")
+def expected(data: SyntheticClicksDataModule) -> list[torch.Tensor]:
+    """The batches as the host gets them."""
+    data.device = torch.device("cpu")
+    batches = [batch.data for batch in data.train_dataloader()]
+    data.device = CUDA
+    return batches
+
+
+def busy() -> None:
+    """Keeps the stream at work for a while, so that the host and the copies run ahead of it."""
+    torch.cuda._sleep(20_000_000)
+
+
+def test_batches_come_whole_though_training_is_behind(
+    data: SyntheticClicksDataModule, expected: list[torch.Tensor]
+) -> None:
+    seen = []
+    for batch in data.train_dataloader():
+        assert batch.data.device.type == "cuda"
+        busy()
+        seen.append(batch.data.clone())
+    assert len(seen) == BATCHES
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_kept_batches_stay_as_they_are(data: SyntheticClicksDataModule, expected: list[torch.Tensor]) -> None:
+    kept = list(data.train_dataloader())
+    assert all(torch.equal(one.data.cpu(), other) for one, other in zip(kept, expected, strict=True))
+
+
+def test_little_lies_on_the_device(data: SyntheticClicksDataModule) -> None:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in data.train_dataloader():
+        busy()
+    assert torch.cuda.max_memory_allocated() - before <= 4 * data.layout.num_bytes(ROWS)
+
+
+def test_an_incomplete_batch_comes_too(data: SyntheticClicksDataModule) -> None:
+    assert [batch.count for batch in data.test_dataloader()] == [ROWS, 1]
+
+
+def test_a_graph_is_captured_while_others_are_read(
+    data: SyntheticClicksDataModule, expected: list[torch.Tensor]
+) -> None:
+    def decoded(batch: ClickBatch) -> torch.Tensor:
+        clicks = batch.clicks()
+        return clicks.labels.sum() + clicks.numerical.float().sum() + clicks.ids.sum()
+
+    run = Graphed(decoded, graph=True)
+    sums = [run(batch).clone() for batch in data.train_dataloader()]
+    assert len(run.captures) == 1
+    for found, buffer in zip(sums, expected, strict=True):
+        torch.testing.assert_close(found.cpu(), decoded(ClickBatch(buffer, data.layout, ROWS)), rtol=1e-4, atol=1.0)
+
+
+def test_the_law_is_the_same_on_the_device() -> None:
+    law = Law(ClickLayout.of(tables_of()))
+    sample = law.sample(BLOCK, 0)
+    on_device = law.logits(sample.ids.cuda(), sample.numerical.cuda())
+    torch.testing.assert_close(on_device.cpu(), sample.logits, rtol=1e-4, atol=1e-4)
+    drawn = law.sample(BLOCK, 0, device=CUDA)
+    assert abs(drawn.logits.mean().item() - sample.logits.mean().item()) < 0.1
+    rows = torch.tensor([table.cardinality for table in law.layout.tables], device=CUDA)[:, None]
+    assert bool(((drawn.ids >= 0) & (drawn.ids < rows)).all())
+
+
+def test_a_pool_lies_on_the_device() -> None:
+    pool = ResidentClicksDataModule(
+        name="criteo_resident", batch_size=ROWS, seed=1, steps_per_epoch=5, pool_batches=2, test_batches=2
+    )
+    pool.device = CUDA
+    pool.setup("fit")
+    assert [batch.data.device.type for batch in pool.train_dataloader()] == ["cuda"] * 5
+    assert pool.bayes_auc is not None and 0.75 < pool.bayes_auc < 0.85
