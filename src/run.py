@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
@@ -29,6 +29,7 @@ from src.launch.devices import (
     resolve_hardware,
     set_precision,
 )
+from src.launch.strategies import HybridStrategy, OneDevice
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.models.task import Task
@@ -137,15 +138,16 @@ def build(config: DictConfig, clock: Clock) -> Job:
         accelerator="gpu" if accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
-        strategy=DDPStrategy() if config.trainer.num_nodes * config.trainer.devices > 1 else "auto",
+        strategy=strategy(config),
         plugins=[AtomicCheckpointIO(), precision_plugin(config.precision, accelerator)],
         logger=list(made(config.logger or {}).values()),
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
         max_steps=fit_config.max_steps,
         max_time={"seconds": fit_config.max_time_s} if fit_config.max_time_s else None,
-        check_val_every_n_epoch=fit_config.eval_every_n_epochs or 1,
-        limit_val_batches=1.0 if fit_config.eval_every_n_epochs else 0,
+        check_val_every_n_epoch=None if fit_config.eval_every_n_steps else fit_config.eval_every_n_epochs or 1,
+        val_check_interval=fit_config.eval_every_n_steps,
+        limit_val_batches=1.0 if fit_config.eval_every_n_epochs or fit_config.eval_every_n_steps else 0,
         num_sanity_val_steps=0,
         enable_progress_bar=any(isinstance(c, Progress) for c in callbacks),
         enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks),
@@ -154,6 +156,12 @@ def build(config: DictConfig, clock: Clock) -> Job:
         log_every_n_steps=config.measure.window,
     )
     return Job(config, task, datamodule, trainer, resume_from(config))
+
+
+def strategy(config: DictConfig) -> Strategy:
+    if config.trainer.num_nodes * config.trainer.devices > 1:
+        return HybridStrategy(config.datamodule.batch_size, config.hardware.memory_gib)
+    return OneDevice("cuda:0" if config.hardware.accelerator == "cuda" else "cpu")
 
 
 def resume_from(config: DictConfig) -> Path | None:
@@ -168,6 +176,8 @@ def resume_from(config: DictConfig) -> Path | None:
 def fit(job: Job) -> None:
     """Trains, then evaluates once more for the final metric."""
     if job.ckpt_path is not None:
+        job.datamodule.prepare_data()
+        job.task.meet(job.datamodule)
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:

@@ -33,6 +33,8 @@ class Precision:
     lightning: str = MISSING  # Lightning's name for storage and autocast dtype
     matmul: str = MISSING  # torch.set_float32_matmul_precision
     cudnn_tf32: bool = MISSING
+    loss_scale: float = 65536.0  # of float16 gradients, where they have one
+    loss_scale_growth_steps: int = 2000  # steps without an overflow before it doubles
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Fit:
     max_time_s: float | None = None  # wall seconds of training, then a normal end
     clip_norm: float | None = II("model.recipe.clip_norm")
     eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")
+    eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
     checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")
     checkpoint_every_n_steps: int | None = None
     stop_at_target: bool = False

@@ -78,7 +78,12 @@ def set_precision(precision: DictConfig, accelerator: str) -> None:
 def precision_plugin(precision: DictConfig, accelerator: str) -> LightningPrecision:
     """What Lightning computes with. Asked by name it would put bfloat16 in the place of float16 on a CPU."""
     if precision.lightning.endswith("-mixed"):
-        return MixedPrecision(precision.lightning, "cuda" if accelerator == "cuda" else "cpu")
+        device, scaler = "cuda" if accelerator == "cuda" else "cpu", None
+        if precision.lightning == "16-mixed":
+            scaler = torch.amp.GradScaler(
+                device, precision.loss_scale, growth_interval=precision.loss_scale_growth_steps
+            )
+        return MixedPrecision(precision.lightning, device, scaler)
     return HalfPrecision("16-true") if precision.lightning == "16-true" else LightningPrecision()
 
 

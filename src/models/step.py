@@ -23,7 +23,7 @@ class TrainStep:
         self.task = task
         self.optimizer = task.optimizers()
         self.scaler = getattr(task.trainer.precision_plugin, "scaler", None)
-        self.parameters = [p for p in task.parameters() if p.requires_grad]
+        self.parameters = [p for p in task.trained_parameters() if p.requires_grad]
         self.run = Graphed(self._step, graph, warmup_steps)
         self.started = False
 
@@ -40,10 +40,13 @@ class TrainStep:
         with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
             self.task.manual_backward(outputs["loss"])
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
+            scale = found_inf = None
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
+                scale, found_inf = self.scaler._get_scale_async(), self._found_inf(optimizer)
             if self.task.clip_norm is not None:
                 outputs["grad_norm"] = clip_grad_norm_(self.parameters, self.task.clip_norm)
+            self.task.update_rest(optimizer.param_groups[0]["lr"], scale, found_inf)
             if self.scaler is not None:
                 self.scaler.step(optimizer)
                 self.scaler.update()
@@ -54,6 +57,13 @@ class TrainStep:
         for parameter in self.parameters:
             parameter.grad = None
         return {name: value.detach() for name, value in outputs.items() if value is not None}
+
+    def _found_inf(self, optimizer: Any) -> Tensor:
+        """Not 0 where a gradient overflowed, also one that the optimiser does not hold: then no weight changes."""
+        assert self.scaler is not None
+        found = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
+        rest = self.task.overflowed()
+        return found if rest is None else found.copy_(torch.maximum(found, rest))
 
     def _count_optimizer_step(self) -> None:
         # Lightning's global_step counts what its own wrapper runs; a replay does not pass there.

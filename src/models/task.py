@@ -129,6 +129,20 @@ class Task(pl.LightningModule):
     def prepare_first_step(self, batch: Any) -> None:
         """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
 
+    def meet(self, datamodule: pl.LightningDataModule) -> None:
+        """Lets the prepared data decide what it must of the network. Raises UserError where they do not fit."""
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What the optimiser gets. A model that updates others itself does so in `update_rest`."""
+        return list(self.parameters())
+
+    def overflowed(self) -> Tensor | None:
+        """Not 0 where a gradient of parameters outside the optimiser is infinite or NaN; None if there are none."""
+        return None
+
+    def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Updates the parameters outside the optimiser, unless `found_inf` is not 0. No host synchronisation."""
+
     def evaluate_last(self, datamodule: pl.LightningDataModule) -> None:
         """Sets `self.metrics` to what the finished run is judged by, with its last weights."""
         self.trainer.test(self, datamodule=datamodule, verbose=False)
@@ -141,7 +155,7 @@ class Task(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The largest first: a fused update takes a few dozen tensors a launch, which lasts as its largest one.
-        parameters = sorted(self.parameters(), key=torch.numel, reverse=True)
+        parameters = sorted(self.trained_parameters(), key=torch.numel, reverse=True)
         return self.make_optimizer(parameters, **self.fast_optimizer_flags())
 
     def fast_optimizer_flags(self) -> dict[str, bool]:

@@ -5,17 +5,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from kernel_differences import error, random
 from se3_kernels import (
     attention,
     contraction,
-    error,
     gathering,
     hidden_layer,
     multiplying,
     normalising,
     plan_of,
     ragged,
-    random,
     summing,
 )
 from torch import Tensor

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from src.clicks import Table
 from src.errors import UserError
+from src.models.dlrm.kernels import dispatch
 from src.models.kernels import working_dtype
 
 Rule = Literal["sgd", "adagrad"]
@@ -22,9 +24,18 @@ class Embeddings(nn.Module, ABC):
 
     The tables are parameters that never get a gradient: the backward pass leaves it with the module, and `update`
     applies it to the rows that it concerns.
+
+    overflow: becomes 1 where a gradient is infinite or NaN, if the interaction looks at those that it hands back
+        (`is_watched`).
     """
 
     optimizer: Rule
+    overflow: Tensor  # float32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("overflow", torch.zeros(()), persistent=False)
+        self.is_watched = False
 
     @abstractmethod
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables dim"]:
@@ -55,6 +66,14 @@ class Embeddings(nn.Module, ABC):
         """
 
 
+class Pending(NamedTuple):
+    """What a backward pass has found: the gradient of what was looked up, [batch, tables, dim]."""
+
+    ids: Tensor
+    gradient: Tensor
+    order: Any  # of the ids, where the kernels are to apply it
+
+
 class PlainEmbeddings(Embeddings):
     """The tables in plain torch, from U(-1/sqrt(rows), 1/sqrt(rows)).
 
@@ -64,7 +83,7 @@ class PlainEmbeddings(Embeddings):
         optimizer: `sgd`, or `adagrad` with one accumulated square per weight (buffers `accumulators.<table>`).
         eps: of Adagrad.
 
-    pending: ids and gradients of what was found, of each backward pass since the last update.
+    pending: of each backward pass since the last update.
     """
 
     def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: float = 1e-8) -> None:
@@ -73,19 +92,32 @@ class PlainEmbeddings(Embeddings):
             raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")
         self.tables, self.dim, self.eps = tuple(tables), dim, eps
         self.optimizer: Rule = optimizer
-        self.weights = nn.ParameterList(uniform_table(table.cardinality, dim) for table in tables)
+        # One behind the other in memory, which the kernels need no table of addresses for.
+        all_rows = torch.empty(sum(table.cardinality for table in tables), dim)
+        parts = all_rows.split([table.cardinality for table in tables])
+        self.weights = nn.ParameterList(nn.Parameter(uniform_table(part)) for part in parts)
         self.accumulators = nn.Module()
         if optimizer == "adagrad":
-            for number, weight in enumerate(self.weights):
-                self.accumulators.register_buffer(str(number), torch.zeros_like(weight, requires_grad=False))
-        self.pending: list[tuple[Tensor, Tensor]] = []
+            for number, part in enumerate(torch.zeros_like(all_rows).split([len(weight) for weight in self.weights])):
+                self.accumulators.register_buffer(str(number), part)
+        self.pending: list[Pending] = []
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        return LookUp.apply(self, ids, batch, *self.weights)  # type: ignore[return-value]
+        order = None
+        if torch.is_grad_enabled() and (fused := self.fused()):
+            order = fused.tables.ordered_aside(self.tables, ids, batch)
+        return LookUp.apply(self, ids, batch, order, *self.weights)  # type: ignore[return-value]
+
+    def fused(self) -> ModuleType | None:
+        """The kernels, where they can take these tables."""
+        found = dispatch.fused_for(self.weights[0]) if self.weights[0].dtype == torch.float32 else None
+        return found if found and found.tables.supported(self.dim) else None
 
     def look_up(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
         """What `forward` returns, unknown to autograd."""
         dtype = working_dtype(self.weights[0])
+        if fused := self.fused():
+            return fused.tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
         vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
         for number, (weight, own) in enumerate(zip(self.weights, self.split(ids, batch), strict=True)):
             vectors[:, number] = F.embedding_bag(own.view(batch, -1), weight, mode="sum")
@@ -96,8 +128,9 @@ class PlainEmbeddings(Embeddings):
         return ids.split([batch * table.hotness for table in self.tables])
 
     def overflowed(self) -> Float[Tensor, ""]:
-        finite = [gradient.isfinite().all() for _, gradient in self.pending]
-        return 1 - torch.stack(finite).all().float() if finite else torch.zeros((), device=self.weights[0].device)
+        if self.is_watched or not self.pending:
+            return self.overflow
+        return 1 - torch.stack([part.gradient.isfinite().all() for part in self.pending]).all().float()
 
     @torch.no_grad()
     def update(
@@ -109,9 +142,18 @@ class PlainEmbeddings(Embeddings):
         pending, self.pending = self.pending, []
         if not pending:
             return
-        per_table = zip(*(self.split(ids, len(gradient)) for ids, gradient in pending), strict=True)
+        if len(pending) == 1 and pending[0].order is not None:
+            self.apply_fused(pending[0], rate, found_inf, loss_scale)
+        else:
+            self.apply_plain(pending, rate, found_inf, loss_scale)
+        self.overflow.zero_()
+
+    def apply_plain(
+        self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
+    ) -> None:
+        per_table = zip(*(self.split(part.ids, len(part.gradient)) for part in pending), strict=True)
         for number, (weight, own) in enumerate(zip(self.weights, per_table, strict=True)):
-            gradients = torch.cat([gradient[:, number] for _, gradient in pending])
+            gradients = torch.cat([part.gradient[:, number] for part in pending])
             gradients = gradients.to(torch.promote_types(weight.dtype, torch.float32))
             rows, total = summed_by_id(torch.cat(own), gradients)
             if found_inf is not None:
@@ -125,19 +167,32 @@ class PlainEmbeddings(Embeddings):
                 step = step / (new.sqrt() + self.eps)
             weight[rows] = (weight[rows] - step).to(weight.dtype)  # a repeated row gets the same numbers again
 
+    def apply_fused(self, part: "Pending", rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None) -> None:
+        fused = self.fused()
+        assert fused is not None
+        rule = fused.tables.Rule(
+            rate=rate,
+            skip=torch.zeros_like(rate) if found_inf is None else found_inf,
+            scale=torch.ones_like(rate) if loss_scale is None else loss_scale,
+            squares=list(self.accumulators.buffers()),
+            eps=self.eps,
+        )
+        fused.tables.apply(list(self.weights), self.tables, part.order, part.gradient, rule)
+
 
 class LookUp(torch.autograd.Function):
     """`PlainEmbeddings.look_up`, whose backward leaves ids and gradients with the embeddings."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: PlainEmbeddings, ids: Tensor, batch: int, *weights: Tensor) -> Tensor:
-        ctx.embeddings = embeddings
+    def forward(ctx: Any, embeddings: PlainEmbeddings, ids: Tensor, batch: int, order: Any, *weights: Tensor) -> Tensor:
+        ctx.embeddings, ctx.order = embeddings, order
         ctx.save_for_backward(ids)
         return embeddings.look_up(ids, batch)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.embeddings.pending.append((*ctx.saved_tensors, *gradients))
+        (ids,), (gradient,) = ctx.saved_tensors, gradients
+        ctx.embeddings.pending.append(Pending(ids, gradient, ctx.order))
         return (None,) * len(ctx.needs_input_grad)
 
 
@@ -163,6 +218,6 @@ def first_of_each(ordered: Int[Tensor, " ids"]) -> Bool[Tensor, " ids"]:
     return ordered.diff(prepend=ordered.new_full((1,), -1)) != 0
 
 
-def uniform_table(rows: int, dim: int) -> nn.Parameter:
-    bound = 1 / sqrt(rows)
-    return nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
+def uniform_table(rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+    bound = 1 / sqrt(len(rows))
+    return rows.uniform_(-bound, bound)

@@ -11,6 +11,7 @@ from src.clicks import Clicks, Table
 from src.errors import UserError
 from src.models.dlrm import interaction as reference
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
+from src.models.dlrm.kernels import dispatch
 from src.models.dlrm.mlp import MLP
 
 Interaction = Literal["dot", "cat", "dcnv2"]
@@ -27,7 +28,11 @@ class Dot(nn.Module):
         self.width = dim + (num_tables + 1) * num_tables // 2
         self.num_features = reference.padded(self.width)
 
-    def forward(self, dense: Dense, sparse: Sparse) -> Features:
+    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
+        fused = dispatch.fused_for(sparse) if dense.dtype == sparse.dtype else None
+        embeddings.is_watched = bool(fused and fused.interaction.supported(*sparse.shape[1:]))
+        if fused and embeddings.is_watched:
+            return fused.interaction.dot_features(dense, sparse, embeddings.overflow)
         return reference.dot_features(dense, sparse)
 
 
@@ -38,7 +43,7 @@ class Cat(nn.Module):
         super().__init__()
         self.width = self.num_features = (num_tables + 1) * dim
 
-    def forward(self, dense: Dense, sparse: Sparse) -> Features:
+    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
         return reference.cat_features(dense, sparse)
 
 
@@ -58,7 +63,7 @@ class CrossNet(nn.Module):
     def layers(self) -> list[tuple[nn.Linear, nn.Linear]]:
         return cast(list[tuple[nn.Linear, nn.Linear]], list(zip(self.down, self.up, strict=True)))
 
-    def forward(self, dense: Dense, sparse: Sparse) -> Features:
+    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
         x = x0 = reference.cat_features(dense, sparse)
         for down, up in self.layers():
             x = reference.cross(x0, x, down.weight, up.weight, up.bias)
@@ -108,7 +113,8 @@ class DLRM(nn.Module):
         """The logits, in float32 (float64 if the weights are)."""
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
         sparse = self.embeddings(clicks.ids, len(clicks.numerical))
-        logits = self.top(self.interaction(dense, sparse))[:, 0]
+        features = self.interaction(dense, sparse, self.embeddings)
+        logits = self.top(features)[:, 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def dense_parameters(self) -> list[nn.Parameter]:

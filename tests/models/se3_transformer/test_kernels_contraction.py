@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from se3_kernels import contraction, plan_of, random
+from kernel_differences import random
+from se3_kernels import contraction, plan_of
 
 from src.models.se3_transformer import ConvSE3, Fiber
 from src.models.se3_transformer.frames import EdgeLayout

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from se3_kernels import attention, gathering, packed, ragged, random, summing
+from kernel_differences import random
+from se3_kernels import attention, gathering, packed, ragged, summing
 
 from src.models.se3_transformer import Fiber
 from src.models.se3_transformer.frames import EdgeLayout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from se3_kernels import error, random
+from kernel_differences import error, random
 from torch import Tensor
 
 from src.models import kernels as shared

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from se3_kernels import hidden_layer, multiplying, normalising, random
+from kernel_differences import random
+from se3_kernels import hidden_layer, multiplying, normalising
 from torch import nn
 
 from src.models.se3_transformer import Fiber

@@ -1,0 +1,119 @@
+"""DLRM's kernels alone, on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
+
+The published tables (frequency limit 15, 15.6 GiB), ids and numericals of src/datamodules/criteo_synthetic.py.
+`backward` is the time of forward and backward together less that of forward. Products count 2 floating-point
+operations a multiply-add; GB/s are of the bytes that a kernel must move at least.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.clicks import ClickLayout, Clicks
+from src.datamodules.criteo_synthetic import Law, tables_of
+from src.measure.replay import device_ms
+from src.models.dlrm.kernels import dispatch
+from src.models.dlrm.network import DLRM
+
+DIM = 128
+
+
+class Row(NamedTuple):
+    """One line of the table; work in floating-point operations or bytes of one call, of forward and of backward."""
+
+    name: str
+    forward_ms: float
+    backward_ms: float | None
+    flops: tuple[float, float] | None = None
+    bytes: tuple[float, float] | None = None
+
+
+def main() -> None:
+    """Prints one line for each kernel, precision and batch size."""
+    torch.set_float32_matmul_precision("high")
+    layout = ClickLayout.of(tables_of(None, None, None))
+    law = Law(layout, 0)
+    with torch.device("cuda"):
+        network = DLRM(layout.tables)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    print("| kernel | numbers | batch | forward ms | backward ms | TFLOP/s | backward | GB/s | backward |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    for batch in map(int, sys.argv[1:] or ["65536"]):
+        sample = law.sample(batch, 0, test=False, device=torch.device("cuda"))
+        clicks = Clicks(sample.labels.float(), sample.numerical.half(), law.table_major(sample.ids))
+        for dtype in (torch.float16, torch.float32):
+            for row in rows(network, clicks, dtype):
+                print(f"| {' | '.join(cells(row, dtype, batch))} |", flush=True)
+
+
+def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
+    """What a training step is made of."""
+    fused: Any = dispatch.kernels()
+    batch, tables = len(clicks.labels), network.tables
+    weights, size = list(network.embeddings.parameters()), dtype.itemsize
+    vectors = batch * len(tables) * DIM
+    dense = torch.randn(batch, DIM, device="cuda", dtype=dtype)
+    sparse = torch.randn(batch, len(tables), DIM, device="cuda", dtype=dtype)
+    gradient, overflow = (
+        torch.randn(len(tables), batch, DIM, device="cuda", dtype=dtype),
+        torch.zeros((), device="cuda"),
+    )
+    order = fused.tables.ordered(tables, clicks.ids, batch)
+    distinct = len(order.keys.unique())
+    rule = fused.tables.Rule(torch.zeros((), device="cuda"), overflow, torch.ones((), device="cuda"), [], 0.0)
+
+    def update() -> None:
+        fused.tables.apply(weights, tables, order, gradient.transpose(0, 1), rule)
+
+    found = [
+        Row("look up", device_ms(lambda: fused.tables.look_up(weights, tables, clicks.ids, batch, dtype)), None,
+            bytes=(vectors * (4 + size), 0)),
+        Row("order ids", device_ms(lambda: fused.tables.ordered(tables, clicks.ids, batch)), None),
+        Row(f"update {distinct} rows", device_ms(update), None,
+            bytes=(vectors * size + 8 * DIM * distinct, 0)),
+    ]  # fmt: skip
+    forward, both = timed(lambda d, s: fused.interaction.dot_features(d, s, overflow), [dense, sparse])
+    read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
+    found.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
+    x = clicks.numerical.to(dtype)
+    for name, mlp, inputs in (("bottom MLP", network.bottom, x), ("top MLP", network.top, None)):
+        if inputs is None:
+            inputs = torch.randn(batch, network.interaction.num_features, device="cuda", dtype=dtype).requires_grad_()
+        macs = sum(a * b for a, b in zip(mlp.widths[:-1], mlp.widths[1:], strict=True)) * batch
+        unwanted = 0 if inputs.requires_grad else mlp.widths[0] * mlp.widths[1] * batch
+        forward, both = timed(lambda x, *p, mlp=mlp: fused.mlp.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
+        found.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
+    return found
+
+
+def parameters(mlp: Any) -> list[Tensor]:
+    return [parameter for layer in mlp.layers for parameter in (layer.weight, layer.bias)]
+
+
+def timed(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[float, float]:
+    """Milliseconds of forward, and of forward and backward together."""
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    if not leaves:
+        leaves = [tensor.requires_grad_() for tensor in inputs]
+    with torch.no_grad():
+        forward = device_ms(lambda: function(*inputs))
+        gradient = torch.randn_like(function(*inputs))
+    return forward, device_ms(lambda: torch.autograd.grad(function(*inputs), leaves, gradient))
+
+
+def cells(row: Row, dtype: torch.dtype, batch: int) -> list[str]:
+    times = (row.forward_ms, row.backward_ms)
+    shown = ["" if ms is None else f"{ms:.3f}" for ms in times]
+    for work, unit in ((row.flops, 1e9), (row.bytes, 1e6)):
+        shown += [
+            f"{amount / ms / unit:.0f}" if ms and amount else ""
+            for amount, ms in zip(work or (0, 0), times, strict=True)
+        ]
+    return [row.name, "half" if dtype == torch.float16 else "TF32", str(batch), *shown]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The kernels of `interaction_triton` as a differentiable function."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.dlrm.interaction import padded
+from src.models.dlrm.kernels.fused import interaction_triton as kernels
+from src.models.kernels import launch, power_of_2, precision
+
+MAX_NUMBERS = 64 * 256  # of a sample's vectors: what the registers of one program hold
+WARPS = 1  # and one sample a program: faster on an H200 than 2 or 4 of either
+
+
+def supported(num_tables: int, dim: int) -> bool:
+    rows, width = sizes(num_tables, dim)
+    return rows * width <= MAX_NUMBERS
+
+
+def sizes(num_tables: int, dim: int) -> tuple[int, int]:
+    return max(16, power_of_2(num_tables + 1)), max(16, power_of_2(dim))
+
+
+def constants(sparse: Tensor, features: int) -> dict[str, Any]:
+    _, tables, dim = sparse.shape
+    rows, width = sizes(tables, dim)
+    # Triton's interpreter multiplies bfloat16 wrongly.
+    upcast = sparse.dtype == torch.bfloat16 and not sparse.is_cuda
+    return {"TABLES": tables, "DIM": dim, "FEATURES": features, "ROWS": rows, "WIDTH": width,
+            "PRECISION": precision(sparse.dtype), "UPCAST": upcast}  # fmt: skip
+
+
+class Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor) -> Tensor:
+        dense, sparse = dense.contiguous(), sparse.contiguous()
+        ctx.save_for_backward(dense, sparse)
+        ctx.overflow = overflow
+        samples, tables, dim = sparse.shape
+        features = padded(dim + tables * (tables + 1) // 2)
+        out = sparse.new_empty(samples, features)
+        launch(kernels.dot, (samples,), dense, sparse, out, **constants(sparse, features), num_warps=WARPS)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dense, sparse = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        samples, tables, dim = sparse.shape
+        # Table by table, as the ids are: so the tables' update finds a gradient without dividing.
+        grad_dense, grad_sparse = torch.empty_like(dense), sparse.new_empty(tables, samples, dim)
+        launch(
+            kernels.dot_backward, (samples,), dense, sparse, grad, grad_dense, grad_sparse, ctx.overflow, samples,
+            **constants(sparse, grad.shape[1]), LARGEST=torch.finfo(sparse.dtype).max, num_warps=WARPS,
+        )  # fmt: skip
+        return grad_dense, grad_sparse.transpose(0, 1), None
+
+
+def dot_features(
+    dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"], overflow: Float[Tensor, ""]
+) -> Float[Tensor, "batch features"]:
+    """See `src.models.dlrm.interaction.dot_features`; both inputs have one dtype.
+
+    The backward pass sets `overflow` to 1 where a gradient is infinite or NaN, and leaves it alone otherwise.
+    """
+    return Dot.apply(dense, sparse, overflow)  # type: ignore[return-value]

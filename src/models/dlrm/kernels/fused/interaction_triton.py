@@ -1,0 +1,66 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""The products of all pairs of a sample's vectors: each program holds the vectors of one sample in registers."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr):
+    """[ROWS, WIDTH]: the dense vector, those of the tables, zeros."""
+    is_column = (column < DIM)[None, :]
+    place = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
+    found = tl.load(sparse + place, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
+    place = sample * DIM + column[None, :] + row[:, None] * 0
+    own = tl.load(dense + place, mask=(row[:, None] == 0) & is_column, other=0.0)
+    both = tl.where(row[:, None] == 0, own, found)
+    return both.to(tl.float32) if UPCAST else both
+
+
+@triton.jit
+def dot(
+    dense, sparse, out,
+    TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    sample = tl.program_id(0).to(tl.int64)
+    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
+    products = tl.dot(v, tl.trans(v), input_precision=PRECISION)
+    begin = out + sample * FEATURES
+    i, j = row[:, None], row[None, :]
+    triangle = DIM + i * (i - 1) // 2 + j
+    tl.store(begin + triangle, products.to(out.dtype.element_ty), mask=(j < i) & (i <= TABLES))
+    tl.store(begin + column, tl.load(dense + sample * DIM + column, mask=column < DIM, other=0.0), mask=column < DIM)
+    last: tl.constexpr = DIM + TABLES * (TABLES + 1) // 2
+    tl.store(begin + last + row, tl.zeros([ROWS], out.dtype.element_ty), mask=row < FEATURES - last)
+
+
+@triton.jit
+def dot_backward(
+    dense, sparse, grad, grad_dense, grad_sparse, overflow, samples,
+    TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """`grad_sparse` [TABLES, samples, DIM]; `overflow` becomes 1 where a gradient is not finite once it is written."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    sample = tl.program_id(0).to(tl.int64)
+    is_column = (column < DIM)[None, :]
+    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
+    begin = grad + sample * FEATURES
+    i, j = row[:, None], row[None, :]
+    lower = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
+    if UPCAST:
+        lower = lower.to(tl.float32)
+    own = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
+    found = tl.dot(lower, v, own.to(tl.float32), input_precision=PRECISION)
+    found = tl.dot(tl.trans(lower), v, found, input_precision=PRECISION)
+    is_wrong = (tl.abs(found) > LARGEST) | (found != found)
+    if tl.max(tl.max(is_wrong.to(tl.int32), 1), 0) > 0:
+        tl.store(overflow, 1.0)
+    found = found.to(grad_sparse.dtype.element_ty)
+    place = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
+    tl.store(grad_sparse + place, found, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column)
+    place = sample * DIM + column[None, :] + row[:, None] * 0
+    tl.store(grad_dense + place, found, mask=(row[:, None] == 0) & is_column)

@@ -1,0 +1,126 @@
+"""A whole MLP as one differentiable function: bias and ReLU in the products, weights' gradients in float32."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.models.dlrm.kernels.fused import mlp_triton as kernels
+from src.models.kernels import launch, power_of_2
+
+ALIGNED = 8  # numbers: rows of products begin at multiples of 16 bytes
+ROWS, BLOCK, WIDTH = 256, 32, 128
+MAX_LOGIT = 1024  # numbers of the last hidden layer that one program holds
+
+
+def supported(widths: tuple[int, ...], logit: bool) -> bool:
+    hidden = widths[1:-1] if logit else widths[1:]
+    return bool(hidden) and all(width % ALIGNED == 0 for width in hidden) and (not logit or hidden[-1] <= MAX_LOGIT)
+
+
+class FusedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, logit: bool, *parameters: Tensor) -> Tensor:
+        weights, biases = narrowed(parameters, x.dtype)
+        missing = -x.shape[1] % ALIGNED
+        if missing:
+            x, weights[0] = F.pad(x, (0, missing)), F.pad(weights[0], (0, missing))
+        ctx.logit, ctx.inputs = logit, parameters[0].shape[1]
+        activations = [x]
+        hidden = len(weights) - logit
+        for weight, bias in zip(weights[:hidden], biases[:hidden], strict=True):
+            activations.append(torch._addmm_activation(bias, activations[-1], weight.t()))  # pyright: ignore
+        ctx.num_activations = len(activations)
+        ctx.save_for_backward(*activations, *weights)
+        return head(activations[-1], weights[-1], biases[-1]) if logit else activations[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = list(ctx.saved_tensors)
+        activations, weights = saved[: ctx.num_activations], saved[ctx.num_activations :]
+        found: list[Tensor] = []  # gradients of parameters, from the last one to the first
+        if ctx.logit:
+            grad, of_weight, of_bias, of_logit_bias = head_backward(activations[-1], weights.pop(), grads[0])
+            found += [of_logit_bias, of_weight]
+        else:
+            grad, of_bias = relu_backward(grads[0].contiguous(), activations[-1])
+        activations.pop()
+        while True:
+            found += [of_bias, product(grad.t(), activations[-1])]
+            if len(activations) == 1:
+                break
+            grad, of_bias = relu_backward(through(grad, weights.pop()), activations.pop())
+        found[-1] = found[-1][:, : ctx.inputs]
+        of_x = through(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
+        return of_x, None, *reversed(found)
+
+
+def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> Float[Tensor, "batch outputs"]:
+    """See `MLP.forward`; `parameters` are weight and bias of each layer. Products are in the dtype of `x`.
+
+    A logit is float32.
+    """
+    return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
+
+
+def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and biases in the products' dtype, in one launch."""
+    if parameters[0].dtype != dtype:
+        narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
+        torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
+        parameters = tuple(narrow)
+    return list(parameters[0::2]), list(parameters[1::2])
+
+
+def through(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
+    """The gradient before a linear layer. Hopper's TF32 products want both factors with the summed index last."""
+    return F.linear(grad, weight.t().contiguous()) if grad.dtype == torch.float32 else grad @ weight
+
+
+def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return a.float() @ b.float()
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def relu_backward(
+    grad: Float[Tensor, "batch width"], activation: Float[Tensor, "batch width"]
+) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " width"]]:
+    """The gradient before the ReLU, and that of the bias."""
+    out, (rows, columns) = torch.empty_like(grad), grad.shape
+    programs = -(-rows // ROWS)
+    shares = grad.new_empty(programs, columns, dtype=torch.float32)
+    launch(
+        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, shares, rows,
+        COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
+    )  # fmt: skip
+    return out, shares.sum(0)
+
+
+def head(
+    x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], bias: Float[Tensor, " 1"]
+) -> Float[Tensor, "batch 1"]:
+    """The layer to one logit."""
+    out, columns = x.new_empty(len(x), 1, dtype=torch.float32), x.shape[1]
+    launch(
+        kernels.logit, (-(-len(x) // BLOCK),), x, weight, bias, out, len(x),
+        COLUMNS=columns, WIDTH=power_of_2(columns), BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def head_backward(
+    x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], grad: Float[Tensor, "batch 1"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients: before the ReLU of `x`, of the logit's weight, of that layer's bias, of the logit's bias."""
+    out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // ROWS)
+    shares = x.new_zeros(programs, 3, columns, dtype=torch.float32)
+    launch(
+        kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, shares, len(x),
+        COLUMNS=columns, WIDTH=power_of_2(columns), ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    of_weight, of_bias, of_logit_bias = shares.sum(0)
+    return out, of_weight[None], of_bias, of_logit_bias[:1]

@@ -1,0 +1,65 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""What is left of an MLP beside its large products: gradients of ReLU and bias, and the layer to one logit."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_backward(
+    grad, activation, out, shares, rows,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """`out` is `grad` where the activation is positive; `shares` [programs, COLUMNS] its sums over a program's rows."""
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    total = tl.zeros([WIDTH], tl.float32)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        wanted = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        found = tl.load(grad + place, mask=wanted, other=0.0)
+        found = tl.where(tl.load(activation + place, mask=wanted, other=0.0) > 0, found, 0.0)
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+        total += tl.sum(found.to(tl.float32), 0)
+    tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
+
+
+@triton.jit
+def logit(x, weight, bias, out, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    w = tl.load(weight + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    found = tl.load(x + place, mask=(row < rows)[:, None] & (column < COLUMNS)[None, :], other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(found * w[None, :], 1) + tl.load(bias).to(tl.float32), mask=row < rows)
+
+
+@triton.jit
+def logit_backward(
+    x, weight, grad, out, shares, rows,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Through the logit and the ReLU that `x` came out of.
+
+    `out` [rows, COLUMNS]: the gradient before that ReLU. `shares` [programs, 3, COLUMNS]: a program's part of the
+    gradients of the logit's weight, of the bias before the ReLU, and (the first number) of the logit's bias.
+    """
+    column = tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+    of_logit_bias = tl.zeros([BLOCK], tl.float32)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        g = tl.load(grad + row, mask=row < rows, other=0.0).to(tl.float32)
+        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        wanted = (row < rows)[:, None] & is_column[None, :]
+        h = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        found = tl.where(h > 0, g[:, None] * w[None, :], 0.0).to(out.dtype.element_ty)
+        tl.store(out + place, found, mask=wanted)
+        of_weight += tl.sum(g[:, None] * h, 0)
+        of_bias += tl.sum(found.to(tl.float32), 0)
+        of_logit_bias += g
+    begin = shares + tl.program_id(0) * 3 * COLUMNS
+    tl.store(begin + column, of_weight, mask=is_column)
+    tl.store(begin + COLUMNS + column, of_bias, mask=is_column)
+    tl.store(begin + 2 * COLUMNS, tl.sum(of_logit_bias, 0))

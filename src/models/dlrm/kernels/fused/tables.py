@@ -1,0 +1,168 @@
+"""The kernels of `tables_triton`: looking rows up, and the update of the rows that were looked up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor
+
+from src.clicks import Table
+from src.models.dlrm.kernels.fused import tables_triton as kernels
+from src.models.kernels import launch, power_of_2
+
+MAX_DIM = 512
+LOOK_UP = {"BLOCK": 16, "num_warps": 4}
+CHUNK, WARPS = 16, 4
+PRECISION = "tf32x3"  # of sums of float32: one factor is 0 or 1, so that two of three products are exact in TF32
+NUMBERING = 1024
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tables' sizes where the kernels read them: on the device."""
+
+    slots: Tensor  # of each table, int32: how many ids of a sample stand before its own
+    hotness: Tensor  # of each table, int32
+    offsets: Tensor  # of each table, int64: how many rows stand before its own
+    table_of: Tensor  # of each slot, int32
+    one_hot: bool
+    key_dtype: torch.dtype
+
+
+class Order(NamedTuple):
+    """The rows that ids name, numbered through all tables, in ascending order, and where each stood among the ids."""
+
+    keys: Int[Tensor, " ids"]
+    places: Int[Tensor, " ids"]
+    stream: torch.cuda.Stream | None = None  # that makes it, where that is not the current one
+
+
+class Rule(NamedTuple):
+    """How sums of gradients change rows; see `Embeddings.update`. `squares` is empty for SGD."""
+
+    rate: Tensor
+    skip: Tensor
+    scale: Tensor
+    squares: Sequence[Tensor]
+    eps: float
+
+
+def supported(dim: int) -> bool:
+    return dim <= MAX_DIM
+
+
+@cache
+def shape_on(tables: tuple[Table, ...], device: torch.device) -> Shape:
+    """Brought to the device once, before a graph is captured."""
+    hotness = [table.hotness for table in tables]
+    rows = [table.cardinality for table in tables]
+    slots, offsets = ([0, *accumulate(sizes)] for sizes in (hotness, rows))
+    table_of = [number for number, count in enumerate(hotness) for _ in range(count)]
+
+    def here(numbers: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+    return Shape(
+        slots=here(slots[:-1], torch.int32),
+        hotness=here(hotness, torch.int32),
+        offsets=here(offsets[:-1], torch.int64),
+        table_of=here(table_of, torch.int32),
+        one_hot=max(hotness) == 1,
+        key_dtype=torch.int32 if sum(rows) < 2**31 else torch.int64,
+    )
+
+
+@cache
+def addresses_on(addresses: tuple[int, ...], device: torch.device) -> Int[Tensor, " tables"]:
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
+    """Where float32 tensors begin, on their device."""
+    assert all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+    return addresses_on(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
+
+
+def look_up(
+    weights: Sequence[Tensor], tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
+) -> Float[Tensor, "{batch} tables dim"]:
+    """See `PlainEmbeddings.look_up`."""
+    shape, dim = shape_on(tables, ids.device), weights[0].shape[1]
+    out = torch.empty(batch, len(tables), dim, dtype=dtype, device=ids.device)
+    launch(
+        kernels.look_up, (len(tables), -(-batch // LOOK_UP["BLOCK"])),
+        addresses(weights), shape.slots, shape.hotness, ids, out, batch,
+        TABLES=len(tables), DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
+    )  # fmt: skip
+    return out
+
+
+def ordered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
+    """What `apply` goes over. It needs the ids alone, so it can be had while the forward pass runs."""
+    shape = shape_on(tables, ids.device)
+    keys = torch.empty(len(ids), dtype=shape.key_dtype, device=ids.device)
+    launch(
+        kernels.number_rows, (-(-len(ids) // NUMBERING),), ids, shape.table_of, shape.offsets, keys, len(ids), batch,
+        BLOCK=NUMBERING, num_warps=4,
+    )  # fmt: skip
+    return Order(*keys.sort(stable=True))
+
+
+def ordered_aside(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
+    """`ordered`, on a GPU beside what the current stream does; `apply` waits for it."""
+    if not ids.is_cuda:
+        return ordered(tables, ids, batch)
+    side = side_stream(ids.device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        return ordered(tables, ids, batch)._replace(stream=side)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def apply(
+    weights: Sequence[Tensor],
+    tables: tuple[Table, ...],
+    order: Order,
+    gradient: Float[Tensor, "batch tables dim"],
+    rule: Rule,
+) -> None:
+    """Changes the rows that `order` names by the sums of their gradients."""
+    shape, (batch, _, dim) = shape_on(tables, gradient.device), gradient.shape
+    if order.stream is not None:
+        torch.cuda.current_stream().wait_stream(order.stream)
+    values = gradient.transpose(0, 1).contiguous()
+    # Triton's interpreter multiplies bfloat16 wrongly.
+    upcast = gradient.dtype == torch.bfloat16 and not gradient.is_cuda
+    squares = rule.squares or weights
+    while True:
+        total = len(order.keys)
+        chunks = -(-total // CHUNK)
+        left = Order(order.keys.new_empty(2 * chunks), order.places.new_empty(2 * chunks))
+        left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
+        launch(
+            kernels.apply_runs, (chunks,), *order[:2], values, *left[:2], left_values,
+            addresses(weights), addresses(squares), weights[0], squares[0],
+            shape.offsets, shape.slots, shape.hotness, shape.table_of,
+            rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
+            FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
+            FLAT=follow_each_other(weights) and follow_each_other(squares),
+            DIM=dim, WIDTH=max(16, power_of_2(dim)), CHUNK=CHUNK,
+            PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
+        )  # fmt: skip
+        if chunks == 1:
+            return
+        order, values = left, left_values
+
+
+def follow_each_other(tensors: Sequence[Tensor]) -> bool:
+    """Whether each begins in memory where the one before it ends."""
+    ends = (tensor.data_ptr() + tensor.numel() * tensor.itemsize for tensor in tensors)
+    return all(end == after.data_ptr() for end, after in zip(ends, tensors[1:], strict=False))

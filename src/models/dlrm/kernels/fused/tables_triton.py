@@ -1,0 +1,126 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""Rows of embedding tables: gathered and summed, and changed by the sums of their gradients.
+
+An update goes over the ids in ascending order, chunk by chunk. A run of equal ids that lies within one chunk is summed
+by one matrix product with a matrix of zeros and ones, and applied. What a chunk has of a run that began before it or
+goes on behind it is left, with two places for each chunk, to the next round, which does the same with those: so a row
+that half of all samples use costs no more than others, and sums have one order whatever the device does first.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def look_up(
+    pointers, slots, hotness, ids, out, batch,
+    TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ONE_HOT: tl.constexpr,
+):  # fmt: skip
+    """`out` [batch, TABLES, DIM]: the sum of the rows that a sample's ids name in each table."""
+    table = tl.program_id(0)
+    weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
+    sample, column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    is_sample = sample < batch
+    wanted = is_sample[:, None] & (column < DIM)[None, :]
+    first = ids + tl.load(slots + table).to(tl.int64) * batch
+    if ONE_HOT:
+        row = tl.load(first + sample, mask=is_sample, other=0).to(tl.int64)
+        found = tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
+    else:
+        count = tl.load(hotness + table)
+        found = tl.zeros([BLOCK, WIDTH], tl.float32)
+        for k in range(count):
+            row = tl.load(first + sample.to(tl.int64) * count + k, mask=is_sample, other=0).to(tl.int64)
+            found += tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
+    place = (sample.to(tl.int64)[:, None] * TABLES + table) * DIM + column[None, :]
+    tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def number_rows(ids, table_of, offsets, keys, total, batch, BLOCK: tl.constexpr):
+    """`keys`: the rows that ids name, numbered through all tables."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    table = tl.load(table_of + place // batch, mask=place < total, other=0)
+    key = tl.load(ids + place, mask=place < total, other=0) + tl.load(offsets + table, mask=place < total, other=0)
+    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < total)
+
+
+@triton.jit
+def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.constexpr):
+    """Where the rows that keys name begin: tables that lie one behind the other need no table of addresses."""
+    if FLAT:
+        return base + key.to(tl.int64) * DIM
+    begin = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
+    return begin + (key.to(tl.int64) - tl.load(offsets + table)) * DIM
+
+
+@triton.jit
+def apply_runs(
+    keys, places, values, next_keys, next_places, next_values,
+    pointers, squares, weight_base, square_base, offsets, slots, hotness, table_of, rate, skip, scale,
+    total, batch, eps,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One round, a chunk a program. In the first one `values` are the gradients [tables, batch, DIM], later what
+    chunks have left over.
+
+    `places` say where an id stands among all ids, which tells its table and sample. A key of -1 names no row.
+    """
+    column = tl.arange(0, WIDTH)
+    is_column = column < DIM
+    is_alive, factor = tl.load(skip + tl.arange(0, CHUNK) * 0) == 0, tl.load(rate)
+    begin = tl.program_id(0) * CHUNK
+    entry = begin + tl.arange(0, CHUNK)
+    is_entry = entry < total
+    key = tl.load(keys + entry, mask=is_entry, other=-2)
+    place = tl.load(places + entry, mask=is_entry, other=0)
+    table = entry * 0
+    if not FLAT or not ONE_HOT:
+        table = tl.load(table_of + place // batch)
+    if not FIRST:
+        source, is_value = entry.to(tl.int64), is_entry & (key >= 0)
+    elif ONE_HOT:
+        source, is_value = place.to(tl.int64), is_entry
+    else:
+        sample = (place - tl.load(slots + table).to(tl.int64) * batch) // tl.load(hotness + table)
+        source, is_value = table.to(tl.int64) * batch + sample, is_entry
+    value = tl.load(
+        values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column[None, :], other=0.0
+    )
+    if UPCAST:
+        value = value.to(tl.float32)
+    same = (key[:, None] == key[None, :]).to(value.dtype)
+    sums = tl.dot(same, value, input_precision=PRECISION)
+
+    following = tl.load(keys + entry + 1, mask=entry + 1 < total, other=-3)
+    before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
+    after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
+    is_whole = is_entry & (key >= 0) & (key != following) & (key != before) & is_alive
+    wanted = is_whole[:, None] & is_column[None, :]
+    weight = _rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
+    step = factor * sums
+    if ADAGRAD:
+        square = _rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
+        true = sums / tl.load(scale)
+        new = tl.load(square, mask=wanted, other=1.0) + true * true
+        tl.store(square, new, mask=wanted)
+        step = step / (tl.sqrt(new) + eps)
+    tl.store(weight, tl.load(weight, mask=wanted, other=0.0) - step, mask=wanted)
+
+    if not LAST:
+        first = tl.load(keys + begin)
+        last = tl.load(keys + tl.minimum(begin + CHUNK, total) - 1)
+        has_head, has_tail = first == before, last == after
+        is_through = has_head & has_tail & (first == last)  # the whole chunk is a part of one run
+        left = tl.program_id(0) * 2
+        tl.store(next_keys + left, tl.where(has_head, first, -1))
+        tl.store(next_keys + left + 1, tl.where(has_tail, last, -1))
+        at_begin, at_end = tl.arange(0, CHUNK) == 0, tl.arange(0, CHUNK) == CHUNK - 1
+        tl.store(next_places + left + tl.zeros([CHUNK], tl.int32), place, mask=at_begin)
+        tl.store(next_places + left + 1 + tl.zeros([CHUNK], tl.int32), place, mask=at_end)
+        target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([CHUNK, 1], tl.int32)
+        tl.store(target, sums, mask=(at_begin & has_head)[:, None] & is_column[None, :])
+        rest = tl.where(is_through, 0.0, sums)
+        tl.store(target + DIM, rest, mask=(at_end & has_tail)[:, None] & is_column[None, :])

@@ -1,0 +1,197 @@
+"""DLRM as a task: the probability of a click, judged by the exact AUC over the whole test set."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.clicks import ClickBatch, ClickLayout, Clicks, Table
+from src.datamodules.base import DataModule
+from src.datamodules.criteo import ClickDataModule
+from src.errors import UserError
+from src.measure.auc import ExactAUC
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.models.dlrm.cost import cost
+from src.models.dlrm.embeddings import PlainEmbeddings
+from src.models.dlrm.network import DLRM
+from src.models.dlrm.predict import predict_clicks
+from src.models.dlrm.sharded import ShardedEmbeddings
+from src.models.graphed import Graphed
+from src.models.schedule import Schedule
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task, wanted
+
+MAX_EXAMPLE_ROWS = 1000  # of a table in an example batch
+
+
+class DLRMTask(Task):
+    """Learns whether a click happens. The tables are updated with their own rule, the layers by the optimiser.
+
+    An evaluation sets `auc` and `test_loss`, and `bayes_auc` where the data set knows what the best scores would reach.
+
+    Args:
+        network: makes the network, given `tables` and `num_numerical` (`_partial_: true` in the config).
+        optimizer, schedule: see Task; the tables follow the same learning rate.
+        tables: [cardinality, hotness] of each categorical feature; those of the datamodule if not given.
+        num_numerical: numerical features; the datamodule's if not given.
+        sharding: of several ranks: data_parallel, table_wise, row_wise or column_wise for some tables, by name.
+        target: AUC that counts as reached.
+    """
+
+    unit = "samples"
+    curves = ("loss", "auc", "lr")
+
+    def __init__(
+        self,
+        network: Callable[..., DLRM],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None = None,
+        tables: Sequence[Sequence[int]] | None = None,
+        num_numerical: int | None = None,
+        sharding: Mapping[str, str] | None = None,
+        target: float | None = None,
+    ) -> None:
+        super().__init__(nn.Module(), optimizer, schedule)
+        self.make_network, self.sharding = network, dict(sharding or {})
+        self.final_metric = FinalMetric("auc", "max", target)
+        self.layout = ClickLayout(0, (), ())
+        if tables is not None:
+            named = (Table(f"cat_{number}.bin", *sizes) for number, sizes in enumerate(tables))
+            self._make_network(ClickLayout.of(tuple(named), 13 if num_numerical is None else num_numerical))
+        self._auc: ExactAUC | None = None
+        self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation
+        self._evaluate: Graphed[tuple[Tensor, ...]] | None = None
+
+    def meet(self, datamodule: DataModule) -> None:
+        """Makes the network for the datamodule's tables, or checks that it fits them. Raises UserError if not."""
+        if not isinstance(datamodule, ClickDataModule):
+            raise UserError("DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident")
+        datamodule.setup("meet")
+        spread = self._trainer is not None and self.trainer.world_size > 1
+        if not self.layout.tables or spread is not isinstance(self.network.embeddings, ShardedEmbeddings):
+            device = self.trainer.strategy.root_device if self._trainer else self.device
+            with torch.device(device):  # gigabytes of random numbers
+                self._make_network(self.layout if self.layout.tables else datamodule.layout, spread)
+            if self.model_config is not None:
+                sizes = [[table.cardinality, table.hotness] for table in self.layout.tables]
+                self.model_config["task"] |= {"tables": sizes, "num_numerical": self.layout.num_numerical}
+        check_fit(self.layout, datamodule.layout)
+
+    def _make_network(self, layout: ClickLayout, spread: bool = False) -> None:
+        self.layout = layout
+        sizes: dict[str, Any] = {"tables": layout.tables, "num_numerical": layout.num_numerical}
+        if spread:
+            plain: Any = getattr(self.make_network, "keywords", {}).get("embeddings", partial(PlainEmbeddings))
+            sizes["embeddings"] = partial(ShardedEmbeddings, sharding=self.sharding, **plain.keywords)
+        self.network: DLRM = self.make_network(**sizes)
+
+    def setup(self, stage: str) -> None:
+        self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return self.network.dense_parameters()
+
+    def overflowed(self) -> Float[Tensor, ""]:
+        return self.network.embeddings.overflowed()
+
+    def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        rate = lr.float() if isinstance(lr, Tensor) else torch.full((), lr, device=self.device)
+        rate = rate if loss_scale is None else rate / loss_scale
+        self.network.embeddings.update(rate, found_inf, loss_scale)
+
+    def loss(self, batch: ClickBatch) -> dict[str, Tensor]:
+        clicks = batch.clicks()
+        return {"loss": F.binary_cross_entropy_with_logits(self.network(clicks), clicks.labels)}
+
+    def count(self, batch: ClickBatch) -> int:
+        return batch.count
+
+    def cost(self) -> Cost:
+        return cost(self.network, self.batch_size, self.activation_bytes)
+
+    def example_batch(self, size: int) -> ClickBatch:
+        """Normal numericals, and ids and labels as dice fall."""
+        tables = self.layout.tables
+        ids = [torch.randint(min(t.cardinality, MAX_EXAMPLE_ROWS), (size * t.hotness,)) for t in tables]
+        numerical = torch.randn(size, self.layout.num_numerical)
+        data = self.layout.encode(torch.randint(2, (size,)), numerical, torch.cat(ids).int())
+        return ClickBatch(data.to(self.device), self.layout, size)
+
+    def validation_step(self, batch: ClickBatch, batch_idx: int) -> None:
+        if self._evaluate is None:
+            graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
+            self._evaluate = Graphed(self._scores, graph, self.execution.graph_warmup_steps)
+        if self._auc is None:
+            self._auc = ExactAUC(self.device)
+        scores, labels, loss = self._evaluate(batch)
+        self._auc.update(scores, labels)  # both make their own copies: a graph writes the next batch's there
+        self._loss.append(loss.clone())
+
+    test_step = validation_step
+
+    def _scores(self, batch: ClickBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, labels, and the sum of the losses."""
+        clicks = batch.clicks()
+        logits = self.network(self._even(clicks))[: batch.count]
+        loss = F.binary_cross_entropy_with_logits(logits, clicks.labels, reduction="sum").double()
+        return logits, clicks.labels, torch.stack([loss, torch.full_like(loss, len(logits))])
+
+    def _even(self, clicks: Clicks) -> Clicks:
+        """As many rows on every rank: those that look up one another's must have equally many."""
+        if self.trainer.world_size == 1:
+            return clicks
+        rows = torch.tensor(len(clicks.labels), device=self.device)
+        torch.distributed.all_reduce(rows, torch.distributed.ReduceOp.MAX)
+        return clicks.padded(int(rows), self.layout.tables)
+
+    def on_validation_epoch_end(self) -> None:
+        auc = self._auc or ExactAUC(self.device)  # a rank without a batch takes part all the same
+        total = torch.stack([torch.zeros(2, dtype=torch.float64, device=self.device), *self._loss]).sum(0)
+        self._auc, self._loss = None, []
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(total)
+        loss, samples = total.tolist()
+        self.metrics = {"auc": auc.compute(), "test_loss": loss / samples if samples else float("nan")}
+        bayes = self.trainer.datamodule.bayes_auc  # type: ignore[attr-defined]
+        self.metrics |= {} if bayes is None else {"bayes_auc": bayes}
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def teardown(self, stage: str) -> None:
+        self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
+
+    def evaluate_last(self, datamodule: Any) -> None:
+        super().evaluate_last(datamodule)
+        if self.trainer.is_global_zero:
+            figures = "; ".join(f"{name} {value:.5f}" for name, value in self.metrics.items())
+            print(f"on the test set: {figures}")
+
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Probabilities of clicks; see `src.models.dlrm.predict`."""
+        datamodule = job.datamodule()
+        if isinstance(datamodule, ClickDataModule):
+            datamodule.device = self.device
+        datamodule.prepare_data()
+        self.meet(datamodule)
+        self.to(self.device).eval()
+        return predict_clicks(self, datamodule, job, clock)
+
+
+def check_fit(trained: ClickLayout, found: ClickLayout) -> None:
+    """Raises UserError where the data's features are not those that the network was made for."""
+    for number, (ours, theirs) in enumerate(zip(trained.tables, found.tables, strict=False)):
+        if ours[1:] != theirs[1:]:
+            raise UserError(
+                f"{theirs.name} has {theirs.cardinality} ids, {theirs.hotness} a row, but table {number} of the "
+                f"network is made for {ours.cardinality} and {ours.hotness}; use the data set that it was trained on"
+            )
+    sizes = [(len(layout.tables), layout.num_numerical) for layout in (trained, found)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"the data has {sizes[1][0]} categorical and {sizes[1][1]} numerical features, the network is made for "
+            f"{sizes[0][0]} and {sizes[0][1]}; use the data set that it was trained on"
+        )
