@@ -11,7 +11,7 @@ from src.models.dlrm.kernels.fused import mlp_triton as kernels
 from src.models.kernels import launch, power_of_2
 
 ALIGNED = 8  # numbers: rows of products begin at multiples of 16 bytes
-ROWS, BLOCK, WIDTH = 256, 32, 128
+ROWS, BLOCK, WIDTH = 512, 32, 128
 MAX_LOGIT = 1024  # numbers of the last hidden layer that one program holds
 
 

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU:
+#   docs/results/dlrm.sh OUT speed|predict|training [option=value ...]
+# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+set -euo pipefail
+out=$1 what=$2
+shift 2
+python=${PYTHON:-python3}
+common=("model=dlrm" "output_root=$out/hydra" "$@")
+
+train() {  # NAME option=value ...: synthetic clicks that are on the GPU already, published tables
+  "$python" train.py "${common[@]}" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
+    logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
+}
+predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
+  "$python" predict.py -m "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
+    datamodule.steps_per_epoch=1 model.predict.benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
+    batch_size=2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384,32768 "${@:2}"
+}
+
+case $what in
+  speed)
+    train train_65536_amp precision=amp
+    train train_65536_tf32 precision=tf32
+    train train_65536_bf16 precision=bf16
+    train train_262144_amp precision=amp hp.batch_size=262144
+    train profile_65536_amp precision=amp callbacks=profile fit.max_steps=60 ;;
+  predict)
+    for precision in amp tf32; do
+      for graph in on off; do
+        predict "predict_${precision}_graph_$graph" "precision=$precision" "execution.graph=$graph"
+      done
+    done ;;
+  training)
+    teacher=("experiment=dlrm_teacher" logger=none callbacks=bare)
+    "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/teacher_16384_amp"
+    "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/disk_65536_amp" hp.batch_size=65536 hp.lr=1 \
+      model.task.schedule.decay_start_step=2400 model.task.schedule.decay_steps=1696 ;;
+  *) echo "dlrm.sh: '$what' is neither speed, predict nor training" >&2; exit 2 ;;
+esac
