@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import tiny_dlrm
 import tiny_se3
 import torch
 from hydra import compose, initialize_config_dir
@@ -36,6 +37,8 @@ finally:
 SIZES = {  # small sizes of models that are built
     "moflow": [f"model.task.network.{size}" for size in NETWORK],
     "se3_transformer": [f"model.task.network.{size}" for size in tiny_se3.NETWORK],
+    "dlrm": [*tiny_dlrm.SIZES, tiny_dlrm.TABLES],
+    "dlrm_dcnv2": [*tiny_dlrm.SIZES, tiny_dlrm.TABLES],
 }
 
 
@@ -131,7 +134,7 @@ def test_every_built_datamodule_is_made() -> None:
         if is_built(config):
             assert isinstance(made(config.datamodule), DataModule)
             made_here.append(name)
-    assert {"zinc250k", "qm9_molecules", "smiles_file"} <= set(made_here)
+    assert {"zinc250k", "qm9_molecules", "smiles_file", "criteo", "criteo_multihot"} <= set(made_here)
 
 
 @pytest.mark.parametrize("group", ["callbacks", "logger"])

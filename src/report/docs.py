@@ -1,5 +1,6 @@
 """The result pages of the documentation: tables made from the records, words written by people."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def write_docs(folder: Path) -> list[Path]:
     A page or table that is not there yet is added; a table whose records are gone becomes empty. Raises UserError for
     a folder without records, a broken record, and a marker without its pair; no page is written then.
     """
-    files = sorted((folder / "records").glob("*.json"))
+    files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
         raise UserError(f"{folder / 'records'}: no records (*.json) there: copy a run's result.json into it")
     made = tables([(f"[{file.stem}](records/{file.name})", read_record(file)) for file in files])
@@ -35,6 +36,11 @@ def write_docs(folder: Path) -> list[Path]:
     for path, text in pages.items():
         write_text(path, text)
     return list(pages)
+
+
+def in_order(path: Path) -> list[str | int]:
+    """A key by which names are in the order of the numbers in them: batch 64 before batch 512."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def _page(path: Path, text: str, made: Sequence[Table]) -> str:

@@ -135,3 +135,12 @@ def test_docs_with_a_broken_marker_change_nothing(
     assert main(["--docs", str(results)]) == 2
     assert "moflow.md" in capsys.readouterr().err
     assert page.read_text(encoding="utf-8") == prose
+
+
+def test_rows_stand_in_the_order_of_the_numbers_in_their_names(results: Path, trained: Record) -> None:
+    for name in ("train_2048", "train_512", "train_64"):
+        write_record(trained, results / "records" / f"{name}.json")
+    main(["--docs", str(results)])
+    text = (results / "moflow.md").read_text(encoding="utf-8")
+    places = [text.index(f"[train_{batch}]") for batch in (64, 512, 2048)]
+    assert places == sorted(places)
