@@ -2,6 +2,8 @@
 
 import logging
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +17,16 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 def note(line: str) -> None:
     """Says it once."""
     log.warning(line)
+
+
+@cache
+def package(name: str) -> ModuleType | None:
+    """The kernels of a model, a package by that name; None where Triton is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        note(f"fused kernels are not available ({error}); plain torch computes the same, more slowly")
+        return None
 
 
 def can_take(tensor: Tensor) -> bool:

@@ -23,8 +23,6 @@ from src.models.task import Prediction, PredictionJob
 if TYPE_CHECKING:
     from src.models.dlrm.task import DLRMTask
 
-ALL = 10_000  # rows that are scored if nobody says how many: a csv of millions is no default
-
 
 @dataclass(frozen=True)
 class Options:
@@ -64,7 +62,7 @@ def predict_clicks(task: "DLRMTask", datamodule: ClickDataModule, job: Predictio
         latencies = timed(run, first, task.device, options.repeats)
         clock.mark("compute")
         return Prediction(first.count * len(latencies), latencies, {})
-    wanted = job.num_samples or ALL
+    wanted = job.num_samples or len(datamodule.splits[datamodule.predict])
     scores: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     latencies, loaded = [], []

@@ -40,10 +40,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.fixture(autouse=True)
 def said_anew() -> Iterator[None]:
     """Nothing was said, nothing looked for before the test, nor is after it."""
-    for known in (shared.note, dispatch.kernels):
+    for known in (shared.note, shared.package):
         known.cache_clear()
     yield
-    for known in (shared.note, dispatch.kernels):
+    for known in (shared.note, shared.package):
         known.cache_clear()
 
 

@@ -1,6 +1,5 @@
 """Chooses between the fused kernels and plain torch, call by call, by device, dtype and shape; the log says why."""
 
-from functools import cache
 from types import ModuleType
 
 import torch
@@ -8,22 +7,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.graphs import Graph
-from src.models.kernels import can_take, note, working_dtype
+from src.models.kernels import can_take, note, package, working_dtype
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import reference
 from src.models.se3_transformer.plan import Plan
 
 
-@cache
 def kernels() -> ModuleType | None:
     """The package `fused`, None where Triton is not installed."""
-    try:
-        from src.models.se3_transformer.kernels import fused
-    except ImportError as error:
-        note(f"fused kernels are not available ({error}); plain torch computes the same, more slowly")
-        return None
-    return fused
+    return package("src.models.se3_transformer.kernels.fused")
 
 
 def fused_for(tensor: Tensor) -> ModuleType | None:
