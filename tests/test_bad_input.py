@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monke
     ("overrides", "words"),
     [
         (["model=distilbert"], "model=distilbert is not built yet: its config composes (--cfg job)"),
-        (["model=dlrm", "data_root=none"], "none/criteo holds no feature_spec.yaml: prepare it with `prepare.py datamod"),
+        (["model=dlrm", "data_root=none"], "none/criteo holds no feature_spec.yaml: prepare it with `prepare.py "),
         (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
         (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
         (

@@ -13,7 +13,7 @@ from src.cli import CONF, explain
 from src.errors import UserError
 from src.run import case_of, check_fix_hp
 
-MODELS = ("moflow", "se3_transformer", "distilbert", "dlrm", "mobilenet_v1")
+MODELS = ("moflow", "se3_transformer", "distilbert", "dlrm", "dlrm_dcnv2", "mobilenet_v1")
 TRAINERS = ("1x1", "1x2", "1x4", "1x8", "2x8")
 
 

@@ -35,16 +35,19 @@ class Throughput(Measuring):
             for name in ("p_train", "p_core"):
                 steady[name] = sum_or_none(gather(steady[name]))
         best = (steady or total)["p_core"]
-        cost = task.cost()
-        peaks = peaks_of(self.precision.name, self.hardware.peak_flops, self.hardware.peak_bandwidth)
         return {
             **total,
             "steady": steady,
             "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
             "ranks": ranks,
             "rates_over_ranks": {name: spread(values) for name, values in over_ranks.items()} if ranks > 1 else None,
-            "utilisation": utilisation(best / ranks if best else None, cost.flops_training, cost.bytes_training, peaks),
+            "utilisation": self._utilisation(task, best / ranks) if best else None,
         }
+
+    def _utilisation(self, task: Task, rate: float) -> dict[str, Any] | None:
+        cost = task.cost()
+        peaks = peaks_of(self.precision.name, self.hardware.peak_flops, self.hardware.peak_bandwidth)
+        return utilisation(rate, cost.flops_training, cost.bytes_training, peaks)
 
 
 def gather(value: float | None) -> list[float | None]:

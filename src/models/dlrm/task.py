@@ -55,7 +55,7 @@ class DLRMTask(Task):
         sharding: Mapping[str, str] | None = None,
         target: float | None = None,
     ) -> None:
-        super().__init__(nn.Module(), optimizer, schedule)
+        super().__init__(nn.ParameterList([torch.empty(0)]), optimizer, schedule)  # until the tables are known
         self.make_network, self.sharding = network, dict(sharding or {})
         self.final_metric = FinalMetric("auc", "max", target)
         self.layout = ClickLayout(0, (), ())
@@ -87,7 +87,8 @@ class DLRMTask(Task):
         if spread:
             plain: Any = getattr(self.make_network, "keywords", {}).get("embeddings", partial(PlainEmbeddings))
             sizes["embeddings"] = partial(ShardedEmbeddings, sharding=self.sharding, **plain.keywords)
-        self.network: DLRM = self.make_network(**sizes)
+        dtype = next(self.network.parameters()).dtype  # predict.py asks for half precision before it has the data
+        self.network: DLRM = self.make_network(**sizes).to(dtype)
 
     def setup(self, stage: str) -> None:
         self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
