@@ -13,7 +13,6 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor, distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
-from torch.utils.data import DataLoader
 
 from src.clicks import Clicks
 from src.errors import UserError
@@ -56,6 +55,19 @@ class Training(pl.LightningModule):
         self.losses.append(loss.item())
 
 
+class Once:
+    """Batches that come once: Lightning, going on at the end of an epoch, may begin its loader anew."""
+
+    def __init__(self, batches: list[Clicks]) -> None:
+        self.batches, self.count = iter(batches), len(batches)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Clicks]:
+        return self.batches
+
+
 def rows(clicks: Clicks, rank: int, world: int) -> Clicks:
     """A rank's rows of a global batch."""
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
@@ -74,8 +86,8 @@ def fitted(begin: int, memory_gib: float | None, folder: str, resume: str | None
         plugins=[LightningEnvironment()], max_steps=begin + STEPS, max_epochs=-1, default_root_dir=folder, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    batches: Any = [rows(batch, rank, world) for batch in BATCHES[begin : begin + STEPS]]
-    trainer.fit(task, DataLoader(batches, batch_size=None), ckpt_path=resume, weights_only=False)
+    batches = Once([rows(batch, rank, world) for batch in BATCHES[begin : begin + STEPS]])
+    trainer.fit(task, batches, ckpt_path=resume, weights_only=False)
     trainer.save_checkpoint(f"{folder}/{begin}.ckpt")
     return {"losses": task.losses, "dense": {name: value.detach() for name, value in task.named_parameters()}}
 
