@@ -1,6 +1,7 @@
 """What every Hydra door shares: register the schema, run, and turn a user's mistake into one line and exit code 2."""
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -40,12 +41,22 @@ def door(main: Callable[[], None]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
     try:
         main()
+        leave_group()
     except MISTAKES as error:
         if is_ours(error):
             raise
         sys.exit(fail(explain(error)))
     if _failures:
         sys.exit(2)
+
+
+def leave_group() -> None:
+    """Ends this process's part in the group of ranks, if it is in one: NCCL may hang if the interpreter's end does."""
+    if "torch" in sys.modules:
+        gc.collect()  # captured graphs hold on to the group
+        distributed = sys.modules["torch"].distributed
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def is_ours(error: Exception) -> bool:

@@ -65,11 +65,12 @@ class Fit:
 
 @dataclass
 class Execution:
-    """How the same mathematics is run: never changes the function or the state_dict."""
+    """How the same mathematics is run: never changes the function (`gradient_dtype` rounds) or the state_dict."""
 
-    graph: str = "auto"  # the whole training step in one CUDA graph: auto (on one GPU), on, off
+    graph: str = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
     compile: str = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
     graph_warmup_steps: int = 3
+    gradient_dtype: str | None = None  # bf16 or fp16: what gradients travel in between ranks; null: as they are
 
 
 @dataclass

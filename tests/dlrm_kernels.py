@@ -86,7 +86,7 @@ def updated(
     ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
     with torch.no_grad():
         found = fused.tables.look_up(list(kept.weights), tuple(tables), ids, batch, dtype)
-        expected_vectors = exact.look_up(ids, batch)
+        expected_vectors = exact.look_up(ids, batch, torch.float64)
     vectors = error(found, expected_vectors)
 
     gradient = (random(batch, len(tables), dim, seed=1, device=device) + 0.5).to(dtype)

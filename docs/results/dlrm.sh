@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU:
-#   docs/results/dlrm.sh OUT speed|predict|training [option=value ...]
+# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU (scaling: on 1, 2 and 4 of them):
+#   docs/results/dlrm.sh OUT speed|predict|training|scaling [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 set -euo pipefail
 out=$1 what=$2
@@ -9,7 +9,13 @@ python=${PYTHON:-python3}
 common=("model=dlrm" "output_root=$out/hydra" "$@")
 
 train() {  # NAME option=value ...: synthetic clicks that are on the GPU already, published tables
-  "$python" train.py "${common[@]}" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
+  ranks 1 "$@"
+}
+ranks() {  # GPUS NAME option=value ...: the same on several GPUs
+  local command=("$python" train.py) gpus=$1
+  [ "$gpus" = 1 ] || command=("$python" -m torch.distributed.run --standalone "--nproc-per-node=$gpus" train.py)
+  shift
+  "${command[@]}" "${common[@]}" "trainer=1x$gpus" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
     logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
@@ -36,5 +42,12 @@ case $what in
     "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/teacher_16384_amp"
     "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/disk_65536_amp" hp.batch_size=65536 hp.lr=1 \
       model.task.schedule.decay_start_step=2400 model.task.schedule.decay_steps=1696 ;;
-  *) echo "dlrm.sh: '$what' is neither speed, predict nor training" >&2; exit 2 ;;
+  scaling)
+    for gpus in 1 2 4; do
+      [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
+      ranks "$gpus" "weak_65536_x$gpus" precision=amp "hp.batch_size=$((65536 * gpus))"
+      [ "$gpus" = 1 ] || ranks "$gpus" "strong_65536_x$gpus" precision=amp hp.batch_size=65536
+      [ "$gpus" = 2 ] || ranks "$gpus" "weak_262144_x$gpus" precision=amp "hp.batch_size=$((262144 * gpus))"
+    done ;;
+  *) echo "dlrm.sh: '$what' is none of speed, predict, training and scaling" >&2; exit 2 ;;
 esac

@@ -1,4 +1,4 @@
-"""Which kernels a step spends its time in: a few steps under torch's profiler. `callbacks=profile`."""
+"""Which kernels a step spends its time in, and when: a few steps under torch's profiler. `callbacks=profile`."""
 
 from typing import Any
 
@@ -6,12 +6,14 @@ import pytorch_lightning as pl
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from src.files import write_text
+from src.files import write_text, written_atomically
 from src.models.task import Task
 
 
 class Profile(pl.Callback):
     """Writes `profile.txt` into the run's folder: device time per step by kernel, the longest first.
+
+    And `trace.json`, the same steps on a time line, for https://ui.perfetto.dev or chrome://tracing.
 
     Args:
         first_step: steps before it are left alone (compilation, graph capture).
@@ -42,6 +44,9 @@ class Profile(pl.Callback):
         if pl_module.output_dir is not None and trainer.is_global_zero:
             pl_module.artifacts["profile"] = pl_module.output_dir / "profile.txt"
             write_text(pl_module.artifacts["profile"], self._table(self._profiler, pl_module.device.type))
+            pl_module.artifacts["time line"] = pl_module.output_dir / "trace.json"
+            with written_atomically(pl_module.artifacts["time line"]) as temporary:
+                self._profiler.export_chrome_trace(str(temporary))
         self._profiler = None
 
     def _table(self, profiler: profile, device: str) -> str:

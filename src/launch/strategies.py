@@ -6,8 +6,11 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import distributed, nn
 
 GIB = 2**30
+ASKED_EVERY = 20  # steps
 
 
 class OneDevice(SingleDeviceStrategy):
@@ -33,8 +36,10 @@ class Spread(Protocol):
 
 
 class HybridStrategy(DDPStrategy):
-    """DDPStrategy that places the modules which spread themselves before it wraps the rest.
+    """Data parallel training of tasks whose `TrainStep` averages the gradients, with tables spread over the ranks.
 
+    Unlike DDPStrategy it wraps nothing. It begins with rank 0's weights everywhere; statistics that ranks keep for
+    themselves (of BatchNorm) are averaged before each evaluation. Modules that spread themselves are placed first.
     What such a module saves is whole, so a checkpoint loads at any number of ranks. All ranks have to take part in
     saving, as they do in Lightning.
 
@@ -52,6 +57,11 @@ class HybridStrategy(DDPStrategy):
     def restore_checkpoint_after_setup(self) -> bool:
         return True  # before it, a module has no memory that it could load into
 
+    def setup_environment(self) -> None:
+        # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        super().setup_environment()
+
     def setup(self, trainer: pl.Trainer) -> None:
         os.environ.setdefault("LOCAL_WORLD_SIZE", str(self.num_processes))  # TorchRec asks; SLURM does not say
         assert self.lightning_module is not None
@@ -59,3 +69,44 @@ class HybridStrategy(DDPStrategy):
             if isinstance(module, Spread) and module.plan is None:
                 module.place(self.root_device, self.batch_size, self.memory_bytes)
         super().setup(trainer)
+        # Lightning would send a tensor and wait for the device at every step.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = EndTogether(trainer)
+
+    def configure_ddp(self) -> None:
+        assert self.lightning_module is not None
+        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
+            distributed.broadcast(tensor.detach(), 0)
+
+    def on_validation_start(self) -> None:
+        assert self.lightning_module is not None
+        average_statistics(self.lightning_module)
+
+    def on_test_start(self) -> None:
+        self.on_validation_start()
+
+
+class EndTogether:
+    """Ends all ranks before the same step when one of them is asked to end (SIGTERM). The devices are not involved."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self.trainer = trainer
+        self.group = distributed.new_group(backend="gloo")
+        self.steps = 0
+
+    def __call__(self) -> None:
+        self.steps += 1
+        if self.steps % ASKED_EVERY:
+            return
+        asked = torch.tensor(int(self.trainer.received_sigterm))
+        distributed.all_reduce(asked, distributed.ReduceOp.MAX, group=self.group)
+        if asked:
+            raise SIGTERMException
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module) -> None:
+    """Makes running means and variances their means over all ranks."""
+    for name, buffer in module.named_buffers():
+        if name.rsplit(".", 1)[-1] in ("running_mean", "running_var"):
+            distributed.all_reduce(buffer)
+            buffer /= distributed.get_world_size()

@@ -63,6 +63,7 @@ class Clock:
         self.steps = Steps()
         self.training_s = 0.0  # host seconds between begin_training and end_training
         self.training_phases_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.waited_s: Callable[[], float] = lambda: 0.0  # of the training's compute: waiting for other ranks
         self._last = self.origin_s
         self._scope: str | None = None
         self._iteration = self._compute = 0.0
@@ -132,6 +133,9 @@ class Clock:
             self.read()
             self._on_device = False
             self._last = self._now()
+        waited_s = self.waited_s()
+        self.totals_s["compute"] -= waited_s
+        self.totals_s["communication"] += waited_s
         self.training_s = self._last - self._training_begin
         self.training_phases_s = {p: self.totals_s[p] - self._totals_before[p] for p in PHASES}
 

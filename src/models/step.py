@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from src.models.averaging import GradientAverage, travelling_dtype
 from src.models.graphed import Graphed
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class TrainStep:
     """Call it with a batch; it returns the step's scalars as detached device tensors, without waiting for the device.
 
-    With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser and loss
-    scaling included, is captured once and replayed. The mathematics is the same either way.
+    With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser, loss scaling
+    and the exchange with other ranks included, is captured once and replayed. The mathematics is the same either way.
     """
 
     def __init__(self, task: "Task", graph: bool, warmup_steps: int) -> None:
@@ -24,6 +25,10 @@ class TrainStep:
         self.optimizer = task.optimizers()
         self.scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         self.parameters = [p for p in task.trained_parameters() if p.requires_grad]
+        self.average = None
+        if task.trainer.world_size > 1:
+            dtype = travelling_dtype(task.execution.gradient_dtype)
+            self.average = GradientAverage(self.parameters, task.waiting, dtype)
         self.run = Graphed(self._step, graph, warmup_steps)
         self.started = False
 
@@ -35,10 +40,18 @@ class TrainStep:
         self._count_optimizer_step()
         return outputs
 
+    def close(self) -> None:
+        """Gives the graphs back, which the group of ranks cannot end before."""
+        self.run.captures.clear()
+        if self.average is not None:
+            self.average.close()
+
     def _step(self, batch: Any) -> dict[str, Tensor]:
         outputs = self.task.loss(batch)
         with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
             self.task.manual_backward(outputs["loss"])
+            if self.average is not None:
+                self.average.finish()
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
             scale = found_inf = None
             if self.scaler is not None:

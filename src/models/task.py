@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.measure.waiting import Waiting
 from src.models.schedule import Schedule, ScheduledRate
 from src.models.step import TrainStep
 from src.schema import Execution
@@ -100,6 +101,7 @@ class Task(pl.LightningModule):
         self.output_dir: Path | None = None  # where evaluations may write files
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
+        self.waiting = Waiting(torch.device("cpu"))  # for other ranks, in this training
         self._step: TrainStep | None = None
         self._rate: ScheduledRate | None = None
 
@@ -132,6 +134,10 @@ class Task(pl.LightningModule):
     def meet(self, datamodule: pl.LightningDataModule) -> None:
         """Lets the prepared data decide what it must of the network. Raises UserError where they do not fit."""
 
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""
+        return True
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the optimiser gets. A model that updates others itself does so in `update_rest`."""
         return list(self.parameters())
@@ -163,6 +169,8 @@ class Task(pl.LightningModule):
         if self.device.type != "cuda":
             return {}
         function = getattr(self.make_optimizer, "func", self.make_optimizer)
+        if function is torch.optim.Adagrad:  # its fused kernel is for CPUs alone
+            return {}
         known = inspect.signature(function).parameters
         return {name: True for name in ("fused", "capturable") if name in known}
 
@@ -179,8 +187,15 @@ class Task(pl.LightningModule):
         self._rate = self._scheduled_rate(optimizer)
         if wanted(self.execution.compile, self.device.type == "cuda"):
             self.compile_network()
-        graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
+        graph = wanted(self.execution.graph, self.device.type == "cuda" and self.can_be_captured())
+        self.waiting = Waiting(self.device)
+        self.clock.waited_s = self.waiting.seconds
         self._step = TrainStep(self, graph, self.execution.graph_warmup_steps)
+
+    def teardown(self, stage: str) -> None:
+        if self._step is not None:
+            self._step.close()
+            self._step = None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.mark("other")

@@ -1,7 +1,9 @@
 """DLRM's embedding tables: what every kind of them is, and the plain ones, which the others must equal."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from math import sqrt
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -46,6 +48,18 @@ class Embeddings(nn.Module, ABC):
             batch: number of samples.
         """
 
+    def begin(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables dim"]]:
+        """`forward` in two halves: what is sent to other ranks travels until the second one, the call of the result."""
+        return partial(self, ids, batch)
+
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold it: whether the host reads nothing of the device."""
+        return True
+
+    def targets(self) -> "Targets | None":
+        """Where the interaction may write the gradient of the newest vectors itself; None: it hands it back."""
+        return None
+
     @abstractmethod
     def overflowed(self) -> Float[Tensor, ""]:
         """1 where a pending gradient is infinite or NaN, otherwise 0: the embeddings' part in a scaler's decision."""
@@ -64,6 +78,13 @@ class Embeddings(nn.Module, ABC):
             found_inf: not 0 where a gradient of the network overflowed: then nothing changes.
             loss_scale: by which the gradients are too large; Adagrad accumulates the true ones. None for 1.
         """
+
+
+class Targets(NamedTuple):
+    """Where gradients of vectors are wanted: each table's [batch, dim] so many numbers behind `origin`'s first."""
+
+    origin: Tensor
+    offsets: Int[Tensor, " tables"]  # divisible by 16
 
 
 class Pending(NamedTuple):
@@ -94,28 +115,36 @@ class PlainEmbeddings(Embeddings):
         self.optimizer: Rule = optimizer
         # One behind the other in memory, which the kernels need no table of addresses for.
         all_rows = torch.empty(sum(table.cardinality for table in tables), dim)
-        parts = all_rows.split([table.cardinality for table in tables])
-        self.weights = nn.ParameterList(nn.Parameter(uniform_table(part)) for part in parts)
+        begins = [0, *accumulate(table.cardinality for table in tables)]
+        spans = [slice(*span) for span in pairwise(begins)]
+        self.weights = nn.ParameterList(nn.Parameter(uniform_table(all_rows[span])) for span in spans)
         self.accumulators = nn.Module()
         if optimizer == "adagrad":
-            for number, part in enumerate(torch.zeros_like(all_rows).split([len(weight) for weight in self.weights])):
-                self.accumulators.register_buffer(str(number), part)
+            squares = torch.zeros_like(all_rows)
+            for number, span in enumerate(spans):
+                self.accumulators.register_buffer(str(number), squares[span])
         self.pending: list[Pending] = []
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        order = None
-        if torch.is_grad_enabled() and (fused := self.fused()):
-            order = fused.tables.ordered_aside(self.tables, ids, batch)
-        return LookUp.apply(self, ids, batch, order, *self.weights)  # type: ignore[return-value]
+        order = self.order_of(ids, batch)
+        return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
+
+    def order_of(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
+        """What the kernels of `apply` want to know of the ids; made beside what the device does next."""
+        fused = self.fused()
+        return fused.tables.ordered_aside(self.tables, ids, batch) if fused and torch.is_grad_enabled() else None
 
     def fused(self) -> ModuleType | None:
         """The kernels, where they can take these tables."""
-        found = dispatch.fused_for(self.weights[0]) if self.weights[0].dtype == torch.float32 else None
+        if not len(self.weights) or self.weights[0].dtype != torch.float32:
+            return None
+        found = dispatch.fused_for(self.weights[0])
         return found if found and found.tables.supported(self.dim) else None
 
-    def look_up(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
+    def look_up(
+        self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
+    ) -> Float[Tensor, "{batch} tables {self.dim}"]:
         """What `forward` returns, unknown to autograd."""
-        dtype = working_dtype(self.weights[0])
         if fused := self.fused():
             return fused.tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
         vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
@@ -140,13 +169,18 @@ class PlainEmbeddings(Embeddings):
         loss_scale: Float[Tensor, ""] | None = None,
     ) -> None:
         pending, self.pending = self.pending, []
-        if not pending:
-            return
+        if pending:
+            self.apply(pending, rate, found_inf, loss_scale)
+            self.overflow.zero_()
+
+    def apply(
+        self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
+    ) -> None:
+        """Changes the rows that were looked up; see `update`."""
         if len(pending) == 1 and pending[0].order is not None:
             self.apply_fused(pending[0], rate, found_inf, loss_scale)
         else:
             self.apply_plain(pending, rate, found_inf, loss_scale)
-        self.overflow.zero_()
 
     def apply_plain(
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
@@ -184,10 +218,12 @@ class LookUp(torch.autograd.Function):
     """`PlainEmbeddings.look_up`, whose backward leaves ids and gradients with the embeddings."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: PlainEmbeddings, ids: Tensor, batch: int, order: Any, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, embeddings: PlainEmbeddings, ids: Tensor, batch: int, order: Any, dtype: torch.dtype, *weights: Tensor
+    ) -> Tensor:
         ctx.embeddings, ctx.order = embeddings, order
         ctx.save_for_backward(ids)
-        return embeddings.look_up(ids, batch)
+        return embeddings.look_up(ids, batch, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
@@ -216,6 +252,12 @@ def summed_by_id(
 def first_of_each(ordered: Int[Tensor, " ids"]) -> Bool[Tensor, " ids"]:
     """True where an id differs from the one before it."""
     return ordered.diff(prepend=ordered.new_full((1,), -1)) != 0
+
+
+def whole(tables: Sequence[Tensor]) -> Float[Tensor, "rows dim"]:
+    """All rows of tables that `PlainEmbeddings` has made one behind the other."""
+    rows, dim = sum(len(table) for table in tables), tables[0].shape[1]
+    return tables[0].detach().as_strided((rows, dim), (dim, 1))
 
 
 def uniform_table(rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:

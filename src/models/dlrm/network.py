@@ -32,7 +32,7 @@ class Dot(nn.Module):
         fused = dispatch.fused_for(sparse) if dense.dtype == sparse.dtype else None
         embeddings.is_watched = bool(fused and fused.interaction.supported(*sparse.shape[1:]))
         if fused and embeddings.is_watched:
-            return fused.interaction.dot_features(dense, sparse, embeddings.overflow)
+            return fused.interaction.dot_features(dense, sparse, embeddings.overflow, embeddings.targets())
         return reference.dot_features(dense, sparse)
 
 
@@ -111,9 +111,9 @@ class DLRM(nn.Module):
 
     def forward(self, clicks: Clicks) -> Float[Tensor, " batch"]:
         """The logits, in float32 (float64 if the weights are)."""
+        found = self.embeddings.begin(clicks.ids, len(clicks.numerical))
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
-        sparse = self.embeddings(clicks.ids, len(clicks.numerical))
-        features = self.interaction(dense, sparse, self.embeddings)
+        features = self.interaction(dense, found(), self.embeddings)
         logits = self.top(features)[:, 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -1,6 +1,8 @@
 """DLRM's embedding tables spread over ranks by TorchRec, looked up and updated by FBGEMM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -10,21 +12,24 @@ from torch import Tensor, distributed
 
 from src.clicks import Table
 from src.errors import UserError
-from src.models.dlrm.embeddings import Embeddings, Rule
+from src.measure.waiting import Waiting
+from src.models.dlrm.embeddings import Embeddings, Rule, Targets
+from src.models.dlrm.exchanged import ExchangedTables, can_exchange
 from src.models.dlrm.sharded_pieces import Piece, gathered, scattered
 from src.models.dlrm.sharded_plan import Plan, agreed, make_plan
 from src.models.kernels import working_dtype
 
 if TYPE_CHECKING:
-    from src.models.dlrm.sharded_tables import Found, RankTables
+    from src.models.dlrm.sharded_tables import RankTables
 
 
 class ShardedEmbeddings(Embeddings):
     """`PlainEmbeddings` on many ranks: same state_dict, same numbers.
 
     Each rank looks up its own samples. Backward sends the gradients to the ranks that hold the rows; `update`, which
-    every rank calls after it, lets FBGEMM sum and apply them in one kernel. TorchRec divides gradients by the number
-    of ranks, so the loss is the mean over a rank's own samples, as for a data parallel network.
+    every rank calls after it, applies them. The loss is the mean over a rank's own samples, as for a data parallel
+    network. TorchRec's planner says which rank holds what. Where every table fits on some rank, our own kernels and
+    exchanges of fixed size do the rest (`ExchangedTables`), otherwise TorchRec and FBGEMM (`RankTables`).
 
     The tables are no parameters or submodules of this module: an optimiser, DistributedDataParallel and `to` must not
     see them. Until `place` they have no memory.
@@ -32,8 +37,9 @@ class ShardedEmbeddings(Embeddings):
     Args:
         optimizer, eps: as of `PlainEmbeddings`.
         sharding: data_parallel, table_wise, row_wise or column_wise for some tables, by name; the planner has the rest.
+        engine: auto, or torchrec: TorchRec and FBGEMM in any case.
 
-    Raises UserError for an unknown optimizer.
+    Raises UserError for an unknown optimizer or engine.
     """
 
     def __init__(
@@ -43,16 +49,18 @@ class ShardedEmbeddings(Embeddings):
         optimizer: Rule = "sgd",
         eps: float = 1e-8,
         sharding: Mapping[str, str] | None = None,
+        engine: str = "auto",
     ) -> None:
         super().__init__()
+        if engine not in ("auto", "torchrec"):
+            raise UserError(f"the embeddings' engine={engine} is unknown; give auto or torchrec")
         if optimizer not in ("sgd", "adagrad"):
             raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")
         self.tables, self.dim, self.eps = tuple(tables), dim, eps
         self.optimizer: Rule = optimizer
-        self.sharding = dict(sharding or {})
+        self.sharding, self.engine = dict(sharding or {}), engine
         self.plan: Plan | None = None
-        self.held: RankTables | None = None
-        self.pending: list[Found] = []
+        self.held: RankTables | ExchangedTables | None = None
 
     def place(self, device: torch.device, batch_size: int, memory_bytes: float | None = None) -> None:
         """Plans, takes memory and draws the first weights. Every rank calls it, before any other use.
@@ -69,20 +77,24 @@ class ShardedEmbeddings(Embeddings):
         world_size = distributed.get_world_size()
         memory_bytes = memory_bytes or memory_of(device, world_size)
 
+        plan_of = partial(
+            make_plan, self.tables, self.dim, world_size=world_size, device_type=device.type, batch_size=batch_size,
+            memory_bytes=memory_bytes, optimizer=self.optimizer, sharding=self.sharding,
+        )  # fmt: skip
+
         def make() -> tuple[Plan, int]:
-            plan = make_plan(
-                self.tables, self.dim, world_size=world_size, device_type=device.type, memory_bytes=memory_bytes,
-                batch_size=batch_size, optimizer=self.optimizer, sharding=self.sharding,
-            )  # fmt: skip
-            return plan, torch.initial_seed()
+            if self.engine == "auto":
+                with suppress(UserError):  # a table that fits on no rank has to be cut
+                    return plan_of(cut=False), torch.initial_seed()
+            return plan_of(), torch.initial_seed()
 
         try:
             from src.models.dlrm.sharded_tables import RankTables
         except ImportError as error:
             raise UserError(f"sharded embeddings need TorchRec and FBGEMM ({error}): install reprise[dlrm]") from error
-        plan, seed = agreed(make)
-        self.plan = plan
-        self.held = RankTables(plan, self.dim, self.optimizer, self.eps, device, seed)
+        self.plan, seed = agreed(make)
+        kind = ExchangedTables if self.engine == "auto" and can_exchange(self.plan) else RankTables
+        self.held = kind(self.plan, self.dim, self.optimizer, self.eps, device, seed, self.watched)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
         """Each of this rank's samples' vector of each table, in autocast's dtype or float32. All ranks call it.
@@ -91,23 +103,31 @@ class ShardedEmbeddings(Embeddings):
             ids: table-major, each table's [batch, hotness] flattened; at least 0 and below the table's cardinality.
             batch: number of samples, the same on all ranks.
         """
+        return self.begin(ids, batch)()
+
+    def begin(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables {self.dim}"]]:
         kept, dtype = torch.is_grad_enabled(), working_dtype(self.overflow)
-        # What TorchRec makes at its first call and keeps must be usable in training, wherever that call was.
+        # What is made at the first call and kept must be usable in training, wherever that call was.
         with torch.inference_mode(False), torch.set_grad_enabled(kept), torch.autocast(ids.device.type, enabled=False):
-            found = self._tables().look_up(ids, batch, dtype)
-            vectors = self._tables().delivered(found, batch)
-        if kept:
-            vectors.register_hook(lambda _: self.pending.append(found))  # only what has a gradient is pending
-        return vectors
+            return self._tables().begin(ids, batch, dtype)
+
+    def targets(self) -> Targets | None:
+        return self._tables().targets()
+
+    def can_be_captured(self) -> bool:
+        return isinstance(self.held, ExchangedTables)
+
+    def wait_with(self, waiting: Waiting) -> None:
+        """Tells `waiting` from now on how long this rank's training waits for others."""
+        self._tables().waiting = waiting
 
     def overflowed(self) -> Float[Tensor, ""]:
         """1 where a pending gradient of any rank is infinite or NaN, otherwise 0, alike on all ranks. All call it."""
-        overflowed = self.overflow.clone()
-        if not self.is_watched and self.pending:
-            finite = [gradient.isfinite().all() for found in self.pending for gradient in gradients_of(found)]
-            overflowed = 1 - torch.stack(finite).all().float()
-        distributed.all_reduce(overflowed, distributed.ReduceOp.MAX)
-        return overflowed
+        return self._tables().overflowed()
+
+    def watched(self) -> Tensor | None:
+        """What becomes 1 where one of this rank's gradients overflows, if the interaction looks at them all."""
+        return self.overflow if self.is_watched else None
 
     @torch.no_grad()
     def update(
@@ -118,22 +138,12 @@ class ShardedEmbeddings(Embeddings):
     ) -> None:
         """Applies the pending gradients and forgets them. All ranks call it, with the same numbers.
 
-        Args: as of `PlainEmbeddings.update`. Adagrad's are read by the host: give it CPU tensors.
+        Args: as of `PlainEmbeddings.update`. With TorchRec, Adagrad's are read by the host: give it CPU tensors.
         """
-        pending, self.pending = self.pending, []
-        # The rate goes into the gradient where the rule is linear: it stays on the device.
-        factor, host_rate = rate, 1.0
-        if self.optimizer == "adagrad":
-            scale = torch.ones_like(rate) if loss_scale is None else loss_scale
-            factor, host_rate = 1 / scale, float(rate * scale)
-        for found in pending:
-            gradients = [gradient.float() * factor for gradient in gradients_of(found)]
-            if found_inf is not None:  # an infinite one times a rate of 0 would be NaN
-                gradients = [gradient.masked_fill_(found_inf != 0, 0) for gradient in gradients]
-            self._tables().update(found, gradients, host_rate)
+        self._tables().update(rate, found_inf, loss_scale)
         self.overflow.zero_()
 
-    def _tables(self) -> "RankTables":
+    def _tables(self) -> "RankTables | ExchangedTables":
         if self.held is None:
             raise RuntimeError("ShardedEmbeddings are used before `place`")
         return self.held
@@ -184,11 +194,6 @@ class ShardedEmbeddings(Embeddings):
     def _pieces(self, name: str, number: int) -> list[Piece]:
         held = self._tables()
         return held.weights(number) if name.startswith("weights") else held.squares(number)
-
-
-def gradients_of(found: "Found") -> list[Tensor]:
-    """What came back for each lookup; zeros where no sample of this rank's rows had a part in the loss."""
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found.sent]
 
 
 def memory_of(device: torch.device, world_size: int) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Sharding = Literal["data_parallel", "table_wise", "row_wise", "column_wise"]
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
 KEPT_FREE = 0.15  # of a rank's memory: the MLPs, activations, and what the allocator cannot use
-TINY = 1 / 8  # of a rank's samples: exchanging gradients of so few rows is less than exchanging vectors of the samples
+TINY = 1 / 6  # of a rank's samples: exchanging gradients of so few rows is less than exchanging vectors of the samples
 NARROWEST = 32  # columns of a shard: narrower rows waste the memory's transactions
 GIB = 2**30
 
@@ -88,6 +88,7 @@ def make_plan(
     batch_size: int,
     optimizer: Rule = "sgd",
     sharding: Mapping[str, str] | None = None,
+    cut: bool = True,
 ) -> Plan:
     """What TorchRec's planner finds best for `world_size` equal ranks; tiny tables are data parallel.
 
@@ -97,6 +98,7 @@ def make_plan(
         memory_bytes: of each rank, of which KEPT_FREE are not planned with.
         batch_size: samples of one rank in a step.
         sharding: what the user wants for some tables, by name.
+        cut: whether tables may be cut into parts, where the user wants nothing else.
 
     Raises UserError where the tables do not fit, or for a table or sharding that there is not.
     """
@@ -116,9 +118,11 @@ def make_plan(
     collection = bags(tables, dim)
     if optimizer == "adagrad":  # so that the planner leaves room for the squares
         apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 1.0})
+    kinds = {table.name: offered(table, world_size, batch_size, cut) for table in tables}
+    kinds |= {name: [kind] for name, kind in chosen.items()}
     allowed = {
         bag_name(number): ParameterConstraints(
-            sharding_types=[chosen[table.name]] if table.name in chosen else offered(table, world_size, batch_size),
+            sharding_types=kinds[table.name],
             compute_kernels=["fused", "dense"],  # dense is data_parallel's alone
             pooling_factors=[float(table.hotness)],
             min_partition=min(dim, max(NARROWEST, dim // world_size)),
@@ -160,11 +164,11 @@ def agreed(make: Callable[[], Made]) -> Made:
     return outcome[0]
 
 
-def offered(table: Table, world_size: int, batch_size: int) -> list[str]:
+def offered(table: Table, world_size: int, batch_size: int, cut: bool) -> list[str]:
     """What the planner may choose from: data_parallel for tiny tables, where there are ranks to exchange with."""
     if world_size > 1 and table.cardinality <= TINY * batch_size:
         return ["data_parallel"]
-    return ["table_wise", "row_wise", "column_wise"]
+    return ["table_wise", "row_wise", "column_wise"] if cut else ["table_wise"]
 
 
 def checked(sharding: Mapping[str, str], tables: Sequence[Table]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """One rank's share of the tables inside TorchRec: look up, exchange, update. Import it when TorchRec is wanted."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, Sha
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from src.measure.waiting import Waiting
 from src.models.dlrm.sharded_pieces import Piece, initialise, pieces
 from src.models.dlrm.sharded_plan import Placement, Plan, Rule, bag_name, bags, quiet
 
@@ -30,11 +32,17 @@ class RankTables:
 
     Args:
         seed: the same on all ranks.
+        watched: gives what becomes 1 where one of this rank's gradients overflows, if somebody looks at them all.
     """
 
-    def __init__(self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, seed: int,
+        watched: Callable[[], Tensor | None],
+    ) -> None:  # fmt: skip
         self.plan, self.dim, self.optimizer, self.eps, self.device = plan, dim, optimizer, eps, device
         self.collection = make_collection(plan, dim, optimizer, eps, device)
+        self.waiting, self.watched = Waiting(device), watched
+        self.pending: list[Found] = []
         self.inputs: dict[int, dict[str, Any]] = {}  # lengths and offsets by size of batch
         self.order: tuple[Tensor, Tensor] | None = None
         for number in range(len(plan)):
@@ -60,6 +68,22 @@ class RankTables:
         states: Any = self.collection.fused_optimizer.state_dict()["state"]
         own = states.get(f"embedding_bags.{bag_name(number)}.weight", {})
         return pieces(own[f"{bag_name(number)}.momentum1"]) if own else []
+
+    def begin(
+        self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
+    ) -> Callable[[], Float[Tensor, "{batch} tables {self.dim}"]]:
+        """Looks up and exchanges. What it returns gives this rank's vectors, whose backward leaves gradients here."""
+        found = self.look_up(ids, batch, dtype)
+        if torch.is_grad_enabled():
+            with self.waiting():
+                vectors = self.delivered(found, batch)
+            vectors.register_hook(lambda _: self.pending.append(found))  # only what has a gradient is pending
+        else:
+            vectors = self.delivered(found, batch)
+        return lambda: vectors
+
+    def targets(self) -> None:
+        """TorchRec sends the gradients itself; see `Embeddings.targets`."""
 
     def look_up(self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype) -> Found:
         """Sends the ids to the ranks that hold their rows, which look them up."""
@@ -95,7 +119,32 @@ class RankTables:
             }
         return KeyedJaggedTensor(values=ids, **self.inputs[batch])
 
-    def update(self, found: Found, gradients: list[Tensor], rate: float) -> None:
+    def overflowed(self) -> Float[Tensor, ""]:
+        """1 where a pending gradient of any rank is infinite or NaN, otherwise 0."""
+        flag = self.watched()
+        if flag is None:
+            gradients = [gradient for found in self.pending for gradient in gradients_of(found)]
+            finite = [gradient.isfinite().all() for gradient in gradients]
+            flag = 1 - torch.stack(finite).all().float() if finite else torch.zeros((), device=self.device)
+        flag = flag.clone()
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return flag
+
+    def update(self, rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None) -> None:
+        """One optimiser step; see `Embeddings.update`. Adagrad's arguments are read by the host."""
+        pending, self.pending = self.pending, []
+        # The rate goes into the gradient where the rule is linear: it stays on the device.
+        factor, host_rate = rate, 1.0
+        if self.optimizer == "adagrad":
+            scale = torch.ones_like(rate) if loss_scale is None else loss_scale
+            factor, host_rate = 1 / scale, float(rate * scale)
+        for found in pending:
+            gradients = [gradient.float() * factor for gradient in gradients_of(found)]
+            if found_inf is not None:  # an infinite one times a rate of 0 would be NaN
+                gradients = [gradient.masked_fill_(found_inf != 0, 0) for gradient in gradients]
+            self._apply(found, gradients, host_rate)
+
+    def _apply(self, found: Found, gradients: list[Tensor], rate: float) -> None:
         """One optimiser step with the gradients of what was found, in float32."""
         pooled = found.pooled
         if self.optimizer == "adagrad":
@@ -117,6 +166,11 @@ class RankTables:
         for number in self.copies:  # only now: they are parts of one tensor, and so are their gradients
             weight: Any = self.collection.embedding_bags[bag_name(number)].weight
             weight.grad = None
+
+
+def gradients_of(found: Found) -> list[Tensor]:
+    """What came back for each lookup; zeros where no sample of this rank's rows had a part in the loss."""
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found.sent]
 
 
 class Permuted(torch.autograd.Function):

@@ -39,6 +39,7 @@ class DLRMTask(Task):
         tables: [cardinality, hotness] of each categorical feature; those of the datamodule if not given.
         num_numerical: numerical features; the datamodule's if not given.
         sharding: of several ranks: data_parallel, table_wise, row_wise or column_wise for some tables, by name.
+        engine: of several ranks: auto, or torchrec; see `ShardedEmbeddings`.
         target: AUC that counts as reached.
     """
 
@@ -53,10 +54,11 @@ class DLRMTask(Task):
         tables: Sequence[Sequence[int]] | None = None,
         num_numerical: int | None = None,
         sharding: Mapping[str, str] | None = None,
+        engine: str = "auto",
         target: float | None = None,
     ) -> None:
         super().__init__(nn.ParameterList([torch.empty(0)]), optimizer, schedule)  # until the tables are known
-        self.make_network, self.sharding = network, dict(sharding or {})
+        self.make_network, self.sharding, self.engine = network, dict(sharding or {}), engine
         self.final_metric = FinalMetric("auc", "max", target)
         self.layout = ClickLayout(0, (), ())
         if tables is not None:
@@ -86,12 +88,22 @@ class DLRMTask(Task):
         sizes: dict[str, Any] = {"tables": layout.tables, "num_numerical": layout.num_numerical}
         if spread:
             plain: Any = getattr(self.make_network, "keywords", {}).get("embeddings", partial(PlainEmbeddings))
-            sizes["embeddings"] = partial(ShardedEmbeddings, sharding=self.sharding, **plain.keywords)
+            sizes["embeddings"] = partial(
+                ShardedEmbeddings, sharding=self.sharding, engine=self.engine, **plain.keywords
+            )
         dtype = next(self.network.parameters()).dtype  # predict.py asks for half precision before it has the data
         self.network: DLRM = self.make_network(**sizes).to(dtype)
 
     def setup(self, stage: str) -> None:
         self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if isinstance(self.network.embeddings, ShardedEmbeddings):
+            self.network.embeddings.wait_with(self.waiting)
+
+    def can_be_captured(self) -> bool:
+        return self.network.embeddings.can_be_captured()
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return self.network.dense_parameters()
@@ -163,6 +175,7 @@ class DLRMTask(Task):
     on_test_epoch_end = on_validation_epoch_end
 
     def teardown(self, stage: str) -> None:
+        super().teardown(stage)
         self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
 
     def evaluate_last(self, datamodule: Any) -> None:

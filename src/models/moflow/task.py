@@ -153,6 +153,7 @@ class MoFlowTask(Task):
         return self._scorer
 
     def teardown(self, stage: str) -> None:
+        super().teardown(stage)
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None

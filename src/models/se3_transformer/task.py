@@ -126,7 +126,7 @@ class SE3TransformerTask(Task):
 
     def validation_step(self, batch: GraphBatch, batch_idx: int) -> None:
         if self._evaluate is None:
-            graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
+            graph = wanted(self.execution.graph, self.device.type == "cuda")
             self._evaluate = Graphed(self._absolute_errors, graph, self.execution.graph_warmup_steps)
         self._errors.append(self._evaluate(batch).clone())  # a graph writes the next batch's there
 
@@ -155,6 +155,7 @@ class SE3TransformerTask(Task):
         self.metrics[f"{self._split}{self.final_metric.name}"] = self._mean_absolute_error()
 
     def teardown(self, stage: str) -> None:
+        super().teardown(stage)
         self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from .sharded_ranks import Ranks
 
 TABLES = tuple(Table(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)]))
 KINDS = ["data_parallel", "table_wise", "row_wise", "column_wise"]
+WHOLE = {table.name: KINDS[i % 2] for i, table in enumerate(TABLES)}
 MIXED = {table.name: (KINDS * 2)[i] for i, table in enumerate(TABLES)}
 DIM, NUMERICAL, BATCH, STEPS = 64, 4, 32, 50
 LOSS_SCALE = 128.0
@@ -72,17 +73,18 @@ def trained(network: DLRM, model: nn.Module, rank: int, world: int, steps: int =
     return losses
 
 
-def train_sharded(optimizer: Rule, sharding: dict[str, str], state: Path) -> dict[str, Any]:
+def train_sharded(optimizer: Rule, sharding: dict[str, str], engine: str, state: Path) -> dict[str, Any]:
     """On each rank: what `trained` gives, the plan, and what rank 0 would save."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    network = make_network(partial(ShardedEmbeddings, optimizer=optimizer, sharding=sharding))
+    network = make_network(partial(ShardedEmbeddings, optimizer=optimizer, sharding=sharding, engine=engine))
     assert isinstance(network.embeddings, ShardedEmbeddings)
     network.embeddings.place(torch.device("cpu"), BATCH // world)
     network.load_state_dict(torch.load(state, mmap=True))
     with torch.inference_mode():  # what TorchRec keeps of its first call must be good for training all the same
         before = network(batch_of(0, rank * BATCH // world, (rank + 1) * BATCH // world)).clone()
     losses = trained(network, DistributedDataParallel(network), rank, world)
-    return {"before": before, "losses": losses, "plan": network.embeddings.plan, "state": dict(network.state_dict())}
+    held, plan = type(network.embeddings.held).__name__, network.embeddings.plan
+    return {"before": before, "losses": losses, "plan": plan, "held": held, "state": dict(network.state_dict())}
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +102,21 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 CASES = [
-    *((2, "sgd", dict.fromkeys(MIXED, kind)) for kind in KINDS),
-    *((world, "sgd", MIXED) for world in (1, 2, 4)),
-    *((world, "adagrad", MIXED) for world in (2, 4)),
+    *((2, "sgd", dict.fromkeys(MIXED, kind), "torchrec") for kind in KINDS),
+    *((world, "sgd", MIXED, "torchrec") for world in (1, 2, 4)),
+    *((world, "adagrad", MIXED, "torchrec") for world in (2, 4)),
+    *((2, "sgd", dict.fromkeys(WHOLE, kind), "auto") for kind in KINDS[:2]),
+    *((world, optimizer, WHOLE, "auto") for world in (1, 2, 4) for optimizer in ("sgd", "adagrad")),
+    (2, "sgd", MIXED, "auto"),
 ]
 
 
-@pytest.mark.parametrize(("world", "optimizer", "sharding"), CASES)
+@pytest.mark.parametrize(("world", "optimizer", "sharding", "engine"), CASES)
 def test_losses_over_50_steps_are_the_plain_ones(
-    world: int, optimizer: str, sharding: dict[str, str], ranks: dict[int, Ranks], twins: dict[str, Any]
+    world: int, optimizer: str, sharding: dict[str, str], engine: str, ranks: dict[int, Ranks], twins: dict[str, Any]
 ) -> None:
     twin = twins[optimizer]
-    found = ranks[world](train_sharded, optimizer, sharding, twin["first"])
+    found = ranks[world](train_sharded, optimizer, sharding, engine, twin["first"])
     assert_close(torch.cat([each["before"] for each in found]), twin["before"])
     losses = torch.tensor([each["losses"] for each in found], dtype=torch.float64).mean(0)
     assert_close(losses, torch.tensor(twin["losses"], dtype=torch.float64), rtol=1e-5, atol=1e-5)
@@ -122,6 +127,8 @@ def test_losses_over_50_steps_are_the_plain_ones(
         largest = value.abs().max().item()
         assert_close(saved[name], value, rtol=0, atol=1e-4 * largest, msg=name)
         assert (value - first[name]).abs().max() > 0.1 * largest or "embeddings" not in name
+    ours = engine == "auto" and sharding != MIXED
+    assert {each["held"] for each in found} == {"ExchangedTables" if ours else "RankTables"}
     kinds = {p.table.name: p.sharding for p in found[0]["plan"]}
     assert kinds == (sharding if world > 1 else kinds)
 

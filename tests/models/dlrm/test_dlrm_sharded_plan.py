@@ -9,7 +9,7 @@ import torch
 
 from src.clicks import Table
 from src.errors import UserError
-from src.models.dlrm.sharded_plan import GIB, KEPT_FREE, Placement, Plan, make_plan
+from src.models.dlrm.sharded_plan import GIB, KEPT_FREE, TINY, Placement, Plan, make_plan
 
 from .random_clicks import PUBLISHED
 
@@ -34,7 +34,7 @@ def bytes_per_rank(plan: Plan, world_size: int) -> list[int]:
 def test_published_tables_are_spread_evenly_and_tiny_ones_copied(world_size: int) -> None:
     plan = planned(world_size, 131)
     assert [placement.table for placement in plan] == TABLES
-    tiny = 65536 / world_size / 8 if world_size > 1 else 0
+    tiny = 65536 / world_size * TINY if world_size > 1 else 0
     for placement in plan:
         assert (placement.sharding == "data_parallel") == (placement.table.cardinality <= tiny)
     sizes = bytes_per_rank(plan, world_size)

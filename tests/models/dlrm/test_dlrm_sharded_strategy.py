@@ -17,6 +17,8 @@ from torch.testing import assert_close
 from src.clicks import Clicks
 from src.errors import UserError
 from src.launch.strategies import HybridStrategy
+from src.measure.waiting import Waiting
+from src.models.averaging import GradientAverage
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.sharded import ShardedEmbeddings
@@ -42,6 +44,10 @@ class Training(pl.LightningModule):
         torch.manual_seed(distributed.get_rank() if distributed.is_initialized() else 0)
         self.network = DLRM(TABLES, 4, 8, bottom=(8,), top=(8,), embeddings=self.make_embeddings)
 
+        self.average = None
+        if distributed.is_initialized():
+            self.average = GradientAverage(self.network.dense_parameters(), Waiting(torch.device("cpu")))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.network.dense_parameters(), lr=0.5)
 
@@ -50,6 +56,8 @@ class Training(pl.LightningModule):
         loss = binary_cross_entropy_with_logits(self.network(batch), batch.labels)
         optimizer.zero_grad()
         self.manual_backward(loss)
+        if self.average is not None:
+            self.average.finish()
         optimizer.step()
         self.network.embeddings.update(torch.tensor(5.0))  # type: ignore[operator]
         self.losses.append(loss.item())

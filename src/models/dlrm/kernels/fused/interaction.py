@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.models.dlrm.embeddings import Targets
 from src.models.dlrm.interaction import padded
 from src.models.dlrm.kernels.fused import interaction_triton as kernels
 from src.models.kernels import launch, power_of_2, precision
@@ -34,10 +35,10 @@ def constants(sparse: Tensor, features: int) -> dict[str, Any]:
 
 class Dot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor) -> Tensor:
+    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, targets: Targets | None) -> Tensor:
         dense, sparse = dense.contiguous(), sparse.contiguous()
         ctx.save_for_backward(dense, sparse)
-        ctx.overflow = overflow
+        ctx.overflow, ctx.targets = overflow, targets
         samples, tables, dim = sparse.shape
         features = padded(dim + tables * (tables + 1) // 2)
         out = sparse.new_empty(samples, features)
@@ -49,20 +50,31 @@ class Dot(torch.autograd.Function):
         dense, sparse = ctx.saved_tensors
         grad = grads[0].contiguous()
         samples, tables, dim = sparse.shape
-        # Table by table, as the ids are: so the tables' update finds a gradient without dividing.
-        grad_dense, grad_sparse = torch.empty_like(dense), sparse.new_empty(tables, samples, dim)
+        grad_dense = torch.empty_like(dense)
+        if ctx.targets is None:
+            # Table by table, as the ids are: so the tables' update finds a gradient without dividing.
+            origin, offsets = sparse.new_empty(tables, samples, dim), None
+            grad_sparse = origin.transpose(0, 1)
+        else:
+            origin, offsets = ctx.targets
+            grad_sparse = sparse.new_zeros(()).expand(sparse.shape)
         launch(
-            kernels.dot_backward, (samples,), dense, sparse, grad, grad_dense, grad_sparse, ctx.overflow, samples,
-            **constants(sparse, grad.shape[1]), LARGEST=torch.finfo(sparse.dtype).max, num_warps=WARPS,
+            kernels.dot_backward, (samples,), dense, sparse, grad, grad_dense, origin, offsets, ctx.overflow, samples,
+            SPREAD=offsets is not None, **constants(sparse, grad.shape[1]), LARGEST=torch.finfo(sparse.dtype).max,
+            num_warps=WARPS,
         )  # fmt: skip
-        return grad_dense, grad_sparse.transpose(0, 1), None
+        return grad_dense, grad_sparse, None, None
 
 
 def dot_features(
-    dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"], overflow: Float[Tensor, ""]
+    dense: Float[Tensor, "batch dim"],
+    sparse: Float[Tensor, "batch tables dim"],
+    overflow: Float[Tensor, ""],
+    targets: Targets | None = None,
 ) -> Float[Tensor, "batch features"]:
     """See `src.models.dlrm.interaction.dot_features`; both inputs have one dtype.
 
-    The backward pass sets `overflow` to 1 where a gradient is infinite or NaN, and leaves it alone otherwise.
+    The backward pass sets `overflow` to 1 where a gradient is infinite or NaN, and leaves it alone otherwise. With
+    `targets` it writes the gradient of `sparse` there, and hands back zeros.
     """
-    return Dot.apply(dense, sparse, overflow)  # type: ignore[return-value]
+    return Dot.apply(dense, sparse, overflow, targets)  # type: ignore[return-value]

@@ -39,11 +39,14 @@ def dot(
 
 @triton.jit
 def dot_backward(
-    dense, sparse, grad, grad_dense, grad_sparse, overflow, samples,
-    TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
+    dense, sparse, grad, grad_dense, grad_sparse, targets, overflow, samples,
+    SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """`grad_sparse` [TABLES, samples, DIM]; `overflow` becomes 1 where a gradient is not finite once it is written."""
+    """`grad_sparse` [TABLES, samples, DIM]; `overflow` becomes 1 where a gradient is not finite once it is written.
+
+    If SPREAD, a table's part begins as many numbers behind `grad_sparse` as `targets` says, maybe on another GPU.
+    """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = tl.program_id(0).to(tl.int64)
     is_column = (column < DIM)[None, :]
@@ -60,7 +63,12 @@ def dot_backward(
     if tl.max(tl.max(is_wrong.to(tl.int32), 1), 0) > 0:
         tl.store(overflow, 1.0)
     found = found.to(grad_sparse.dtype.element_ty)
-    place = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
-    tl.store(grad_sparse + place, found, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column)
+    is_table = (row >= 1) & (row <= TABLES)
+    if SPREAD:
+        begin_of_table = tl.multiple_of(tl.load(targets + row - 1, mask=is_table, other=0), [16])
+        place = begin_of_table[:, None] + sample * DIM + column[None, :]
+    else:
+        place = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
+    tl.store(grad_sparse + place, found, mask=is_table[:, None] & is_column)
     place = sample * DIM + column[None, :] + row[:, None] * 0
     tl.store(grad_dense + place, found, mask=(row[:, None] == 0) & is_column)

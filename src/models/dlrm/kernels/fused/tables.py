@@ -39,6 +39,7 @@ class Order(NamedTuple):
     keys: Int[Tensor, " ids"]
     places: Int[Tensor, " ids"]
     stream: torch.cuda.Stream | None = None  # that makes it, where that is not the current one
+    ids_read: torch.Event | None = None  # from then on the ids may be overwritten
 
 
 class Rule(NamedTuple):
@@ -77,39 +78,75 @@ def shape_on(tables: tuple[Table, ...], device: torch.device) -> Shape:
 
 
 @cache
-def addresses_on(addresses: tuple[int, ...], device: torch.device) -> Int[Tensor, " tables"]:
-    return torch.tensor(addresses, dtype=torch.int64, device=device)
+def numbers_on(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Int[Tensor, " numbers"]:
+    """Brought to the device once, before a graph is captured."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
     """Where float32 tensors begin, on their device."""
     assert all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
-    return addresses_on(tuple(tensor.data_ptr() for tensor in tensors), tensors[0].device)
+    return numbers_on(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, tensors[0].device)
 
 
 def look_up(
     weights: Sequence[Tensor], tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
 ) -> Float[Tensor, "{batch} tables dim"]:
     """See `PlainEmbeddings.look_up`."""
-    shape, dim = shape_on(tables, ids.device), weights[0].shape[1]
-    out = torch.empty(batch, len(tables), dim, dtype=dtype, device=ids.device)
-    launch(
-        kernels.look_up, (len(tables), -(-batch // LOOK_UP["BLOCK"])),
-        addresses(weights), shape.slots, shape.hotness, ids, out, batch,
-        TABLES=len(tables), DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
-    )  # fmt: skip
+    out = torch.empty(batch, len(tables), weights[0].shape[1], dtype=dtype, device=ids.device)
+    look_up_into([out], range(len(tables)), weights, tables, ids)
     return out
+
+
+def look_up_into(
+    outs: Sequence[Float[Tensor, "batch vectors dim"]],
+    columns: Sequence[int],
+    weights: Sequence[Tensor],
+    tables: tuple[Table, ...],
+    ids: Int32[Tensor, " ids"],
+) -> None:
+    """Writes each table's vectors where `columns` says, of the first samples to the first of `outs`, and so on.
+
+    All of `outs` are alike; they may lie on other GPUs. The ids are those of all samples, table-major.
+    """
+    batch, vectors, dim = outs[0].shape
+    shape = shape_on(tables, ids.device)
+    # A single one is somewhere else in each step: a captured one must not bring its address to the device.
+    several = numbers_on(tuple(out.data_ptr() for out in outs), torch.int64, ids.device) if len(outs) > 1 else None
+    launch(
+        kernels.look_up, (len(tables) * len(outs), -(-batch // LOOK_UP["BLOCK"])),
+        addresses(weights), shape.slots, shape.hotness, numbers_on(tuple(columns), torch.int32, ids.device), ids,
+        several, outs[0], batch,
+        PARTS=len(outs), TABLES=vectors, DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
+    )  # fmt: skip
+
+
+def send_ids(ids: Int32[Tensor, " ids"], parts: Sequence[slice], targets: Sequence[Int32[Tensor, " _"]]) -> None:
+    """Copies parts of the ids to where they are wanted, maybe on other GPUs."""
+    lengths = [part.stop - part.start for part in parts]
+    launch(
+        kernels.send_ids, (len(parts), -(-max(lengths) // NUMBERING)), ids,
+        numbers_on(tuple(part.start for part in parts), torch.int64, ids.device),
+        numbers_on(tuple(lengths), torch.int64, ids.device),
+        numbers_on(tuple(target.data_ptr() for target in targets), torch.int64, ids.device),
+        BLOCK=NUMBERING, num_warps=4,
+    )  # fmt: skip
 
 
 def ordered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
     """What `apply` goes over. It needs the ids alone, so it can be had while the forward pass runs."""
+    return Order(*numbered(tables, ids, batch).sort(stable=True))
+
+
+def numbered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
+    """The rows that ids name, numbered through all tables."""
     shape = shape_on(tables, ids.device)
     keys = torch.empty(len(ids), dtype=shape.key_dtype, device=ids.device)
     launch(
         kernels.number_rows, (-(-len(ids) // NUMBERING),), ids, shape.table_of, shape.offsets, keys, len(ids), batch,
         BLOCK=NUMBERING, num_warps=4,
     )  # fmt: skip
-    return Order(*keys.sort(stable=True))
+    return keys
 
 
 def ordered_aside(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
@@ -119,7 +156,9 @@ def ordered_aside(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: 
     side = side_stream(ids.device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        return ordered(tables, ids, batch)._replace(stream=side)
+        keys = numbered(tables, ids, batch)
+        read = side.record_event()
+        return Order(*keys.sort(stable=True), side, read)
 
 
 @cache

@@ -13,27 +13,46 @@ import triton.language as tl
 
 @triton.jit
 def look_up(
-    pointers, slots, hotness, ids, out, batch,
-    TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ONE_HOT: tl.constexpr,
+    pointers, slots, hotness, columns, ids, outs, out, batch,
+    PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_HOT: tl.constexpr,
 ):  # fmt: skip
-    """`out` [batch, TABLES, DIM]: the sum of the rows that a sample's ids name in each table."""
-    table = tl.program_id(0)
+    """Part by part of the samples, `batch` in each: the sum of the rows that a sample's ids name in a table, as the
+    vector that `columns` numbers in `out` [batch, TABLES, DIM]. Where there are several parts each has its own, alike,
+    at the address in `outs`.
+
+    Neighbouring programs work for different parts, so that those on other GPUs are written to evenly.
+    """
+    part, table = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
+    if PARTS > 1:
+        out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
     sample, column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_sample = sample < batch
     wanted = is_sample[:, None] & (column < DIM)[None, :]
-    first = ids + tl.load(slots + table).to(tl.int64) * batch
+    first = ids + tl.load(slots + table).to(tl.int64) * (batch * PARTS)
     if ONE_HOT:
-        row = tl.load(first + sample, mask=is_sample, other=0).to(tl.int64)
+        row = tl.load(first + part * batch + sample, mask=is_sample, other=0).to(tl.int64)
         found = tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
     else:
         count = tl.load(hotness + table)
         found = tl.zeros([BLOCK, WIDTH], tl.float32)
         for k in range(count):
-            row = tl.load(first + sample.to(tl.int64) * count + k, mask=is_sample, other=0).to(tl.int64)
+            place = (part * batch + sample).to(tl.int64) * count + k
+            row = tl.load(first + place, mask=is_sample, other=0).to(tl.int64)
             found += tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
-    place = (sample.to(tl.int64)[:, None] * TABLES + table) * DIM + column[None, :]
+    place = (sample.to(tl.int64)[:, None] * TABLES + tl.load(columns + table)) * DIM + column[None, :]
     tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def send_ids(ids, begins, lengths, targets, BLOCK: tl.constexpr):
+    """Copies stretches of `ids` to the addresses in `targets`, which may be on other GPUs."""
+    part = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_id = place < tl.load(lengths + part)
+    target = tl.load(targets + part).to(tl.pointer_type(tl.int32))
+    tl.store(target + place, tl.load(ids + tl.load(begins + part) + place, mask=is_id, other=0), mask=is_id)
 
 
 @triton.jit

@@ -1,0 +1,34 @@
+"""Work beside the current stream."""
+
+from types import TracebackType
+
+import torch
+
+
+class Aside:
+    """A second stream of a GPU, which begins with `with` where the current one stands, and ends with `join`.
+
+    On a CPU everything happens in its turn. What the stream is to read has to live until it is joined.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # of the lowest priority
+        self._inside: torch.cuda.StreamContext | None = None
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            self._inside = torch.cuda.stream(self.stream)
+            self._inside.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._inside is not None:
+            self._inside.__exit__(kind, error, trace)
+            self._inside = None
+
+    def join(self) -> None:
+        """Lets the current stream wait for it."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)

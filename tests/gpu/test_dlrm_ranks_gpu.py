@@ -1,0 +1,61 @@
+"""DLRM on 1, 2 and 4 GPUs: the same losses over the same global batches, in CUDA graphs, vectors straight to others."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dlrm_ranks import CASES, EPOCHS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = {"dot": 2e-5, "half": 5e-3, "cat": 2e-5, "adagrad": 2e-4}
+
+
+def started(home: Path, world: int, *arguments: str) -> str:
+    """Runs the script on so many GPUs; returns what it printed."""
+    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu"), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    if world == 1:
+        command = [sys.executable]
+    ended = subprocess.run(
+        [*command, str(ROOT / "tests" / "gpu" / "dlrm_ranks.py"), str(home), *arguments],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(paths)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+    return ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one GPU has begun, and gone on."""
+    folder = tmp_path_factory.mktemp("dlrm")
+    started(folder, 1, "first")
+    started(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[n for n in (2, 4) if n <= torch.cuda.device_count()])
+def ranks(request: pytest.FixtureRequest, home: Path) -> int:
+    assert "vectors travel in messages" not in started(home, request.param)
+    return request.param
+
+
+def read(home: Path, case: str, world: int) -> list[dict[str, Any]]:
+    return [torch.load(home / case / str(world) / f"rank{rank}.pt") for rank in range(world)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_on_several_gpus_are_those_of_one(case: str, ranks: int, home: Path) -> None:
+    (alone,), found = read(home, case, 1), read(home, case, ranks)
+    assert len(alone["losses"]) == (EPOCHS - 1) * 8
+    losses = torch.stack([each["losses"] for each in found])
+    torch.testing.assert_close(losses.mean(0), alone["losses"], rtol=TOLERANCE[case], atol=TOLERANCE[case])
+    assert losses.std(0).min() > 0
+    assert alone["losses"][-8:].mean() < alone["losses"][:8].mean()
+    assert found[0]["metrics"]["auc"] == pytest.approx(alone["metrics"]["auc"], abs=10 * TOLERANCE[case])
+    assert found[0]["phases"]["communication"] > 0
