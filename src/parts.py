@@ -17,20 +17,14 @@ def check_complete(config: DictConfig) -> None:
         raise UserError(f"{missing[0]} has no value; give it as {missing[0]}=VALUE")
 
 
-def check_built(config: DictConfig) -> None:
-    """Raises UserError where a config's class does not exist yet: its config composes, its code is to come."""
+def check_packages(config: DictConfig) -> None:
+    """Raises UserError where a package that the model or the datamodule imports is not installed."""
     keys = {"model": "model.task", "datamodule": "datamodule"}
     targets = {kind: OmegaConf.select(config, key)._target_ for kind, key in keys.items() if kind in config}
     for kind, target in targets.items():
-        module = target.rpartition(".")[0]
         try:
-            import_module(module)
+            import_module(target.rpartition(".")[0])
         except ModuleNotFoundError as error:
-            if error.name and module.startswith(error.name):  # our own module is not there, rather than a package
-                raise UserError(
-                    f"{kind}={config[kind].name} is not built yet: its config composes (--cfg job) but {module} is not "
-                    f"in this version"
-                ) from None
             raise UserError(f"{kind}={config[kind].name} needs the package {error.name}; install it with pip") from None
 
 

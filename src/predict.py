@@ -15,11 +15,11 @@ from src.errors import UserError
 from src.launch.devices import activation_bytes, resolve_hardware, set_precision
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
-from src.measure.rates import ratio
+from src.measure.rates import ratio, token_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
 from src.models.task import Prediction, PredictionJob, Task, wanted
-from src.parts import check_built, made
+from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
@@ -80,7 +80,7 @@ def load_task(config: DictConfig) -> Task:
         if trained["name"] != config.model.name:
             raise UserError(f"{config.ckpt_path} is a checkpoint of {trained['name']}; add model={trained['name']}")
         config.model.task = trained["task"]
-    check_built(config)
+    check_packages(config)
     set_precision(config.precision, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
     task: Task = made(config.model.task)
@@ -129,6 +129,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "latency_s": percentiles(prediction.latencies_s, mean=True),
         "with_loading": with_loading,
         "samples": prediction.samples,
+        "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
         "final_metric": prediction.final_metric,
         "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),

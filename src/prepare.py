@@ -3,14 +3,14 @@
 from omegaconf import DictConfig, OmegaConf
 
 from src.datamodules.base import DataModule
-from src.parts import check_built, check_complete, made
+from src.parts import check_complete, check_packages, made
 
 
 def prepare(config: DictConfig) -> None:
     """Prepares the configured data set and prints where it is. Raises UserError for what the user can mend."""
     check_complete(config)
     OmegaConf.resolve(config)
-    check_built(config)
+    check_packages(config)
     datamodule: DataModule = made(config.datamodule)
     datamodule.prepare_data()
     name, folder = config.datamodule.name, config.datamodule.get("data_dir")

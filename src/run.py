@@ -33,7 +33,7 @@ from src.launch.strategies import HybridStrategy, OneDevice
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.models.task import Task
-from src.parts import check_built, check_complete, made
+from src.parts import check_complete, check_packages, made
 from src.report.record import Record, from_figures, write_record
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -120,7 +120,7 @@ def check_fix_hp(config: DictConfig) -> None:
 
 def build(config: DictConfig, clock: Clock) -> Job:
     """Instantiates datamodule, task, callbacks, loggers and trainer. Raises UserError for what is not there."""
-    check_built(config)
+    check_packages(config)
     accelerator = config.hardware.accelerator
     check_topology(config.trainer, accelerator)
     set_precision(config.precision, accelerator)
@@ -148,7 +148,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         check_val_every_n_epoch=None if fit_config.eval_every_n_steps else fit_config.eval_every_n_epochs or 1,
         val_check_interval=fit_config.eval_every_n_steps,
         limit_val_batches=1.0 if fit_config.eval_every_n_epochs or fit_config.eval_every_n_steps else 0,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=-1 if fit_config.evaluate_first and not config.ckpt_path else 0,
         enable_progress_bar=any(isinstance(c, Progress) for c in callbacks),
         enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks),
         enable_model_summary=False,

@@ -57,6 +57,7 @@ class Fit:
     clip_norm: float | None = II("model.recipe.clip_norm")
     eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")
     eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
+    evaluate_first: bool = II("oc.select:model.recipe.evaluate_first,false")  # once before training, as some recipes do
     checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")
     checkpoint_every_n_steps: int | None = None
     stop_at_target: bool = False

@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monke
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=distilbert"], "model=distilbert is not built yet: its config composes (--cfg job)"),
+        (["model.task._target_=gone.Task"], "model=moflow needs the package gone; install it with pip"),
         (["model=dlrm", "data_root=none"], "none/criteo holds no feature_spec.yaml: prepare it with `prepare.py "),
         (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
         (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
@@ -304,7 +304,7 @@ def test_a_report_of_what_is_no_run(tmp_path: Path, refused: Door) -> None:
 
 
 def test_the_process_itself_ends_with_2_and_says_one_line(tmp_path: Path) -> None:
-    for mistake in ("model=distilbert", "hp.batchsize=3"):
+    for mistake in ("model=dlmr", "hp.batchsize=3"):
         command = [sys.executable, "train.py", f"output_root={tmp_path}", mistake]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == 2

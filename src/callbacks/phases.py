@@ -16,6 +16,9 @@ class Phases(Measuring):
         self._evaluation: AbstractContextManager[None] | None = None
         self._training = False
 
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        pl_module.clock.mark("startup")  # an evaluation before training comes between two parts of it
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         pl_module.clock.begin_training(pl_module.device)
         self._training = True

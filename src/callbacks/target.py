@@ -13,5 +13,5 @@ class Target(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         metric = pl_module.final_metric
-        if self.stop and metric.reached(pl_module.metrics.get(metric.name)):
+        if self.stop and not trainer.sanity_checking and metric.reached(pl_module.metrics.get(metric.name)):
             trainer.should_stop = True

@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 from src.callbacks.measuring import Measuring
-from src.measure.rates import steady_rates, whole_rates
+from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.models.task import Task
 from src.schema import Hardware, Precision
@@ -42,7 +42,18 @@ class Throughput(Measuring):
             "ranks": ranks,
             "rates_over_ranks": {name: spread(values) for name, values in over_ranks.items()} if ranks > 1 else None,
             "utilisation": self._utilisation(task, best / ranks) if best else None,
+            "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
         }
+
+    def _tokens(self, task: Task, first: int, rate: float | None) -> dict[str, float | None] | None:
+        """Of the steps from `first` on, which had that rate over all ranks."""
+        steps = slice(first, len(task.clock.steps))
+        mine = sum(task.clock.steps.samples[steps])
+        counted = task.trainer.datamodule.tokens(steps) if mine else None  # type: ignore[attr-defined]
+        if counted is None:
+            return None
+        real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, mine))
+        return token_rates(real, processed, samples, rate)
 
     def _utilisation(self, task: Task, rate: float) -> dict[str, Any] | None:
         cost = task.cost()

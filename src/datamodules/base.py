@@ -26,6 +26,13 @@ class DataModule(pl.LightningDataModule):
         self._training.load_state_dict(self._resumed)
         return self._training
 
+    def tokens(self, steps: slice) -> tuple[int, int] | None:
+        """Real and processed tokens of this rank's training batches of those numbers, counted from the run's first.
+
+        None where the data has no tokens.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         return self._training.state_dict() if self._training else {}
 

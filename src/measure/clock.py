@@ -19,8 +19,9 @@ from itertools import count
 import psutil
 import torch
 
-PHASES = ("startup", "fetch", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
-IN_STEP = frozenset({"fetch", "transfer", "compute", "communication", "other"})  # what an iteration is made of
+PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+# What an iteration is made of.
+IN_STEP = frozenset({"fetch", "decode", "transfer", "compute", "communication", "other"})
 
 
 def process_creation_s() -> float:

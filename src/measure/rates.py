@@ -11,6 +11,22 @@ def ratio(samples: float, seconds: float) -> float | None:
     return samples / seconds if samples and seconds > 0 else None
 
 
+def token_rates(real: float, processed: float, samples: float, rate: float | None) -> dict[str, float | None] | None:
+    """Tokens per sample and per second at `rate` samples per second; None where nothing was counted.
+
+    Real tokens belong to samples, processed ones are what the network is given, padding included.
+    """
+    if not (samples and processed):
+        return None
+    return {
+        "real_per_sample": real / samples,
+        "processed_per_sample": processed / samples,
+        "padding_share": 1 - real / processed,
+        "real_per_s": rate and rate * real / samples,
+        "processed_per_s": rate and rate * processed / samples,
+    }
+
+
 def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[str, float | None]:
     """p_whole, p_train and p_core of one rank, in samples per second.
 

@@ -1,6 +1,7 @@
 """Learning rates over a run, as closed forms: a factor on `hp.lr` from where the run stands, so nothing to resume."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +52,38 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class Linear:
+    """Hugging Face's `linear`: a straight line from 1 to 0 at `total`, after `warmup` that rises linearly from 0."""
+
+    warmup: int = 0
+    interval: str = "step"
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        check_interval(self.interval)
+
+    def __call__(self, done: int, total: int) -> float:
+        if done < self.warmup:
+            return done / self.warmup
+        return max(0.0, (total - done) / max(1, total - self.warmup))
+
+
+class Steps:
+    """1 at first, times `factor` from each of the epochs or steps `at` on; gluon-cv's are 0.1 at epochs 40 and 60."""
+
+    def __init__(self, at: Sequence[int] = (40, 60), factor: float = 0.1, interval: str = "epoch") -> None:
+        check_interval(interval)
+        self.at, self.factor, self.interval = tuple(at), factor, interval
+
+    @property
+    def total(self) -> int:
+        return max(self.at, default=0) + 1
+
+    def __call__(self, done: int, total: int) -> float:
+        return self.factor ** sum(done >= begin for begin in self.at)
+
+
+@dataclass(frozen=True)
 class WarmupPolynomial:
     """DLRM's schedule over optimiser steps: a linear rise to 1, constant, a polynomial fall (spec: DLRM section 3).
 
@@ -90,6 +123,12 @@ class WarmupPolynomial:
         if step >= self.total:
             return self.end_factor
         return max(self.end_factor, ((self.total - step) / self.decay_steps) ** self.decay_power)
+
+
+def check_interval(interval: str) -> None:
+    """Raises UserError for an interval that nothing counts."""
+    if interval not in ("epoch", "step"):
+        raise UserError(f"model.task.schedule.interval={interval} is neither epoch nor step; give one of them")
 
 
 class ScheduledRate:

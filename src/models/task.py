@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -22,9 +22,12 @@ from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.measure.waiting import Waiting
+from src.models.graphed import Graphed
 from src.models.schedule import Schedule, ScheduledRate
 from src.models.step import TrainStep
 from src.schema import Execution
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Prediction:
 
     `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
     `loaded_latencies_s`: the same with the making of the batch inside the clock, where batches come from data.
+    `tokens`: real and processed ones of all samples, where they have any.
     """
 
     samples: int
@@ -68,6 +72,7 @@ class Prediction:
     files: dict[str, Path]
     final_metric: dict[str, Any] | None = None
     loaded_latencies_s: list[float] | None = None
+    tokens: tuple[int, int] | None = None
 
 
 class Task(pl.LightningModule):
@@ -103,6 +108,7 @@ class Task(pl.LightningModule):
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
         self.waiting = Waiting(torch.device("cpu"))  # for other ranks, in this training
         self._step: TrainStep | None = None
+        self._evaluation: Graphed[Any] | None = None
         self._rate: ScheduledRate | None = None
 
     @abstractmethod
@@ -159,10 +165,29 @@ class Task(pl.LightningModule):
         Nothing unless the model says so.
         """
 
+    def is_decayed(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether the optimiser's weight decay is for this parameter; the others become a group of their own."""
+        return True
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The largest first: a fused update takes a few dozen tensors a launch, which lasts as its largest one.
         parameters = sorted(self.trained_parameters(), key=torch.numel, reverse=True)
-        return self.make_optimizer(parameters, **self.fast_optimizer_flags())
+        kept = {parameter for name, parameter in self.named_parameters() if not self.is_decayed(name, parameter)}
+        groups: Any = parameters
+        if kept:
+            groups = [{"params": [p for p in parameters if p not in kept]},
+                      {"params": [p for p in parameters if p in kept], "weight_decay": 0.0}]  # fmt: skip
+        return self.make_optimizer(groups, **self.fast_optimizer_flags())
+
+    def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:
+        """A function of an evaluation's batch, in CUDA graphs if these are wanted and `possible`.
+
+        There is one of them until `teardown`. What it returns on a GPU is overwritten at the next call.
+        """
+        if self._evaluation is None:
+            graph = wanted(self.execution.graph, self.device.type == "cuda") and possible
+            self._evaluation = Graphed(function, graph, self.execution.graph_warmup_steps)
+        return self._evaluation
 
     def fast_optimizer_flags(self) -> dict[str, bool]:
         """On a GPU: one fused kernel, without host reads so that a graph can hold it. The same update rule."""
@@ -196,6 +221,7 @@ class Task(pl.LightningModule):
         if self._step is not None:
             self._step.close()
             self._step = None
+        self._evaluation = None  # Lightning may move the weights away, and a graph would read where they were
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.mark("other")

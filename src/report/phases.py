@@ -7,6 +7,7 @@ from src.report.record import PHASES, Record
 TITLES = {
     "startup": "start-up",
     "fetch": "fetch (waiting for data)",
+    "decode": "decode (waiting for images)",
     "transfer": "transfer to device",
     "compute": "compute",
     "communication": "communication (exposed)",

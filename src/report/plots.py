@@ -18,6 +18,7 @@ COLOURS = {
     "communication": "#56B4E9",
     "transfer": "#009E73",
     "fetch": "#E69F00",
+    "decode": "#8C510A",
     "evaluation": "#CC79A7",
     "checkpoint": "#F0E442",
     "startup": "#D55E00",

@@ -16,7 +16,7 @@ from src.files import write_text
 from src.report.typed import build
 
 SCHEMA_VERSION = 1
-PHASES = ("startup", "fetch", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
 
 Figure = float | int | None
 
@@ -112,6 +112,17 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Tokens of samples (real) and with their padding (processed); a second at steady p_train, or at throughput."""
+
+    real_per_sample: Figure = None
+    processed_per_sample: Figure = None
+    padding_share: Figure = None  # 0 to 1
+    real_per_s: Figure = None
+    processed_per_s: Figure = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WithLoading:
     """Predicting with the making of batches from data inside the clock."""
 
@@ -151,6 +162,7 @@ class Record:
     phases_s: dict[str, Figure] = field(default_factory=dict)
     utilisation: Utilisation | None = None
     energy: Energy | None = None
+    tokens: Tokens | None = None
     samples: int | None = None
     ranks: int = 1
     rates_over_ranks: dict[str, dict[str, Figure]] | None = None
@@ -207,7 +219,7 @@ def read_record(path: Path) -> Record:
             f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
             "read it with the code that wrote it, or run again"
         )
-    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading")
+    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading", "tokens")
     try:
         return build(Record, data, may_lack=absent)
     except ValueError as error:

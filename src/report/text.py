@@ -45,7 +45,7 @@ def _result(record: Record) -> str:
 
 def _rates(record: Record) -> str:
     steady, latency, energy, used = record.steady, record.latency_s, record.energy, record.utilisation
-    step, loaded = steady.step_time_s if steady else None, record.with_loading
+    step, loaded, tokens = steady.step_time_s if steady else None, record.with_loading, record.tokens
     unit = f"{record.unit}/s"
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
@@ -63,6 +63,9 @@ def _rates(record: Record) -> str:
         ),
         ("latency p50", _milli(latency.p50 if latency else None), "ms", "half of the batches are faster"),
         ("latency p99", _milli(latency.p99 if latency else None), "ms", "99 of 100 batches are faster"),
+        ("tokens", tokens.real_per_s if tokens else None, "tokens/s", "of the samples, without their padding"),
+        ("with padding", tokens.processed_per_s if tokens else None, "tokens/s", "what the network was given"),
+        ("padding", _percent(tokens.padding_share if tokens else None), "%", "of the tokens that it was given"),
         ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),
         ("bandwidth", _percent(used.of_peak_bandwidth if used else None), "%", "of its peak memory bandwidth"),
         ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),

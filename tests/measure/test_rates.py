@@ -3,7 +3,7 @@
 import pytest
 
 from src.measure.clock import Steps
-from src.measure.rates import steady_rates, whole_rates
+from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import Peaks, measured_peaks, peaks_of, utilisation
 from src.measure.statistics import percentiles
 
@@ -20,6 +20,17 @@ def test_three_denominators() -> None:
 
 def test_no_samples_is_no_rate() -> None:
     assert whole_rates(Steps(), 0.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
+
+
+def test_tokens_per_sample_and_per_second() -> None:
+    assert token_rates(real=300, processed=400, samples=20, rate=2.0) == {
+        "real_per_sample": 15.0,
+        "processed_per_sample": 20.0,
+        "padding_share": 0.25,
+        "real_per_s": 30.0,
+        "processed_per_s": 40.0,
+    }
+    assert token_rates(0, 0, 20, 2.0) is None
 
 
 def test_steady_leaves_the_warm_up_out() -> None:

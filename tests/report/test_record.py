@@ -23,7 +23,8 @@ from src.report.record import (
 
 KEYS = {
     *("schema_version", "kind", "case", "status", "error", "e2e_time_s", "unit", "final_metric", "mem", "phases_s"),
-    *("utilisation", "energy", "samples", "ranks", "rates_over_ranks", "config", "environment", "history"),
+    *("utilisation", "energy", "samples", "ranks", "tokens", "rates_over_ranks", "config", "environment"),
+    "history",
 }
 
 
@@ -149,8 +150,9 @@ def test_what_predicts_from_no_data_has_no_figure_with_loading(run_folder: Path,
     assert read_record(run_folder / "older.json") == predicted
 
 
-def test_rates_over_ranks_may_be_absent(run_folder: Path) -> None:
-    assert read_record(_altered(run_folder / "result.json", ["rates_over_ranks"], ...)).rates_over_ranks is None
+@pytest.mark.parametrize("key", ["rates_over_ranks", "tokens"])
+def test_what_older_records_lack_may_be_absent(key: str, run_folder: Path) -> None:
+    assert getattr(read_record(_altered(run_folder / "result.json", [key], ...)), key) is None
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
 from src.models.dlrm.sharded import ShardedEmbeddings
-from src.models.graphed import Graphed
 from src.models.schedule import Schedule
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task, wanted
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task
 
 MAX_EXAMPLE_ROWS = 1000  # of a table in an example batch
 
@@ -66,7 +65,6 @@ class DLRMTask(Task):
             self._make_network(ClickLayout.of(tuple(named), 13 if num_numerical is None else num_numerical))
         self._auc: ExactAUC | None = None
         self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation
-        self._evaluate: Graphed[tuple[Tensor, ...]] | None = None
 
     def meet(self, datamodule: DataModule) -> None:
         """Makes the network for the datamodule's tables, or checks that it fits them. Raises UserError if not."""
@@ -135,12 +133,9 @@ class DLRMTask(Task):
         return ClickBatch(data.to(self.device), self.layout, size)
 
     def validation_step(self, batch: ClickBatch, batch_idx: int) -> None:
-        if self._evaluate is None:
-            graph = wanted(self.execution.graph, self.device.type == "cuda" and self.trainer.world_size == 1)
-            self._evaluate = Graphed(self._scores, graph, self.execution.graph_warmup_steps)
         if self._auc is None:
             self._auc = ExactAUC(self.device)
-        scores, labels, loss = self._evaluate(batch)
+        scores, labels, loss = self.in_evaluation(self._scores, self.trainer.world_size == 1)(batch)
         self._auc.update(scores, labels)  # both make their own copies: a graph writes the next batch's there
         self._loss.append(loss.clone())
 
@@ -173,10 +168,6 @@ class DLRMTask(Task):
         self.metrics |= {} if bayes is None else {"bayes_auc": bayes}
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
 
     def evaluate_last(self, datamodule: Any) -> None:
         super().evaluate_last(datamodule)

@@ -16,12 +16,11 @@ from src.errors import UserError
 from src.graphs import Graph, GraphBatch
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
-from src.models.graphed import Graphed
 from src.models.schedule import Schedule
 from src.models.se3_transformer.cost import Molecule, cost
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import predict_molecules
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task, wanted
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task
 
 EXAMPLE = Molecule(nodes=18, edges=36)  # about the mean molecule of QM9 with its bonds as edges
 
@@ -61,7 +60,6 @@ class SE3TransformerTask(Task):
         self.molecule = EXAMPLE  # the mean one, for cost()
         self._name(unit_of_quantity)
         self._errors: list[Tensor] = []  # (sum of absolute errors, molecules) of each batch of an evaluation
-        self._evaluate: Graphed[Tensor] | None = None
         self._split = ""  # before the metric's name: which split and weights are evaluated
         self._validated_at = -1  # the step whose weights `self.metrics` judges
 
@@ -125,10 +123,8 @@ class SE3TransformerTask(Task):
         return GraphBatch(*(tensor.to(self.device) for tensor in tensors), count=size)
 
     def validation_step(self, batch: GraphBatch, batch_idx: int) -> None:
-        if self._evaluate is None:
-            graph = wanted(self.execution.graph, self.device.type == "cuda")
-            self._evaluate = Graphed(self._absolute_errors, graph, self.execution.graph_warmup_steps)
-        self._errors.append(self._evaluate(batch).clone())  # a graph writes the next batch's there
+        found = self.in_evaluation(self._absolute_errors)(batch)
+        self._errors.append(found.clone())  # a graph writes the next batch's there
 
     test_step = validation_step
 
@@ -153,10 +149,6 @@ class SE3TransformerTask(Task):
 
     def on_test_epoch_end(self) -> None:
         self.metrics[f"{self._split}{self.final_metric.name}"] = self._mean_absolute_error()
-
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        self._evaluate = None  # Lightning moves the weights away, and a graph would read where they were
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -1,0 +1,113 @@
+"""How fast photographs are decoded, by which library and by how many threads: `python -m benchmarks.image_decode`.
+
+The photographs are made: coloured noise with the spectrum of natural images, 500 x 375 pixels, JPEG quality 90, about
+110 KB each, as ImageNet's are. Rates of one core are of processor time, so that others on the machine count less.
+OpenCV, not one of our dependencies, is measured where it is installed.
+"""
+
+import argparse
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from src.datamodules.image_decode import NUM_DRAWS, centre_box, decode
+from src.datamodules.image_loader import DecodingLoader, ImageFiles
+from src.workers import cpu_count
+
+SIZE = 224
+
+
+def photograph(seed: int, height: int = 375, width: int = 500) -> bytes:
+    """A JPEG of noise whose amplitudes fall with the frequency, the colours partly alike."""
+    rng = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
+    amplitude = 1 / np.maximum(frequency, 1 / width) ** 1.1
+
+    def noise() -> np.ndarray:
+        return np.fft.irfft2(amplitude * np.exp(2j * np.pi * rng.random(amplitude.shape)), s=(height, width))
+
+    grey = noise()
+    colours = np.stack([grey + 0.35 * noise() for _ in range(3)], -1)
+    pixels = (colours - colours.mean()) / colours.std() * 55 + 120
+    file = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def by_pillow(data: bytes) -> np.ndarray:
+    """An evaluation's image by Pillow alone."""
+    with Image.open(io.BytesIO(data)) as image:
+        left, top, width, height = centre_box(*image.size)
+        box = (left, top, left + width, top + height)
+        return np.asarray(image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
+
+
+def ways() -> dict[str, Callable[[bytes], Any]]:
+    """What is timed of one file's bytes."""
+    draws = np.random.default_rng(0).random(NUM_DRAWS)
+    found: dict[str, Callable[[bytes], Any]] = {
+        "decoded whole, simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),
+        "decoded whole, Pillow": lambda data: np.asarray(Image.open(io.BytesIO(data))),
+        "224 x 224 of the centre, ours": lambda data: decode(data, SIZE),
+        "224 x 224 of the centre, Pillow": by_pillow,
+        "224 x 224 of a random part, ours": lambda data: decode(data, SIZE, draws),
+    }
+    if find_spec("cv2"):
+        cv2: Any = import_module("cv2")
+        cv2.setNumThreads(0)
+        found["decoded whole, OpenCV"] = lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    return found
+
+
+def rate(way: Callable[[bytes], Any], files: list[bytes], repeats: int = 3) -> float:
+    """Images per second of processor time, the best of some passes."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        for data in files:
+            way(data)
+        seconds.append(time.process_time() - begin)
+    return len(files) / min(seconds)
+
+
+def loaded(images: ImageFiles, threads: int) -> tuple[float, float]:
+    """Images per second of the training loader's second epoch, and how many cores were at work."""
+    loader = DecodingLoader(images, 32, size=SIZE, train=True, threads=threads, prefetch=2 * threads)
+    list(loader)
+    begin, begin_work = time.perf_counter(), time.process_time()
+    count = sum(len(batch.labels) for batch in loader)
+    seconds, work = time.perf_counter() - begin, time.process_time() - begin_work
+    return count / seconds, work / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=128)
+    options = parser.parse_args()
+    files = [photograph(seed) for seed in range(options.images)]
+    rates = {name: (rate(way, files), 1.0) for name, way in ways().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"{number}.jpg" for number in range(4 * len(files))]
+        for number, name in enumerate(names):
+            (Path(folder) / name).write_bytes(files[number % len(files)])
+        images = ImageFiles(Path(folder), names, np.zeros(len(names), np.int64))
+        for threads in sorted({1, 2, 4, 8, cpu_count()}):
+            rates[f"training loader, {threads} threads"] = loaded(images, threads)
+    size = sum(map(len, files)) / len(files)
+    print(f"{len(files)} JPEGs of 500 x 375 pixels, {size / 1e3:.0f} KB each, {cpu_count()} cores\n")
+    print("| work | images/s | cores at work | images/s and core |\n|---|---:|---:|---:|")
+    for work, (value, cores) in rates.items():
+        print(f"| {work} | {value:,.0f} | {cores:.2f} | {value / cores:,.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""How fast SST-2 is tokenised and batches made: `python -m benchmarks.sst2_batches --raw FOLDER --vocabulary FOLDER`.
+
+An epoch is all training sentences in batches that nobody uses, its beginning included; the fastest of three is printed.
+"""
+
+import argparse
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from src.datamodules.sst2 import SST2DataModule
+from src.datamodules.token_loader import PADDINGS
+from src.tokens import PackedTokens, PaddedTokens
+from src.workers import cpu_count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--raw", help="with train.tsv and dev.tsv; GLUE's own are fetched if not given")
+    parser.add_argument("--vocabulary", default="distilbert-base-uncased", help="a folder with vocab.txt")
+    parser.add_argument("--batch-size", type=int, default=96)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        common = {"data_dir": folder, "raw": options.raw, "vocabulary": options.vocabulary, "name": "sst2", "seed": 0}
+        modules = [SST2DataModule(**common, batch_size=options.batch_size, padding=padding) for padding in PADDINGS]
+        fetched = modules[0].files() | {"vocabulary": modules[0].vocabulary.path}  # outside the timing
+        begin = time.perf_counter()
+        modules[0].prepare_data()
+        print(f"{len(fetched)} files; tokens made in {time.perf_counter() - begin:.2f} s on {cpu_count()} cores\n")
+        print("| padding | sizes | padding share | begin, ms | batch, us | million sentences/s |")
+        print("|---|---|---:|---:|---:|---:|")
+        for module in modules:
+            module.device = options.device
+            module.setup("fit")
+            print(row(module))
+
+
+def row(module: SST2DataModule) -> str:
+    """What was measured of one padding, as a line of the table."""
+    metered = module.train_dataloader()
+    begin_s, rest_s = min((epoch(module, metered) for _ in range(3)), key=sum)
+    real, processed = module.tokens(slice(len(metered)))
+    rate = len(metered) * module.batch_size / (begin_s + rest_s)
+    sizes = ", ".join(map(str, metered.loader.sizes.tolist()))
+    return (
+        f"| `{module.padding}` | {sizes} | {1 - real / processed:.1%} | {begin_s * 1e3:.1f} "
+        f"| {rest_s / len(metered) * 1e6:.1f} | {rate / 1e6:.2f} |"
+    )
+
+
+def epoch(module: SST2DataModule, batches: Iterable[PaddedTokens | PackedTokens]) -> tuple[float, float]:
+    """Seconds until the first batch is there, and for the rest of an epoch."""
+    times = []
+    walking = iter(batches)
+    for part in (islice(walking, 1), walking):
+        begin = time.perf_counter()
+        deque(part, maxlen=0)
+        if module.device is not None and module.device.type == "cuda":
+            torch.cuda.synchronize(module.device)
+        times.append(time.perf_counter() - begin)
+    return times[0], times[1]
+
+
+if __name__ == "__main__":
+    main()

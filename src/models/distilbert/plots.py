@@ -1,0 +1,41 @@
+"""Pictures of predictions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from src.files import written_atomically
+
+INK, FAINT = "#222222", "#777777"
+
+
+def confusion_picture(counts: Int64[np.ndarray, "labels labels"], names: Sequence[str], path: Path) -> None:
+    """Writes a png of how many sentences of each true label (row) got each label (column), with shares of the rows.
+
+    Raises UserError where the file cannot be written.
+    """
+    picture = Figure(figsize=(4.4, 4), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    axes = picture.subplots()
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for row, column in np.ndindex(counts.shape):
+        text = f"{counts[row, column]:,}\n{shares[row, column]:.1%}"
+        ink = "white" if shares[row, column] > 0.5 else INK
+        axes.text(column, row, text, ha="center", va="center", color=ink, size=11)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names, rotation=90, va="center")
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true", color=INK)
+    right = counts.trace() / max(1, counts.sum())
+    axes.set_title(f"{right:.2%} of {counts.sum():,} sentences right", loc="left", size=11, weight="bold", color=INK)
+    axes.tick_params(labelsize=9, colors=FAINT, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    FigureCanvasAgg(picture)
+    with written_atomically(path) as temporary:
+        picture.savefig(temporary, format="png")

@@ -1,0 +1,170 @@
+"""DistilBERT as a task: whether a sentence is positive, judged by the accuracy over the whole dev set."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.datamodules.base import DataModule
+from src.datamodules.sst2 import SST2DataModule
+from src.errors import UserError
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.models.distilbert.cost import Work, cost
+from src.models.distilbert.layout import Tokens
+from src.models.distilbert.network import DistilBert, Sizes
+from src.models.distilbert.predict import predict_sentences
+from src.models.distilbert.weights import load, read_sizes
+from src.models.schedule import Schedule
+from src.models.task import FinalMetric, Prediction, PredictionJob, Task
+from src.tokens import PackedTokens, PaddedTokens
+
+RANDOM = "random"
+NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end
+
+
+class DistilBertTask(Task):
+    """Learns the label of a sentence. An evaluation sets `acc` and `dev_loss`, exact at any number of ranks.
+
+    Args:
+        network: makes the network, given `sizes` (`_partial_: true` in the config).
+        optimizer, schedule: see Task; biases and norms are a group without weight decay.
+        weights: a folder or a name on the hub, whose encoder is taken and whose head if it has one; or `random`.
+        sizes: of the network, by Hugging Face's names; the weights' own, distilbert-base-uncased's if they are random.
+        padding, max_length: of an example batch, as the datamodule's.
+        target: accuracy that counts as reached.
+
+    Raises UserError for weights that are not there or of other sizes.
+    """
+
+    unit = "samples"
+    curves = ("loss", "acc", "lr")
+
+    def __init__(
+        self,
+        network: Callable[..., DistilBert],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None = None,
+        weights: str = RANDOM,
+        sizes: Mapping[str, int] | None = None,
+        padding: str = "max_length",
+        max_length: int = 512,
+        target: float | None = None,
+    ) -> None:
+        found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
+        if sizes and made_sizes(sizes) != found:
+            raise UserError(f"model.task.sizes are not those of {weights}, {asdict(found)}; leave the key away")
+        super().__init__(network(found), optimizer, schedule)
+        self.network: DistilBert
+        self.is_trained = weights != RANDOM and load(self.network, weights)
+        self.padding, self.max_length = padding, max_length
+        self.final_metric = FinalMetric("acc", "max", target)
+        self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
+        self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
+
+    def meet(self, datamodule: DataModule) -> None:
+        """Checks that the words are those that the weights know. Raises UserError if not."""
+        if not isinstance(datamodule, SST2DataModule):
+            raise UserError("DistilBERT needs sentences; give datamodule=sst2")
+        sizes, vocabulary = self.network.sizes, datamodule.vocabulary
+        if vocabulary.size != sizes.vocab_size:
+            raise UserError(
+                f"{vocabulary.path} has {vocabulary.size} word pieces, the weights are for {sizes.vocab_size}; give "
+                f"the vocabulary that belongs to them as datamodule.vocabulary"
+            )
+        if datamodule.max_length > sizes.max_position_embeddings:
+            raise UserError(
+                f"datamodule.max_length={datamodule.max_length} is beyond the network's "
+                f"{sizes.max_position_embeddings} positions; give at most as many"
+            )
+        if self.model_config is not None:  # so that a checkpoint is read without the files that training began with
+            self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes)}
+
+    def setup(self, stage: str) -> None:
+        self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
+        return not name.endswith(NO_DECAY)
+
+    def loss(self, batch: Tokens) -> dict[str, Tensor]:
+        self.count_work(batch)
+        return {"loss": F.cross_entropy(self.network(batch), batch.labels)}
+
+    def count(self, batch: Tokens) -> int:
+        return batch.num_sentences
+
+    def count_work(self, batch: Tokens) -> None:
+        """Adds to `worked` what this batch is: all places of padded sentences, the tokens of packed ones."""
+        if isinstance(batch, PaddedTokens):
+            lengths = torch.full_like(batch.lengths, batch.ids.shape[1])
+        else:
+            lengths = batch.starts.diff()
+        lengths = lengths.long()
+        self.worked += torch.stack([torch.ones_like(lengths), lengths, lengths**2]).sum(1)
+
+    def cost(self) -> Cost:
+        sentences, tokens, squares = self.worked.tolist()
+        work = Work(tokens / max(1, sentences), squares / max(1, sentences))
+        return cost(self.network, work, self.batch_size, self.activation_bytes)
+
+    def example_batch(self, size: int) -> Tokens:
+        """Random words in sentences of 3 to `max_length` tokens, and labels as dice fall."""
+        with self.device:
+            lengths = torch.randint(3, self.max_length + 1, (size,), dtype=torch.int32)
+            labels = torch.randint(2, (size,))
+            ids = torch.randint(1, self.network.sizes.vocab_size, (size, self.max_length), dtype=torch.int32)
+            positions = torch.arange(self.max_length, dtype=torch.int32).expand_as(ids)
+            is_token = positions < lengths[:, None]
+            if self.padding != "packed":
+                return PaddedTokens(ids * is_token, lengths, labels)
+            starts = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+            return PackedTokens(ids[is_token], positions[is_token], starts, labels, self.max_length)
+
+    def validation_step(self, batch: Tokens, batch_idx: int) -> None:
+        self._judged.append(self.in_evaluation(self._judge)(batch).clone())  # a graph writes the next batch's there
+
+    test_step = validation_step
+
+    def _judge(self, batch: Tokens) -> Float[Tensor, "3"]:
+        """Right answers, sentences, and the sum of the losses."""
+        logits = self.network(batch)
+        right = (logits.argmax(1) == batch.labels).sum()
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        return torch.stack([right, torch.full_like(right, len(logits)), loss]).double()
+
+    def on_validation_epoch_end(self) -> None:
+        total = torch.stack([torch.zeros(3, dtype=torch.float64, device=self.device), *self._judged]).sum(0)
+        self._judged = []
+        if self.trainer.world_size > 1:  # a rank without a batch takes part all the same
+            torch.distributed.all_reduce(total)
+        right, sentences, loss = total.tolist()
+        self.metrics = {"acc": right / sentences, "dev_loss": loss / sentences}
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def evaluate_last(self, datamodule: Any) -> None:
+        super().evaluate_last(datamodule)
+        if self.trainer.is_global_zero:
+            print(f"on the dev set: accuracy {self.metrics['acc']:.4f}, loss {self.metrics['dev_loss']:.4f}")
+
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Labels of sentences; see `src.models.distilbert.predict`."""
+        datamodule = job.datamodule()
+        if isinstance(datamodule, SST2DataModule):
+            datamodule.device = self.device
+        self.meet(datamodule)
+        return predict_sentences(self, datamodule, job, clock)
+
+
+def made_sizes(sizes: Mapping[str, int] | None) -> Sizes:
+    """Raises UserError for a name that is no size."""
+    known = [field.name for field in fields(Sizes)]
+    for name in sizes or {}:
+        if name not in known:
+            raise UserError(f"model.task.sizes has no {name}; it has {', '.join(known)}")
+    return Sizes(**(sizes or {}))

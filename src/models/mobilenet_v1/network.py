@@ -1,0 +1,109 @@
+"""MobileNetV1: a convolution and 13 pairs of a depthwise and a pointwise one, each with BatchNorm and ReLU.
+
+Constants and initialisation are those of gluon-cv's mobilenet1.0 on MXNet: BatchNorm with eps 1e-5 and running averages
+that keep 0.9 of the old value; weights drawn by MSRAPrelu, biases 0.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.errors import UserError
+
+# Width of the first convolution, then (output channels, stride) of each pair.
+STEM = 32
+PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *5 * ((512, 1),), (1024, 2), (1024, 1))
+PRELU_SLOPE = 0.25  # that MSRAPrelu reckons with, though what follows is a ReLU
+
+
+class ConvNormReLU(nn.Module):
+    """A convolution without bias, BatchNorm and ReLU; the parts are public, so that a kernel can run them as one."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(channels_out, eps=1e-5, momentum=0.1)
+
+    def forward(self, x: Float[Tensor, "batch _ height width"]) -> Float[Tensor, "batch channels down across"]:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class Depthwise(ConvNormReLU):
+    """3 x 3, each channel by itself."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__(channels, channels, 3, stride, channels)
+
+
+class Pointwise(ConvNormReLU):
+    """1 x 1, over all channels."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__(channels_in, channels_out, 1)
+
+
+class Separable(nn.Module):
+    """A depthwise and a pointwise convolution; the depthwise one has the stride."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.depthwise = Depthwise(channels_in, stride)
+        self.pointwise = Pointwise(channels_in, channels_out)
+
+    def forward(self, x: Float[Tensor, "batch _ height width"]) -> Float[Tensor, "batch channels down across"]:
+        return self.pointwise(self.depthwise(x))
+
+
+class MobileNetV1(nn.Module):
+    """Images to logits of classes; for images of any size. 4,231,976 parameters as published.
+
+    Args:
+        num_classes: logits.
+        width_multiplier: alpha of the paper; scales the channels of every layer (rounded down, as gluon-cv does).
+        strides: of the first convolution and of each of the 13 pairs; as published if not given.
+    """
+
+    def __init__(
+        self, num_classes: int = 1000, width_multiplier: float = 1.0, strides: Sequence[int] | None = None
+    ) -> None:
+        """Raises UserError for a width without channels and for another number of strides."""
+        super().__init__()
+        strides = [2, *(stride for _, stride in PAIRS)] if strides is None else list(strides)
+        if len(strides) != len(PAIRS) + 1:
+            raise UserError(f"model.task.network.strides has {len(strides)} entries; give {len(PAIRS) + 1}")
+        if STEM * width_multiplier < 1:
+            raise UserError(
+                f"model.task.network.width_multiplier={width_multiplier} leaves no channel; give 0.04 or more"
+            )
+        widths = [int(width * width_multiplier) for width in (STEM, *(width for width, _ in PAIRS))]
+        self.stem = ConvNormReLU(3, widths[0], 3, strides[0])
+        pairs = zip(widths[:-1], widths[1:], strides[1:], strict=True)
+        self.blocks = nn.Sequential(*(Separable(*sizes) for sizes in pairs))
+        self.classifier = nn.Linear(widths[-1], num_classes)
+        self.apply(initialize)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def num_classes(self) -> int:
+        return self.classifier.out_features
+
+    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of normalised images, best in channels_last order."""
+        return self.classifier(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+def initialize(module: nn.Module) -> None:
+    """MXNet's MSRAPrelu with its defaults: normal, variance 2 / (1 + slope^2) over the mean of fan-in and fan-out.
+
+    Its fan-out of a depthwise convolution counts all channels. BatchNorm begins with weight 1 and bias 0, as in torch.
+    """
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        outputs, inputs, *kernel = module.weight.shape
+        fan = math.prod(kernel) * (inputs + outputs) / 2
+        nn.init.normal_(module.weight, std=math.sqrt(2 / (1 + PRELU_SLOPE**2) / fan))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

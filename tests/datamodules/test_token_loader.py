@@ -1,0 +1,208 @@
+"""Batches of tokens: what stands in them, their sizes, the order, the shares of ranks, the position, the counting."""
+
+from collections import Counter
+from itertools import chain, combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from src.datamodules.token_data import TokenData
+from src.datamodules.token_loader import MULTIPLE, PADDINGS, ResidentTokens, TokenLoader, few_sizes
+from src.errors import UserError
+from src.tokens import PackedTokens, PaddedTokens
+
+COUNT, LONGEST, MAX_LENGTH = 203, 61, 64
+LENGTHS = np.concatenate([[LONGEST], np.random.default_rng(0).geometric(0.1, COUNT - 1).clip(1, LONGEST - 3) + 2])
+# The label of a sentence is its row here, and no two sentences share a token.
+DATA = TokenData(
+    np.arange(1, LENGTHS.sum() + 1, dtype=np.int32), np.concatenate([[0], LENGTHS.cumsum()]), np.arange(COUNT)
+)
+Batch = PaddedTokens | PackedTokens
+
+
+def loader(padding: str, batch_size: int = 8, *, train: bool = True, **order: Any) -> TokenLoader:
+    tokens = ResidentTokens(DATA, torch.device("cpu"))
+    options = {"padding": padding, "max_length": MAX_LENGTH, "train": train, "seed": 3, **order}
+    return TokenLoader(tokens, batch_size, **options)
+
+
+def taken_apart(batch: Batch) -> list[tuple[int, list[int]]]:
+    """The label and the tokens of each sentence."""
+    if isinstance(batch, PackedTokens):
+        parts = [batch.ids[a:b].tolist() for a, b in pairwise(batch.starts.tolist())]
+    else:
+        parts = [row[:length].tolist() for row, length in zip(batch.ids, batch.lengths, strict=True)]
+    return list(zip(batch.labels.tolist(), parts, strict=True))
+
+
+def size_of(batch: Batch) -> int:
+    return batch.ids.shape[-1]
+
+
+def rows(batches: TokenLoader) -> list[int]:
+    return [row for batch in batches for row in batch.labels.tolist()]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 8, 203])
+def test_every_sentence_comes_as_it_is(padding: str, train: bool, batch_size: int) -> None:
+    found = [pair for batch in loader(padding, batch_size, train=train) for pair in taken_apart(batch)]
+    assert len({row for row, _ in found}) == len(found) == (COUNT // batch_size * batch_size if train else COUNT)
+    for row, ids in found:
+        assert ids == DATA.ids[DATA.starts[row] : DATA.starts[row + 1]].tolist()
+
+
+@pytest.mark.parametrize("padding", ["max_length", "longest", "bucketed"])
+def test_padding_stands_behind_each_sentence(padding: str) -> None:
+    for batch in loader(padding):
+        assert isinstance(batch, PaddedTokens)
+        assert batch.ids.shape[1] == MAX_LENGTH or padding != "max_length"
+        behind = torch.arange(batch.ids.shape[1]) >= batch.lengths[:, None]
+        assert not batch.ids[behind].any()
+        assert (batch.ids.dtype, batch.lengths.dtype, batch.labels.dtype) == (torch.int32, torch.int32, torch.int64)
+
+
+def test_a_packed_batch_has_its_padding_at_the_end() -> None:
+    for batch in loader("packed"):
+        assert isinstance(batch, PackedTokens)
+        ends = batch.starts.tolist()
+        wanted = [position for length in np.diff(ends) for position in range(length)]
+        assert batch.positions.tolist() == wanted + [0] * (len(batch.ids) - ends[-1])
+        assert not batch.ids[ends[-1] :].any()
+        assert ends[0] == 0 and len(ends) == len(batch.labels) + 1
+        assert batch.longest == LONGEST
+        assert {leaf.dtype for leaf in (batch.ids, batch.positions, batch.starts)} == {torch.int32}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_sizes_are_few_over_many_epochs(padding: str, batch_size: int) -> None:
+    batches = loader(padding, batch_size)
+    found = Counter(size_of(batch) for _ in range(20) for batch in batches)
+    usual = batches.sizes.tolist()
+    assert 1 <= len(usual) <= (1 if padding == "max_length" else 4)
+    assert sum(found[size] for size in usual) >= 0.99 * found.total()
+
+
+@pytest.mark.parametrize("padding", ["longest", "packed"])
+def test_a_batch_has_the_smallest_size_that_takes_it(padding: str) -> None:
+    batches = loader(padding, train=False)
+    batches.sizes = batches.sizes[:2]  # some batches are larger
+    for batch in batches:
+        lengths = LENGTHS[batch.labels]
+        need = int(lengths.sum() if padding == "packed" else lengths.max())
+        rounded = -(-need // MULTIPLE[padding]) * MULTIPLE[padding]
+        assert size_of(batch) == next((size for size in batches.sizes.tolist() if size >= need), rounded)
+
+
+def test_a_size_is_never_more_than_the_longest_allowed() -> None:
+    batches = loader("longest", max_length=LONGEST)
+    assert max(batch.ids.shape[1] for batch in batches) == LONGEST
+
+
+def test_few_sizes_are_the_best_there_are() -> None:
+    needs = torch.from_numpy(np.random.default_rng(1).integers(1, 12, 40) * 8)
+    values = needs.unique().tolist()
+
+    def total(sizes: tuple[int, ...]) -> int:
+        return sum(min(size for size in sizes if size >= need) for need in needs.tolist())
+
+    for most in (1, 2, 3, 4):
+        best = min(total((*chosen, values[-1])) for chosen in combinations(values[:-1], most - 1))
+        sizes = few_sizes(needs, most)
+        assert sizes == sorted(set(sizes)) and len(sizes) <= most
+        assert total(tuple(sizes)) == best
+    assert few_sizes(torch.tensor([8, 8]), 4) == [8]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_epochs_differ_and_repeat_with_the_seed(padding: str) -> None:
+    one, other = loader(padding), loader(padding)
+    first, second = rows(one), rows(one)
+    assert first != second
+    assert [rows(other), rows(other)] == [first, second]
+    assert rows(loader(padding, seed=4)) != first
+
+
+def test_buckets_hold_like_lengths_in_random_order() -> None:
+    batches = list(loader("bucketed"))
+    spread = [int(batch.lengths.max() - batch.lengths.min()) for batch in batches if isinstance(batch, PaddedTokens)]
+    assert np.median(spread) <= 1
+    sizes = [batch.ids.shape[1] for batch in batches]
+    assert sizes != sorted(sizes) and sizes != sorted(sizes, reverse=True)
+
+
+def test_packed_batches_have_about_as_many_tokens() -> None:
+    batches = loader("packed", 8)
+    list(batches)
+    balanced = np.array([real for real, _ in batches.counts])
+    random = LENGTHS[np.random.default_rng(0).permutation(COUNT)[:200]].reshape(-1, 8).sum(1)
+    assert balanced.std() < random.std() / 2
+
+
+def test_evaluation_keeps_the_order() -> None:
+    for padding in PADDINGS:
+        assert rows(loader(padding, train=False)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("world_size", [1, 3, 16])
+def test_evaluation_sees_every_sentence_once_at_any_world_size(padding: str, world_size: int) -> None:
+    shares = [rows(loader(padding, 4, train=False, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert sorted(chain.from_iterable(shares)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_ranks_train_on_shares_that_do_not_overlap(padding: str) -> None:
+    shares = [loader(padding, 8, rank=rank, world_size=3) for rank in range(3)]
+    assert {len(share) for share in shares} == {COUNT // 24}
+    together = list(chain.from_iterable(map(rows, shares)))
+    assert len(set(together)) == len(together) == COUNT // 24 * 24
+
+
+def test_ranks_have_batches_of_like_lengths_at_a_time() -> None:
+    shares = [loader("bucketed", rank=rank, world_size=2) for rank in range(2)]
+    longest = np.array([[max(len(ids) for _, ids in taken_apart(batch)) for batch in share] for share in shares])
+    assert abs(longest[0] - longest[1]).mean() < abs(longest[0] - longest[1][::-1]).mean() / 4
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_a_saved_position_goes_on_where_it_was(padding: str) -> None:
+    def leaves(batch: Batch) -> list[Any]:
+        return [leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
+
+    whole = loader(padding)
+    assert whole.state_dict() == {"epoch": 0, "position": 0}
+    batches = [leaves(batch) for _ in range(3) for batch in whole]
+    broken = loader(padding)
+    list(broken)
+    seen = iter(broken)
+    for _ in range(4):
+        next(seen)
+    resumed = loader(padding)
+    resumed.load_state_dict(broken.state_dict())
+    assert [leaves(batch) for _ in range(2) for batch in resumed] == batches[len(whole) + 4 :]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_tokens_are_counted_batch_by_batch(padding: str) -> None:
+    batches = loader(padding)
+    given = [batch for _ in range(2) for batch in batches]
+    for batch, (real, processed) in zip(given, batches.counts, strict=True):
+        assert real == sum(len(ids) for _, ids in taken_apart(batch))
+        assert processed == batch.processed_tokens == batch.ids.numel()
+
+
+def test_a_batch_of_more_sentences_than_there_are() -> None:
+    with pytest.raises(UserError, match=r"hp.batch_size=102 on 2 rank\(s\) is larger than the training split of 203"):
+        loader("packed", 102, world_size=2)
+
+
+def test_more_ranks_than_sentences() -> None:
+    assert len(loader("packed", train=False, rank=202, world_size=203)) == 1
+    with pytest.raises(UserError, match="203 sentences are too few for 204 ranks"):
+        loader("packed", train=False, world_size=204)
