@@ -1,4 +1,6 @@
-"""One rank of DLRM runs on GPUs, as a script: `dlrm_ranks.py HOME [first]`; `first` makes what the others begin with.
+"""One rank of DLRM runs on GPUs, as a script: `dlrm_ranks.py HOME [first] [CASE ...]`.
+
+`first` makes what the others begin with.
 
 Under torchrun the runs go on from those checkpoints, on the same global batches. Each rank leaves its losses.
 """
@@ -23,9 +25,11 @@ COMMON = (
      "+callbacks.losses._target_=dlrm_ranks.Losses",
 )  # fmt: skip
 COPIED = "+model.task.sharding={cat_0.bin:data_parallel,cat_6.bin:data_parallel}"
+CUT = "+model.task.sharding={cat_2.bin:row_wise,cat_5.bin:column_wise,cat_0.bin:data_parallel}"
 CASES: dict[str, tuple[str, ...]] = {
     "dot": (),
     "half": ("precision=amp", "precision.loss_scale=1024"),
+    "torchrec": ("model.task.engine=torchrec", CUT),
     "cat": ("model.task.network.interaction=cat",),
     "adagrad": (
         "model=dlrm_dcnv2", "hp.lr=0.02", "model.task.network.cross_rank=16",
@@ -48,9 +52,10 @@ class Losses(pl.Callback):
         self.values.append(pl_module.last["loss"].detach().clone())
 
 
-def main(home: Path, first: bool) -> None:
+def main(home: Path, first: bool, cases: list[str]) -> None:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    for name, overrides in CASES.items():
+    for name in cases:
+        overrides = CASES[name]
         folder = home / name / ("first" if first else str(world))
         model = "dlrm_dcnv2" if name == "adagrad" else "dlrm"
         case = [*COMMON, *(each for each in overrides if not each.startswith("model=")), f"trainer=1x{world}",
@@ -59,7 +64,9 @@ def main(home: Path, first: bool) -> None:
             case += ["fit.max_epochs=1"]
         else:
             begun = home / name / "first" / "checkpoints" / "last.ckpt"
-            case += [COPIED, f"fit.max_epochs={EPOCHS}", f"ckpt_path={begun}"]
+            if name != "torchrec":
+                case += [COPIED]
+            case += [f"fit.max_epochs={EPOCHS}", f"ckpt_path={begun}"]
         record = train(tiny_dlrm(home, *case, data=ON_DISK, model=model))
         found = {"losses": torch.stack(Losses.newest.values).double().cpu()}
         torch.save(found | {"metrics": record.history[-1], "phases": record.phases_s}, folder / f"rank{rank}.pt")
@@ -67,4 +74,4 @@ def main(home: Path, first: bool) -> None:
 
 if __name__ == "__main__":
     sys.modules["dlrm_ranks"] = sys.modules["__main__"]
-    main(Path(sys.argv[1]), "first" in sys.argv[2:])
+    main(Path(sys.argv[1]), "first" in sys.argv, [name for name in CASES if name in sys.argv])

@@ -1,5 +1,6 @@
 """DLRM on 1, 2 and 4 GPUs: the same losses over the same global batches, in CUDA graphs, vectors straight to others."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,12 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from dlrm_ranks import CASES, EPOCHS
+from dlrm_ranks import CASES as ALL_CASES
+from dlrm_ranks import EPOCHS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).resolve().parents[2]
-TOLERANCE = {"dot": 2e-5, "half": 5e-3, "cat": 2e-5, "adagrad": 2e-4}
+TOLERANCE = {"dot": 2e-5, "half": 5e-3, "torchrec": 2e-5, "cat": 2e-5, "adagrad": 2e-4}
+
+
+def fbgemm_has_kernels() -> bool:
+    """Whether FBGEMM is there, and built for GPUs."""
+    try:
+        importlib.import_module("fbgemm_gpu")
+    except ImportError:
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key("fbgemm::permute_2D_sparse_data", "CUDA")
+
+
+CASES = [name for name in ALL_CASES if name != "torchrec" or fbgemm_has_kernels()]
 
 
 def started(home: Path, world: int, *arguments: str) -> str:
@@ -23,7 +37,7 @@ def started(home: Path, world: int, *arguments: str) -> str:
     if world == 1:
         command = [sys.executable]
     ended = subprocess.run(
-        [*command, str(ROOT / "tests" / "gpu" / "dlrm_ranks.py"), str(home), *arguments],
+        [*command, str(ROOT / "tests" / "gpu" / "dlrm_ranks.py"), str(home), *arguments, *CASES],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(paths)},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
