@@ -108,4 +108,8 @@ def test_the_door_under_torchrun_leaves_one_record_of_both_ranks(home: Path, mol
         spread = record["rates_over_ranks"][rate]
         assert 0 < spread["min"] <= spread["mean"] <= spread["max"]
         assert record[rate] == pytest.approx(2 * spread["mean"])
+    exposed = record["communication"]["exposed_s"]
+    assert 0 < exposed["min"] <= exposed["mean"] <= exposed["max"]
+    assert 0 < record["communication"]["share"] < 1
+    assert record["phases_s"]["communication"] > 0
     assert record["config"]["trainer"] == {"name": "1x2", "num_nodes": 1, "devices": 2}

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from src.callbacks.measuring import Measuring
 from src.measure.rates import steady_rates, token_rates, whole_rates
@@ -13,7 +14,7 @@ from src.schema import Hardware, Precision
 
 
 class Throughput(Measuring):
-    """p_whole, p_train, p_core, steady rates, samples and utilisation.
+    """p_whole, p_train, p_core, steady rates, samples, utilisation, and the communication that compute does not hide.
 
     Args:
         warmup_steps: left out of the steady rates.
@@ -23,6 +24,17 @@ class Throughput(Measuring):
     def __init__(self, warmup_steps: int, hardware: Hardware, precision: Precision) -> None:
         self.warmup_steps = warmup_steps
         self.hardware, self.precision = hardware, precision
+        self._first_step = 0
+        self._waited: Tensor | None = None  # for other ranks, when the warm-up steps were over
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._first_step, self._waited = trainer.global_step, None
+        if trainer.world_size > 1:
+            self.on_train_batch_end = self._look_for_end_of_warmup  # type: ignore[method-assign]
+
+    def _look_for_end_of_warmup(self, trainer: pl.Trainer, pl_module: Task, *_: Any) -> None:
+        if self._waited is None and trainer.global_step - self._first_step >= self.warmup_steps:
+            self._waited = pl_module.waiting.snapshot()
 
     def figures(self, task: Task) -> dict[str, Any]:
         clock = task.clock
@@ -42,8 +54,19 @@ class Throughput(Measuring):
             "ranks": ranks,
             "rates_over_ranks": {name: spread(values) for name, values in over_ranks.items()} if ranks > 1 else None,
             "utilisation": self._utilisation(task, best / ranks) if best else None,
+            "communication": self._communication(task) if ranks > 1 else None,
             "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
         }
+
+    def _communication(self, task: Task) -> dict[str, Any] | None:
+        """Of the steady steps; every rank calls it."""
+        compute = task.clock.steps.compute_s[self.warmup_steps :]
+        known = self._waited is not None and len(compute) > 0
+        exposed_s = (task.waiting.snapshot() - self._waited).item() / 1e9 if self._waited is not None else 0.0
+        per_step = gather(exposed_s / len(compute) if known else None)
+        shares = gather(exposed_s / sum(compute) if known else None)
+        total = sum_or_none(shares)
+        return None if total is None else {"exposed_s": spread(per_step), "share": total / len(shares)}
 
     def _tokens(self, task: Task, first: int, rate: float | None) -> dict[str, float | None] | None:
         """Of the steps from `first` on, which had that rate over all ranks."""

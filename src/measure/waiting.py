@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from src.models.kernels import launch, package
 
@@ -26,6 +28,10 @@ class Waiting:
         self._add_time(-1)
         yield
         self._add_time(1)
+
+    def snapshot(self) -> Int64[Tensor, ""]:
+        """Nanoseconds up to where the current stream stands, still on the device."""
+        return self._total.clone()
 
     def seconds(self) -> float:
         """All stretches since this object was made. Waits for the device."""

@@ -123,6 +123,17 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Communication:
+    """What compute did not hide of the exchange between ranks, in steady steps.
+
+    `exposed_s`: seconds a step, {min, mean, max} over ranks. `share`: of their compute, 0 to 1, the ranks' mean.
+    """
+
+    exposed_s: dict[str, Figure] | None = None
+    share: Figure = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WithLoading:
     """Predicting with the making of batches from data inside the clock."""
 
@@ -163,6 +174,7 @@ class Record:
     utilisation: Utilisation | None = None
     energy: Energy | None = None
     tokens: Tokens | None = None
+    communication: Communication | None = None
     samples: int | None = None
     ranks: int = 1
     rates_over_ranks: dict[str, dict[str, Figure]] | None = None
@@ -219,7 +231,7 @@ def read_record(path: Path) -> Record:
             f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
             "read it with the code that wrote it, or run again"
         )
-    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading", "tokens")
+    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading", "tokens", "communication")
     try:
         return build(Record, data, may_lack=absent)
     except ValueError as error:

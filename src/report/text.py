@@ -46,6 +46,8 @@ def _result(record: Record) -> str:
 def _rates(record: Record) -> str:
     steady, latency, energy, used = record.steady, record.latency_s, record.energy, record.utilisation
     step, loaded, tokens = steady.step_time_s if steady else None, record.with_loading, record.tokens
+    exchange = record.communication
+    exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
     unit = f"{record.unit}/s"
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
@@ -68,6 +70,7 @@ def _rates(record: Record) -> str:
         ("padding", _percent(tokens.padding_share if tokens else None), "%", "of the tokens that it was given"),
         ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),
         ("bandwidth", _percent(used.of_peak_bandwidth if used else None), "%", "of its peak memory bandwidth"),
+        ("exposed", _milli(exposed), "ms", "of a steady step: communication that compute did not hide"),
         ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),
     ]
     known = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]

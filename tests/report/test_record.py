@@ -23,7 +23,17 @@ from src.report.record import (
 
 KEYS = {
     *("schema_version", "kind", "case", "status", "error", "e2e_time_s", "unit", "final_metric", "mem", "phases_s"),
-    *("utilisation", "energy", "samples", "ranks", "tokens", "rates_over_ranks", "config", "environment"),
+    *(
+        "utilisation",
+        "energy",
+        "samples",
+        "ranks",
+        "tokens",
+        "communication",
+        "rates_over_ranks",
+        "config",
+        "environment",
+    ),
     "history",
 }
 
@@ -150,7 +160,7 @@ def test_what_predicts_from_no_data_has_no_figure_with_loading(run_folder: Path,
     assert read_record(run_folder / "older.json") == predicted
 
 
-@pytest.mark.parametrize("key", ["rates_over_ranks", "tokens"])
+@pytest.mark.parametrize("key", ["rates_over_ranks", "tokens", "communication"])
 def test_what_older_records_lack_may_be_absent(key: str, run_folder: Path) -> None:
     assert getattr(read_record(_altered(run_folder / "result.json", [key], ...)), key) is None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gloo_ranks import Ranks
 from torch import Tensor, distributed, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
@@ -20,8 +21,6 @@ from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.sharded import ShardedEmbeddings
 from src.models.dlrm.sharded_pieces import BLOCK_ROWS, gathered
-
-from .sharded_ranks import Ranks
 
 TABLES = tuple(Table(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)]))
 KINDS = ["data_parallel", "table_wise", "row_wise", "column_wise"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from gloo_ranks import Ranks
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor, distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -24,7 +25,6 @@ from src.models.dlrm.network import DLRM
 from src.models.dlrm.sharded import ShardedEmbeddings
 
 from .random_clicks import TABLES, random_clicks
-from .sharded_ranks import Ranks
 
 SHARDING = {"cat_0.bin": "row_wise", "cat_1.bin": "data_parallel"}
 BATCH, STEPS = 16, 4

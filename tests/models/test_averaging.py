@@ -1,0 +1,121 @@
+"""Gradients averaged over gloo ranks: the mean of all, in messages that end early, and only when they are asked to."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import Ranks
+from torch import distributed, nn
+
+from src.errors import UserError
+from src.measure.waiting import Waiting
+from src.models.averaging import GradientAverage, buckets, travelling_dtype
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
+
+
+def network() -> nn.Module:
+    """Three layers, one of them with its weights' dimensions in another order in memory, one without a gradient."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Flatten(), nn.Linear(5 * 4, 7), nn.Linear(7, 1))
+    weight = layers[0].weight
+    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    layers.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    return layers
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(10 * step + rank)
+    return model(torch.randn(2, 3, 4, 4, generator=random)).square().mean()
+
+
+def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
+    """This rank's gradients after two passes each, and how many messages of a pass were sent before it was over."""
+    rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
+    average = GradientAverage(list(model.parameters()), waiting, dtype)
+    found: dict[str, Any] = {"messages": len(average.buckets), "early": [], "gradients": []}
+    for step in range(2):
+        model.zero_grad(set_to_none=True)
+        loss_of(model, rank, step).backward()
+        found["early"].append(len(average.sent))
+        average.finish()
+        found["gradients"].append({name: p.grad for name, p in model.named_parameters()})
+        found["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
+    found["waited"] = waiting.seconds()
+    average.close()
+    model.zero_grad(set_to_none=True)
+    loss_of(model, rank, 0).backward()
+    found["alone"] = model[2].weight.grad  # type: ignore[index]
+    return found
+
+
+def expected(step: int) -> dict[str, torch.Tensor | None]:
+    model = network()
+    (sum(loss_of(model, rank, step) for rank in (0, 1)) / 2).backward()  # type: ignore[union-attr]
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-6), (torch.bfloat16, 2e-2)])
+def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, ranks: Ranks) -> None:
+    first, second = ranks(averaged, dtype)
+    for step in range(2):
+        for name, mean in expected(step).items():
+            mine, other = first["gradients"][step][name], second["gradients"][step][name]
+            if mean is None:
+                assert name == "unused" and mine is None and other is None
+                continue
+            assert torch.equal(mine, other) and mine.dtype == torch.float32
+            torch.testing.assert_close(mine, mean, rtol=tolerance, atol=tolerance * mean.abs().max().item())
+    assert first["strides"]
+    assert first["waited"] > 0
+
+
+def test_once_closed_gradients_are_a_ranks_own(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks(averaged, None)):
+        model = network()
+        loss_of(model, rank, 0).backward()
+        assert torch.equal(found["alone"], model[2].weight.grad)  # type: ignore[index]
+
+
+def accumulated() -> tuple[list[int], torch.Tensor]:
+    """Messages after each of two backward passes of which only the second one sends, and the gradient."""
+    rank, model = distributed.get_rank(), network()
+    average = GradientAverage(list(model.parameters()), Waiting(CPU))
+    sent = []
+    for step in range(2):
+        average.is_last = step == 1
+        loss_of(model, rank, step).backward()
+        sent.append(len(average.sent) + average.next)
+    average.finish()
+    gradient = model[3].weight.grad  # type: ignore[index]
+    assert isinstance(gradient, torch.Tensor)
+    return sent, gradient
+
+
+def test_summed_up_passes_travel_once(ranks: Ranks) -> None:
+    (sent, first), (_, second) = ranks(accumulated)
+    assert sent[0] == 0
+    mean = sum(expected(step)["3.weight"] for step in range(2))  # type: ignore[misc]
+    torch.testing.assert_close(first, mean)
+    assert torch.equal(first, second)
+
+
+def test_messages_come_from_the_last_parameter_on_and_hold_one_dtype() -> None:
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (100, 10, 10, 300)]
+    half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
+    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters], 80)]
+    assert sizes == [[300], [10, 10], [100], [8]]
+
+
+def test_what_gradients_travel_in() -> None:
+    assert [travelling_dtype(name) for name in (None, "bf16", "fp16")] == [None, torch.bfloat16, torch.float16]
+    with pytest.raises(UserError, match="gradient_dtype=int8 is unknown; give bf16, fp16 or null"):
+        travelling_dtype("int8")
