@@ -10,6 +10,7 @@ from src.files import write_text
 from src.report.docs import write_docs
 from src.report.paddle import paddle_record
 from src.report.record import Record, read_record
+from src.report.scaling import scaling, scaling_table
 from src.report.table import as_csv, as_json, markdown, tables
 
 DOCS = Path("docs/results")
@@ -18,8 +19,13 @@ VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    is_scaling = arguments[:1] == ["scaling"]
+    options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
     try:
+        if is_scaling:
+            _scaling(options)
+            return 0
         if bool(options.runs) == (options.docs is not None):
             raise UserError("give run folders or record files, or --docs alone")
         if options.docs is not None:
@@ -42,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="report.py", description="Print results beside the published ones: one row for each run."
+        prog="report.py",
+        description="Print results beside the published ones: one row for each run.",
+        epilog="report.py scaling RUN ... shows how runs on several devices scale; report.py scaling --help",
     )
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN", help="run folder, its result.json, or a record file"
@@ -59,6 +67,33 @@ def _parser() -> argparse.ArgumentParser:
         help=f"make the tables of {DOCS} anew from its records",
     )
     return parser
+
+
+def _scaling_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="report.py scaling", description="Weak and strong scaling: runs on several devices beside those on one."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="as for report.py; 1x1 runs among them")
+    parser.add_argument("--output", type=Path, help="Markdown file to write")
+    parser.add_argument("--picture", type=Path, help="png file to write, one model's")
+    parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
+    return parser
+
+
+def _scaling(options: argparse.Namespace) -> None:
+    points = scaling([(_label(path), read_record(path)) for path in options.runs], options.published)
+    text = scaling_table(points)
+    if options.picture:
+        models = sorted({point.model for point in points})
+        if len(models) > 1:
+            raise UserError(f"--picture shows one model, these runs are of {', '.join(models)}: give one model's")
+        from src.report.plots import scaling_picture  # matplotlib takes a second to load
+
+        scaling_picture(points, options.picture)
+    if options.output:
+        write_text(options.output, text)
+    else:
+        print(text, end="")
 
 
 def _label(path: Path) -> str:

@@ -1,17 +1,18 @@
 """The result pages of the documentation: tables made from the records, words written by people."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from src.errors import UserError
 from src.files import write_text
 from src.report.record import read_record
-from src.report.table import Table, section, tables
+from src.report.scaling import scaling, scaling_table
+from src.report.table import section, tables
 
 MARKERS = {
     kind: (f"<!-- {kind} table: made by report.py --docs -->", f"<!-- end of {kind} table -->")
-    for kind in ("train", "predict")
+    for kind in ("train", "predict", "scaling")
 }
 
 
@@ -25,14 +26,19 @@ def write_docs(folder: Path) -> list[Path]:
     files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
         raise UserError(f"{folder / 'records'}: no records (*.json) there: copy a run's result.json into it")
-    made = tables([(f"[{file.stem}](records/{file.name})", read_record(file)) for file in files])
+    runs = [(f"[{file.stem}](records/{file.name})", read_record(file)) for file in files]
+    made = tables(runs)
     pages = {folder / f"{table.model}.md": f"# {table.model}\n" for table in made}
     for path in sorted(folder.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if path in pages or any(begin in text for begin, _ in MARKERS.values()):
             pages[path] = text
     for path, text in pages.items():  # all of them before the first is written
-        pages[path] = _page(path, text, [table for table in made if table.model == path.stem])
+        bodies = {table.kind: section(table) for table in made if table.model == path.stem}
+        own = [run for run in runs if run[1].case.model == path.stem and run[1].kind == "train"]
+        if any(record.ranks > 1 for _, record in own):
+            bodies["scaling"] = scaling_table(scaling(own))
+        pages[path] = _page(path, text, bodies)
     for path, text in pages.items():
         write_text(path, text)
     return list(pages)
@@ -43,9 +49,8 @@ def in_order(path: Path) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
-def _page(path: Path, text: str, made: Sequence[Table]) -> str:
+def _page(path: Path, text: str, bodies: Mapping[str, str]) -> str:
     """The page with its tables replaced, and those added that it lacks."""
-    bodies = {table.kind: section(table) for table in made}
     for kind, (begin, end) in MARKERS.items():
         if (text.count(begin), text.count(end)) not in ((0, 0), (1, 1)) or text.find(end) < text.find(begin):
             raise UserError(f"{path}: '{begin}' and '{end}' must stand there once, in this order: mend the page")

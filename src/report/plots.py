@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from src.files import written_atomically
 from src.report.phases import shares
 from src.report.record import Record
+from src.report.scaling import Point
 
 # Okabe and Ito's colours, told apart with every kind of colour vision.
 COLOURS = {
@@ -89,6 +91,48 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
     _save(picture, path)
 
 
+def scaling_picture(points: Sequence[Point], path: Path) -> None:
+    """Writes a png of efficiencies over devices, weak and strong scaling side by side, the published ones in grey.
+
+    Raises UserError where the file cannot be written.
+    """
+    picture = Picture(
+        figsize=(8.2, 3.9), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING)
+    )
+    ticks = sorted({1, *(p.devices for p in points)})
+    for axes, kind in zip(picture.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
+        lines: dict[tuple[Any, ...], list[Point]] = {}
+        for p in points:
+            if p.kind == kind:
+                lines.setdefault(
+                    (p.is_published, p.source if p.is_published else "", p.precision, p.samples), []
+                ).append(p)
+        for i, (key, line) in enumerate(sorted(lines.items())):
+            _efficiencies(axes, line, "#BBBBBB" if key[0] else CURVES[i % len(CURVES)])
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(n) for n in ticks])
+        axes.set(xlim=(0.9, 5 * ticks[-1]), ylim=(0, 1.08))
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+        batch = "of a device" if kind == "weak" else "of all devices"
+        axes.set_title(f"{kind} scaling: the batch {batch} stays", loc="left", size=10, weight="bold", color=INK)
+        axes.set_xlabel("devices", size=8, color=FAINT, loc="right", labelpad=1)
+        _plain(axes)
+    picture.suptitle(f"{points[0].model}: speed-up per device", x=0.02, ha="left", size=10, color=FAINT)
+    _save(picture, path)
+
+
+def _efficiencies(axes: Axes, line: Sequence[Point], colour: str) -> None:
+    """One case over its devices, named at its end."""
+    devices, values = [1, *(p.devices for p in line)], [1.0, *(p.efficiency for p in line)]
+    axes.plot(devices, values, color=colour, linewidth=1.6, marker="o", markersize=4)
+    last = line[-1]
+    where = f"{last.config.split()[0]} " if last.is_published else ""
+    axes.annotate(
+        f"{where}{last.precision} {last.samples:.7g}: {last.efficiency:.0%}", (last.devices, last.efficiency),
+        xytext=(5, 0), textcoords="offset points", size=7, va="center", color=FAINT if last.is_published else INK,
+    )  # fmt: skip
+
+
 def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
     found = False
     for i, record in enumerate(records):
@@ -106,6 +150,10 @@ def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
         raise ValueError(f"no record has '{metric}' in its history")
     axes.set_title(metric, loc="left", size=11, weight="bold", color=INK)
     axes.set_xlabel("step", size=8, color=FAINT, loc="right", labelpad=1)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
     axes.tick_params(labelsize=8, colors=FAINT, length=3, labelbottom=True)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)

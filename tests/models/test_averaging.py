@@ -26,7 +26,7 @@ def network() -> nn.Module:
     """Three layers, one of them with its weights' dimensions in another order in memory, one without a gradient."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Flatten(), nn.Linear(5 * 4, 7), nn.Linear(7, 1))
-    weight = layers[0].weight
+    weight: Any = layers[0].weight
     weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     layers.register_parameter("unused", nn.Parameter(torch.ones(3)))
     return layers

@@ -1,0 +1,182 @@
+"""How a case scales over devices: each run beside the one on a single device, and what was published.
+
+Weak scaling keeps the batch of a device: N devices should be N times as fast. Strong scaling keeps the whole batch.
+Efficiency is the speed-up over one device, divided by the number of devices.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from src.errors import UserError
+from src.published import PublishedRow, rows
+from src.report.record import Record
+from src.report.table import number
+
+Kind = Literal["weak", "strong"]
+Run = TypeVar("Run", Record, PublishedRow)
+HEADERS: tuple[str, ...] = (
+    "config",
+    "precision",
+    "scaling",
+    "batch",
+    "per s",
+    "speed-up",
+    "efficiency",
+    "exposed ms",
+    "of step",
+    "source",
+)
+NUMBERS = HEADERS[4:9]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run on several devices beside that on one: `rate` in samples per second of all devices.
+
+    `exposed_s` is the communication of a step that compute did not hide, `share` its part of the step's compute.
+    """
+
+    model: str
+    config: str
+    precision: str
+    kind: Kind
+    devices: int
+    samples: float  # of a step, on each device (weak) or on all (strong)
+    rate: float
+    speed_up: float
+    source: str
+    exposed_s: float | None = None
+    share: float | None = None
+    is_published: bool = False
+
+    @property
+    def efficiency(self) -> float:
+        return self.speed_up / self.devices
+
+    @property
+    def batch(self) -> str:
+        return f"{self.samples:.12g} {'per device' if self.kind == 'weak' else 'global'}"
+
+
+def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Point]:
+    """The points of the runs, then the published ones of the same models.
+
+    Compared are runs of the same model, data, precision and hardware. Raises UserError where no run on several devices
+    has its counterpart on one.
+    """
+    done = [(source, record) for source, record in runs if rate_of(record)]
+    points = [
+        point_of(kind, source, record, alone)
+        for kind in ("weak", "strong")
+        for (source, record), alone in pairs(
+            done, lambda run, kind=kind: key_of(run[1], kind), lambda run: run[1].ranks
+        )
+    ]
+    if not points:
+        raise UserError(
+            "no run on several devices has a counterpart on one: give runs of the same case, with 1x1 among them, that "
+            "keep the batch of a device (weak scaling) or of all (strong)"
+        )
+    points.sort(key=lambda point: (point.kind == "strong", point.precision, point.samples, point.devices))
+    models = list(dict.fromkeys(point.model for point in points))
+    return points + [each for model in models if published for each in published_points(model)]
+
+
+def pairs(
+    runs: Sequence[Any], key: Callable[[Any], Hashable], devices: Callable[[Any], int]
+) -> list[tuple[Any, list[Any]]]:
+    """Each run on several devices, the fewest first, with those on a single device that have the same key."""
+    alone: dict[Hashable, list[Any]] = {}
+    for run in runs:
+        if devices(run) == 1:
+            alone.setdefault(key(run), []).append(run)
+    several = sorted((run for run in runs if devices(run) > 1), key=devices)
+    return [(run, alone[key(run)]) for run in several if key(run) in alone]
+
+
+def commit_of(record: Record) -> str | None:
+    return (record.environment.get("git") or {}).get("commit")
+
+
+def rate_of(record: Record) -> float | None:
+    """Samples per second of steady steps, of all steps where none are steady."""
+    steady = record.steady.p_train if record.steady else None
+    return steady or record.p_train
+
+
+def batches(size: int | None, per: str | None, devices: int) -> tuple[float, float]:
+    """Samples of a step on each device, and on all."""
+    whole = (size or 0) * (devices if per == "device" else 1)
+    return whole / devices, whole
+
+
+def key_of(record: Record, kind: Kind) -> Hashable:
+    case = record.case
+    per_device, whole = batches(case.batch_size, case.batch_per, record.ranks)
+    kept = per_device if kind == "weak" else whole
+    return case.model, case.datamodule, case.precision, case.hardware, kept
+
+
+def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str, Record]]) -> Point:
+    """Of those on one device the fastest of the same commit counts, or the fastest; others may have been profiled."""
+    same = [one for _, one in alone if commit_of(one) == commit_of(record)]
+    case, rate = record.case, rate_of(record) or 0.0
+    one = max(rate_of(each) or 0.0 for each in same or [each for _, each in alone])
+    samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
+    exchange = record.communication
+    exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
+    config = f"{case.hardware.replace('_', '-').upper()} {case.trainer}"
+    return Point(
+        case.model, config, case.precision, kind, record.ranks, samples, rate, rate / one, source, exposed,
+        exchange.share if exchange else None,
+    )  # fmt: skip
+
+
+def published_points(model: str) -> list[Point]:
+    """What publications' own rows say, corrected where they were wrong; p_core, or the one rate that they give."""
+
+    def rate(row: PublishedRow) -> float | None:
+        return row.best("p_core") or row.best("throughput")
+
+    known = [row for row in rows(model, "train") if rate(row) and row.batch_size]
+    found = []
+    for kind in ("weak", "strong"):
+
+        def key(row: PublishedRow, kind: Kind = kind) -> Hashable:
+            kept = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
+            return row.source, row.note, row.hardware, row.precision, kept
+
+        for row, alone in pairs(known, key, lambda row: row.world_size):
+            own, one = rate(row), rate(alone[0])
+            assert own and one
+            samples = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
+            config = f"{row.hardware.replace('_', '-').upper()} {row.trainer}"
+            found.append(
+                Point(model, config, row.true_precision, kind, row.world_size, samples, own, own / one, row.source,
+                      is_published=True)
+            )  # fmt: skip
+    return found
+
+
+def scaling_table(points: Sequence[Point]) -> str:
+    """The points as Markdown, aligned to be read as text too."""
+    lines = [list(HEADERS)]
+    for point in points:
+        exposed = "/" if point.exposed_s is None else number(point.exposed_s * 1e3)
+        share = "/" if point.share is None else f"{point.share:.1%}"
+        lines.append([point.config, point.precision, point.kind, point.batch, number(point.rate),
+                      f"{point.speed_up:.2f}", f"{point.efficiency:.1%}", exposed, share, point.source])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_number = [header in NUMBERS for header in HEADERS]
+    lines.insert(1, ["-" * (w - 1) + ":" if right else "-" * w for w, right in zip(widths, is_number, strict=True)])
+    out = []
+    for line in lines:
+        texts = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, is_number, strict=True)]
+        out.append(f"| {' | '.join(texts)} |")
+    legend = (
+        "Steady samples per second of all devices; speed-up over one device with the same batch of a device (weak) or "
+        "of all (strong); efficiency is the speed-up per device; exposed: communication of a step that compute did not "
+        "hide, mean of the ranks; '/' was not measured. Published rows: p_core, corrected where it was wrong."
+    )
+    return "\n".join([*out, "", legend, ""])

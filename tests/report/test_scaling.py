@@ -1,0 +1,96 @@
+"""Speed-ups over one device: of runs, and of what was published."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from src.errors import UserError
+from src.report.cli import main
+from src.report.docs import write_docs
+from src.report.record import Communication, Record, Steady, write_record
+from src.report.scaling import published_points, scaling, scaling_table
+
+
+def run(trained: Record, devices: int, batch: int, per: str, rate: float, **changes: str) -> Record:
+    case = replace(trained.case, trainer=f"1x{devices}", batch_size=batch, batch_per=per, **changes)
+    exchange = None
+    if devices > 1:
+        exchange = Communication(exposed_s={"min": 1e-4, "mean": 2e-4, "max": 4e-4}, share=0.05)
+    return replace(trained, case=case, ranks=devices, steady=Steady(p_train=rate), communication=exchange)
+
+
+def test_weak_scaling_keeps_a_devices_batch_and_strong_scaling_all(trained: Record) -> None:
+    runs = [
+        ("four", run(trained, 4, 512, "device", 36_000.0)),
+        ("one", run(trained, 1, 512, "device", 10_000.0)),
+        ("large", run(trained, 1, 2048, "device", 16_000.0)),
+        ("two", run(trained, 2, 512, "device", 19_000.0)),
+    ]
+    points = scaling(runs, published=False)
+    found = [(p.source, p.kind, p.batch, p.speed_up, p.efficiency) for p in points]
+    assert found == [
+        ("two", "weak", "512 per device", 1.9, 0.95),
+        ("four", "weak", "512 per device", 3.6, 0.9),
+        ("four", "strong", "2048 global", 2.25, 0.5625),
+    ]
+    assert points[0].exposed_s == 2e-4 and points[0].share == 0.05
+
+
+def test_a_global_batch_counts_all_devices(trained: Record) -> None:
+    runs = [("one", run(trained, 1, 4096, "global", 100.0)), ("two", run(trained, 2, 4096, "global", 150.0))]
+    (point,) = scaling(runs, published=False)
+    assert (point.kind, point.batch, point.efficiency) == ("strong", "4096 global", 0.75)
+
+
+def test_the_run_on_one_device_is_the_fastest_of_the_same_commit(trained: Record) -> None:
+    one, two = run(trained, 1, 8, "device", 100.0), run(trained, 2, 8, "device", 150.0)
+    profiled, older = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)
+    new, old = {"git": {"commit": "b"}}, {"git": {"commit": "a"}}
+    runs = [replace(profiled, environment=new), replace(one, environment=new), replace(two, environment=new)]
+    assert scaling([("", each) for each in [*runs, replace(older, environment=old)]], False)[0].speed_up == 1.5
+    other = [replace(one, environment=old), replace(profiled, environment=old), replace(two, environment=new)]
+    assert scaling([("", each) for each in other], False)[0].speed_up == 1.5
+
+
+@pytest.mark.parametrize("change", [{"precision": "tf32"}, {"hardware": "a100_40g"}, {"datamodule": "qm9"}])
+def test_only_the_same_case_is_compared(change: dict[str, str], trained: Record) -> None:
+    runs = [("one", run(trained, 1, 512, "device", 1.0)), ("two", run(trained, 2, 512, "device", 2.0, **change))]
+    with pytest.raises(UserError, match="no run on several devices has a counterpart on one"):
+        scaling(runs)
+
+
+def test_published_efficiencies_are_of_corrected_rates() -> None:
+    """FlagPerf's DLRM rows count a sample 2 x devices times: eight devices are slower than one (spec: DLRM 5)."""
+    points = {(p.config, p.kind, p.samples): p for p in published_points("dlrm")}
+    eight = points["A100-40G 1x8", "strong", 65536]
+    assert eight.speed_up == pytest.approx(0.35, abs=0.005)
+    assert all(p.is_published and p.efficiency < 1 for p in points.values())
+
+
+def test_the_command_writes_table_and_picture(
+    tmp_path: Path, trained: Record, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for devices in (1, 2):
+        files.append(str(tmp_path / f"run{devices}.json"))
+        write_record(run(trained, devices, 512, "device", 10_000.0 * devices), Path(files[-1]))
+    assert main(["scaling", *files, "--picture", str(tmp_path / "scaling.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "| H200 1x2 " in printed and "100.0%" in printed and "0.2" in printed and "NVIDIA" in printed
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["scaling", *files, "--no-published", "--output", str(tmp_path / "t.md")]) == 0
+    assert "NVIDIA" not in (tmp_path / "t.md").read_text()
+    assert main(["scaling", files[0]]) == 2
+    assert capsys.readouterr().err.startswith("error: no run on several devices")
+
+
+def test_a_page_of_results_has_the_table_between_its_markers(tmp_path: Path, trained: Record) -> None:
+    for devices in (1, 2):
+        record = run(trained, devices, 512, "device", 9_000.0 * devices)
+        write_record(record, tmp_path / "records" / f"moflow_x{devices}.json")
+    (page,) = write_docs(tmp_path)
+    text = page.read_text()
+    assert "<!-- scaling table: made by report.py --docs -->" in text
+    assert scaling_table(scaling([(f"[moflow_x{n}](records/moflow_x{n}.json)", run(trained, n, 512, "device", 9e3 * n))
+                                  for n in (1, 2)])) in text  # fmt: skip
