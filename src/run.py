@@ -100,6 +100,8 @@ def settled(config: DictConfig) -> DictConfig:
     OmegaConf.resolve(config)
     if config.hp.batch_size < 1:
         raise UserError(f"hp.batch_size={config.hp.batch_size} trains nothing; give 1 or more")
+    if config.hp.accumulate < 1:
+        raise UserError(f"hp.accumulate={config.hp.accumulate} trains nothing; give 1 or more")
     world = config.trainer.num_nodes * config.trainer.devices
     if config.hp.batch_per == "global":
         if config.hp.batch_size % world:
@@ -129,6 +131,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task: Task = made(config.model.task)
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm = made(config.execution, _convert_="object"), config.fit.clip_norm
+    task.accumulate = config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
@@ -227,6 +230,7 @@ def case_of(config: DictConfig) -> dict[str, Any]:
     usual = {**model.default, **model.cases.get(config.trainer.name, {})}
     changed = {"bs": hp.batch_size} if hp.batch_size != usual["batch_size"] else {}
     changed |= {"lr": hp.lr} if hp.lr != usual["lr"] else {}
+    changed |= {"accumulate": hp.accumulate} if hp.accumulate != usual.get("accumulate", 1) else {}
     return {
         "model": config.model.name,
         "datamodule": config.datamodule.name,

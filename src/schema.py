@@ -18,6 +18,7 @@ class HyperParameters:
     batch_size: int = MISSING
     batch_per: str = MISSING  # "device" or "global": whose batch `batch_size` counts
     lr: float = MISSING
+    accumulate: int = 1  # batches of each rank whose gradients are averaged in one optimiser step
 
 
 @dataclass

@@ -290,4 +290,4 @@ def test_max_bs_sets_batch_and_lr_and_keeps_the_lr_of_the_case(
         "trainer": {"name": trainer},
     }
     composed = OmegaConf.merge(primary, OmegaConf.load(MAX_BS))
-    assert OmegaConf.to_container(composed.hp, resolve=True) == {"batch_size": batch_size, "lr": lr}
+    assert OmegaConf.to_container(composed.hp, resolve=True) == {"batch_size": batch_size, "accumulate": 1, "lr": lr}

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class TrainStep:
-    """Call it with a batch; it returns the step's scalars as detached device tensors, without waiting for the device.
+    """Call it with a batch, or with several, whose mean gradient is taken.
+
+    It returns the step's scalars (means over the batches) as detached device tensors, without waiting for the device.
 
     With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser, loss scaling
     and the exchange with other ranks included, is captured once and replayed. The mathematics is the same either way.
@@ -32,11 +34,11 @@ class TrainStep:
         self.run = Graphed(self._step, graph, warmup_steps)
         self.started = False
 
-    def __call__(self, batch: Any) -> dict[str, Tensor]:
+    def __call__(self, *batches: Any) -> dict[str, Tensor]:
         if not self.started:
-            self.task.prepare_first_step(batch)
+            self.task.prepare_first_step(batches[0])
             self.started = True
-        outputs = self.run(batch)
+        outputs = self.run(*batches)
         self._count_optimizer_step()
         return outputs
 
@@ -46,10 +48,11 @@ class TrainStep:
         if self.average is not None:
             self.average.close()
 
-    def _step(self, batch: Any) -> dict[str, Tensor]:
-        outputs = self.task.loss(batch)
-        with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
-            self.task.manual_backward(outputs["loss"])
+    def _step(self, *batches: Any) -> dict[str, Tensor]:
+        *found, outputs = [self._backward(batch, number + 1, len(batches)) for number, batch in enumerate(batches)]
+        if found:
+            outputs = {name: torch.stack([each[name] for each in (*found, outputs)]).mean(0) for name in outputs}
+        with torch.autocast(self.task.device.type, enabled=False):
             if self.average is not None:
                 self.average.finish()
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
@@ -69,6 +72,15 @@ class TrainStep:
         # No gradient outlives its step: each graph makes its own, in memory that the next graph or step uses again.
         for parameter in self.parameters:
             parameter.grad = None
+        return {name: value.detach() for name, value in outputs.items() if value is not None}
+
+    def _backward(self, batch: Any, number: int, batches: int) -> dict[str, Tensor]:
+        """Adds the gradients of one of so many batches to those that are there; returns its scalars."""
+        if self.average is not None:
+            self.average.is_last = number == batches
+        outputs = self.task.loss(batch)
+        with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
+            self.task.manual_backward(outputs["loss"] if batches == 1 else outputs["loss"] / batches)
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
     def _found_inf(self, optimizer: Any) -> Tensor:

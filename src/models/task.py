@@ -99,6 +99,8 @@ class Task(pl.LightningModule):
         self.clock = Clock()
         self.execution = Execution()
         self.clip_norm: float | None = None
+        self.accumulate = 1  # batches of an optimiser step
+        self._held: list[Any] = []  # batches that wait for the others of their step
         self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
         self.activation_bytes = 4  # of a number that passes between products, for cost()
         self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
@@ -226,10 +228,14 @@ class Task(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.mark("other")
         assert self._step is not None
+        self._held.append(batch)
+        if len(self._held) < self.accumulate and not self.trainer.is_last_batch:
+            return
+        batches, self._held = self._held, []
         lr = self._follow_schedule()
-        self.last = self._step(batch) | lr
+        self.last = self._step(*batches) | lr
         self.batch_size = self.count(batch)
-        self.clock.mark("compute", samples=self.batch_size)
+        self.clock.mark("compute", samples=sum(map(self.count, batches)))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         if all(leaf.device == device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
@@ -244,10 +250,18 @@ class Task(pl.LightningModule):
         if self.schedule is None:
             return None
         epochs = self.schedule.interval == "epoch"
-        length = self.schedule.total or (self.trainer.max_epochs if epochs else self.trainer.estimated_stepping_batches)
+        length = self.schedule.total or (self.trainer.max_epochs if epochs else self._optimizer_steps())
         if length is None or not 1 <= length < math.inf:
             raise UserError("a learning rate schedule needs an end; give fit.max_epochs, or model.task.schedule.total")
         return ScheduledRate(self.schedule, int(length), optimizer, self.device)
+
+    def _optimizer_steps(self) -> float:
+        """Of the whole run, as far as it is bounded."""
+        steps = self.trainer.estimated_stepping_batches
+        if self.accumulate == 1 or self.trainer.max_epochs in (None, -1):
+            return steps
+        in_epochs = -(-self.trainer.num_training_batches // self.accumulate) * (self.trainer.max_epochs or 0)
+        return min(steps, in_epochs)
 
     def _follow_schedule(self) -> dict[str, Tensor]:
         """Sets the learning rates of the next step; returns the first one as `lr`, nothing without a schedule."""

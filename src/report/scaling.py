@@ -115,7 +115,8 @@ def key_of(record: Record, kind: Kind) -> Hashable:
     case = record.case
     per_device, whole = batches(case.batch_size, case.batch_per, record.ranks)
     kept = per_device if kind == "weak" else whole
-    return case.model, case.datamodule, case.precision, case.hardware, kept
+    accumulate = (record.config.get("hp") or {}).get("accumulate", 1)
+    return case.model, case.datamodule, case.precision, case.hardware, accumulate, kept
 
 
 def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str, Record]]) -> Point:

@@ -98,6 +98,8 @@ class DLRMTask(Task):
     def on_train_start(self) -> None:
         super().on_train_start()
         if isinstance(self.network.embeddings, ShardedEmbeddings):
+            if self.accumulate > 1:  # one batch's vectors take the place of the other's
+                raise UserError(f"hp.accumulate={self.accumulate}: spread tables take one batch a step; give 1")
             self.network.embeddings.wait_with(self.waiting)
 
     def can_be_captured(self) -> bool:

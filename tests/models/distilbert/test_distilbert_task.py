@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.same import assert_same_bits
 from contracts.task import TaskContract
 from hugging_face import distilbert
 from omegaconf import DictConfig
@@ -208,3 +209,17 @@ def test_two_processes_evaluate_every_sentence_once(tmp_path: Path) -> None:
     assert (one.ranks, two.ranks, two.samples) == (1, 2, NUM_TRAIN)
     for name in ("acc", "dev_loss"):
         assert two.history[-1][name] == pytest.approx(one.history[-1][name], rel=1e-5)
+
+
+def test_an_evaluation_before_training_is_in_the_history_and_nothing_else(tmp_path: Path) -> None:
+    """The same weights in the end, no checkpoint of random weights, and no stop before the first step."""
+    stopping = "fit.stop_at_target=true", "model.task.target=0.1"
+    records = {}
+    for name in ("false", "true"):
+        first = f"fit.evaluate_first={name}", f"output_dir={tmp_path / name}"
+        records[name] = run(tiny_distilbert(tmp_path, *stopping, *first))
+    assert [row["step"] for row in records["true"].history if "acc" in row] == [0, 4, 4]
+    assert [row["step"] for row in records["false"].history if "acc" in row] == [4, 4]
+    states = [torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=False) for name in records]
+    assert_same_bits(states[1]["state_dict"], states[0]["state_dict"])
+    assert torch.load(tmp_path / "true" / "checkpoints" / "best.ckpt", weights_only=False)["global_step"] == 4

@@ -162,6 +162,24 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(often: str, s
 # How weights change.
 
 
+def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
+    """Two of 32 do what one of 64 does, also at the end of an epoch, where one is left; samples and steps add up."""
+    rows = "datamodule.generate.train_rows=480", "fit.final_evaluation=false"
+    jobs = {}
+    for name, hp in {"whole": ("hp.batch_size=64",), "halves": ("hp.batch_size=32", "hp.accumulate=2")}.items():
+        jobs[name] = job_of(tmp_path / name, *rows, *hp, data=ON_DISK)
+        fit(jobs[name])
+    whole, halves = (jobs[name].task for name in ("whole", "halves"))
+    assert (whole.global_step, halves.global_step) == (7, 8)  # training drops the 32 rows that are no whole batch
+    assert halves.clock.steps.samples == [64] * 7 + [32]
+    again = job_of(tmp_path / "again", *rows, "hp.batch_size=32", "hp.accumulate=2", "fit.max_steps=7", data=ON_DISK)
+    fit(again)
+    states = [dict(job.task.network.state_dict()) for job in (jobs["whole"], again)]
+    torch.testing.assert_close(states[1], states[0], rtol=1e-5, atol=1e-6)
+    figures = [{row["step"]: row["loss"] for row in history(job) if "loss" in row} for job in (jobs["whole"], again)]
+    assert figures[1][6] == pytest.approx(figures[0][6], rel=1e-5)
+
+
 def test_the_optimiser_gets_the_layers_alone(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     fit(job)
