@@ -180,6 +180,7 @@ def fit(job: Job) -> None:
     """Trains, then evaluates once more for the final metric."""
     if job.ckpt_path is not None:
         job.datamodule.prepare_data()
+        job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.meet(job.datamodule)
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
