@@ -72,7 +72,8 @@ class Throughput(Measuring):
         """Of the steps from `first` on, which had that rate over all ranks."""
         steps = slice(first, len(task.clock.steps))
         mine = sum(task.clock.steps.samples[steps])
-        counted = task.trainer.datamodule.tokens(steps) if mine else None  # type: ignore[attr-defined]
+        datamodule = task.trainer.datamodule  # type: ignore[attr-defined]
+        counted = datamodule.tokens(steps) if mine and datamodule else None
         if counted is None:
             return None
         real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, mine))
