@@ -21,8 +21,9 @@ $(READY): pyproject.toml
 run: env
 	$(BIN)/python train.py experiment=quickstart
 
+# A process for each core; the tests of a file stay together, for they share what takes long to make.
 test: env lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: env
 	$(BIN)/ruff check .
