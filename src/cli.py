@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 
 from src import schema
 from src.errors import UserError
+from src.lean import LeanImport
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
@@ -36,6 +37,7 @@ def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
 def door(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend."""
     schema.register()
+    sys.meta_path.insert(0, LeanImport())
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out

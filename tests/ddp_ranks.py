@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lean_start  # noqa: F401
 import torch
 from tiny_run import tiny_config
 from torch import Tensor

@@ -18,7 +18,8 @@ class Ranks:
 
     def __init__(self, count: int, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["src.models.dlrm.sharded_tables", "src.launch.strategies"])  # once for all
+        # Once for all ranks.
+        context.set_forkserver_preload(["tests.lean_start", "src.models.dlrm.sharded_tables", "src.launch.strategies"])
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(count):

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+import lean_start  # noqa: E402, F401
 
 
 def main(file: str, name: str, home: Path) -> None:

@@ -1,0 +1,54 @@
+"""Lightning without what torchmetrics imports for metrics that nobody here uses: half of what a start takes.
+
+Lightning cannot be imported without torchmetrics, which imports these packages wherever they are installed.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import PackageNotFoundError
+from types import ModuleType
+
+OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
+
+
+class LeanImport(MetaPathFinder):
+    """Has torchmetrics imported as if the packages of OPTIONAL were not installed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == "torchmetrics" else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = LeanLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class LeanLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        with hidden([name for name in OPTIONAL if name not in sys.modules]):
+            super().exec_module(module)
+
+
+@contextmanager
+def hidden(names: Sequence[str]) -> Iterator[None]:
+    """Packages that are not there for whoever asks in the two ways that torchmetrics does."""
+    from lightning_utilities.core import imports
+
+    version = imports.__dict__["_version"]
+
+    def version_of_others(name: str) -> str:
+        if name in names:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    imports.__dict__["_version"] = version_of_others
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type] # None: not to be found
+    try:
+        yield
+    finally:
+        imports.__dict__["_version"] = version
+        for name in names:
+            del sys.modules[name]
