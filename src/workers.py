@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def cpu_count() -> int:
@@ -57,7 +57,7 @@ class WorkerPool:
             result, error = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as problem:
             process.kill()
-            raise RuntimeError(f"a worker process ended with exit code {process.wait()} (out of memory?)") from problem
+            raise RuntimeError(f"a worker process ended with exit code {process.wait()} (want of memory?)") from problem
         finally:
             self._idle.put(process)
         if error is not None:
@@ -81,8 +81,9 @@ class WorkerPool:
 
 def serve() -> None:
     """What a worker runs: answers calls until its input ends."""
-    # Ctrl-C goes to every process of the terminal; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to every process of the terminal, torchrun's SIGTERM to all of a rank; the parent decides.
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, signal.SIG_IGN)
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # What a library prints must not get between the answers.
     os.dup2(2, 1)
