@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 
 from src import schema
 from src.errors import UserError
+from src.launch.group import speaks
 from src.lean import LeanImport
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -69,8 +70,9 @@ def is_ours(error: Exception) -> bool:
 
 
 def fail(message: str) -> int:
-    """Prints the line on stderr and returns the exit code of a user's mistake."""
-    print(f"error: {message}", file=sys.stderr)
+    """Prints the line on stderr, once for a group of ranks, and returns the exit code of a user's mistake."""
+    if speaks():
+        print(f"error: {message}", file=sys.stderr)
     return 2
 
 

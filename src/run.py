@@ -1,7 +1,6 @@
 """One run from config to record: check, build, fit, evaluate, write. Data flows down this page, once."""
 
 import logging
-import os
 import sys
 import traceback
 import warnings
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from hydra.core.hydra_config import HydraConfig
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.trainer.states import TrainerStatus
@@ -22,6 +21,7 @@ from src.callbacks.progress import Progress
 from src.checkpoints import compare, newest_checkpoint, read_checkpoint
 from src.datamodules.base import DataModule
 from src.errors import UserError
+from src.launch import failures, group
 from src.launch.devices import (
     activation_bytes,
     check_topology,
@@ -29,6 +29,7 @@ from src.launch.devices import (
     resolve_hardware,
     set_precision,
 )
+from src.launch.ending import Ending, Interrupted
 from src.launch.strategies import HybridStrategy, OneDevice
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -60,19 +61,23 @@ def train(config: DictConfig) -> Record:
     config = settled(config)
     status, error, job = "done", None, None
     say(config.note)
-    try:
-        job = build(config, clock)
-        fit(job)
-        if job.trainer.state.status == TrainerStatus.INTERRUPTED:
-            status = "interrupted"
-    except (Exception, KeyboardInterrupt, SystemExit) as raised:
-        error = raised
-        status = status_of(error, job)
-        if job is not None:
-            job.task.teardown("fit")  # Lightning leaves it out after an error, and worker processes would live on
-    record = make_record(config, clock, job, status, error)
-    if int(os.environ.get("RANK", "0")) == 0:
-        finish(config, job, record)
+    with Ending() as ending:
+        try:
+            job = build(config, clock)
+            ending.follow(job.trainer, job.task)
+            fit(job, ending)
+        except (Exception, KeyboardInterrupt, SystemExit) as raised:
+            error = failures.cause_of(raised)
+            status = status_of(error)
+            if not ending.agreed:
+                ending.fail()
+            if status != "interrupted":
+                failures.note(raised, described(error))
+            if job is not None:
+                job.task.teardown("fit")  # Lightning leaves it out after an error, and worker processes would live on
+        record = make_record(config, clock, job, status, error)
+        if group.rank() == 0:
+            finish(config, job, record)
     if error is not None:
         raise error
     return record
@@ -88,7 +93,7 @@ def quieten() -> None:
 
 def say(note: str | None) -> None:
     """Prints the note of the run, once per group of ranks."""
-    if note and int(os.environ.get("RANK", "0")) == 0:
+    if note and group.rank() == 0:
         print(f"note: {note}", flush=True)
 
 
@@ -126,7 +131,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     accelerator = config.hardware.accelerator
     check_topology(config.trainer, accelerator)
     set_precision(config.precision, accelerator)
-    pl.seed_everything(config.seed + int(os.environ.get("RANK", "0")), verbose=False)
+    pl.seed_everything(config.seed + group.rank(), verbose=False)
     datamodule: DataModule = made(config.datamodule)
     task: Task = made(config.model.task)
     task.clock = datamodule.clock = clock
@@ -142,7 +147,11 @@ def build(config: DictConfig, clock: Clock) -> Job:
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
         strategy=strategy(config),
-        plugins=[AtomicCheckpointIO(), precision_plugin(config.precision, accelerator)],
+        plugins=[
+            AtomicCheckpointIO(),
+            precision_plugin(config.precision, accelerator),
+            *([LightningEnvironment()] if group.started_by() is None else []),  # a shell of SLURM's is no rank
+        ],
         logger=list(made(config.logger or {}).values()),
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
@@ -176,14 +185,16 @@ def resume_from(config: DictConfig) -> Path | None:
     return path
 
 
-def fit(job: Job) -> None:
-    """Trains, then evaluates once more for the final metric."""
+def fit(job: Job, ending: Ending | None = None) -> None:
+    """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
     if job.ckpt_path is not None:
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.meet(job.datamodule)
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
+    if ending is not None:
+        ending.after_training(job.trainer)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
         job.task.evaluate_last(job.datamodule)
         best = next((c.best_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
@@ -191,13 +202,10 @@ def fit(job: Job) -> None:
             job.task.evaluate_best(job.datamodule, best)
 
 
-def status_of(error: BaseException, job: Job | None) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
+def status_of(error: BaseException) -> str:
+    if failures.is_out_of_memory(error):
         return "oom"
-    interrupted = job is not None and job.trainer.state.status == TrainerStatus.INTERRUPTED
-    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and interrupted):
-        return "interrupted"
-    return "failed"
+    return "interrupted" if isinstance(error, Interrupted) else "failed"
 
 
 def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
@@ -217,7 +225,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         "kind": "train",
         "case": case_of(config),
         "status": status,
-        "error": described(error),
+        "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
         "environment": environment(list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []),
         "e2e_time_s": clock.wall_s(),
@@ -244,12 +252,8 @@ def case_of(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def described(error: BaseException | None) -> dict[str, Any] | None:
+def described(error: BaseException) -> dict[str, Any]:
     """Type, message and the innermost place in this project."""
-    if error is None:
-        return None
-    if isinstance(error, SystemExit) and error.__context__ is not None:  # what Lightning makes of Ctrl-C
-        error = error.__context__
     root = Path(__file__).resolve().parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
     where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None

@@ -3,6 +3,8 @@
 import errno
 import os
 import runpy
+import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -195,32 +197,19 @@ def test_a_gpu_that_is_not_there(
     assert refused("predict.py", *tiny_predict(tmp_path, override)) == words
 
 
-@pytest.mark.parametrize(
-    ("trainer", "processes", "torchrun", "sbatch"),
-    [
-        (
-            "1x2",
-            2,
-            "torchrun --nnodes=1 --standalone --nproc-per-node=2 train.py",
-            "sbatch --nodes=1 --ntasks-per-node=2",
-        ),
-        (
-            "2x8",
-            16,
-            "on every node with: torchrun --nnodes=2 --rdzv-backend=c10d",
-            "sbatch --nodes=2 --ntasks-per-node=8",
-        ),
-    ],
-)
-def test_processes_that_were_not_started(
-    trainer: str, processes: int, torchrun: str, sbatch: str, tmp_path: Path, refused: Door
-) -> None:
-    arguments = tiny(tmp_path, f"trainer={trainer}")
+def test_a_second_node_that_was_not_started(tmp_path: Path, refused: Door) -> None:
+    arguments = tiny(tmp_path, "trainer=2x8", "note='two words'")
     line = refused("train.py", *arguments)
-    assert line.startswith(f"trainer={trainer} is {processes} processes, 1 started (no GPU")
-    assert torchrun in line
-    assert f"{sbatch} --wrap" in line
-    assert arguments[0] in line
+    assert line.startswith("trainer=2x8 is 16 processes, 1 started (no GPU here, they run on CPUs); start it with: ")
+    torchrun, _, sbatch = line.partition("start it with: ")[2].partition("   or: ")
+    host = socket.gethostname()
+    torchrun, _, where = torchrun.partition(" (on each")
+    assert where == f" of 2 nodes, {host} the first)"
+    rendezvous = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29500", "--nproc-per-node=8"]
+    assert shlex.split(torchrun) == ["torchrun", *rendezvous, "train.py", *arguments]
+    *options, wrapped = shlex.split(sbatch)
+    assert options == ["sbatch", "--nodes=2", "--ntasks-per-node=8", "--wrap"]
+    assert shlex.split(wrapped) == ["srun", "--kill-on-bad-exit=1", "python", "train.py", *arguments]
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: Door) -> None:

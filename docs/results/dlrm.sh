@@ -12,10 +12,9 @@ train() {  # NAME option=value ...: synthetic clicks that are on the GPU already
   ranks 1 "$@"
 }
 ranks() {  # GPUS NAME option=value ...: the same on several GPUs
-  local command=("$python" train.py) gpus=$1
-  [ "$gpus" = 1 ] || command=("$python" -m torch.distributed.run --standalone "--nproc-per-node=$gpus" train.py)
+  local gpus=$1
   shift
-  "${command[@]}" "${common[@]}" "trainer=1x$gpus" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
+  "$python" train.py "${common[@]}" "trainer=1x$gpus" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
     logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size

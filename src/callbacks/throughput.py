@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, distributed
 
 from src.callbacks.measuring import Measuring
+from src.launch import group
 from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.models.task import Task
@@ -89,6 +90,8 @@ def gather(value: float | None) -> list[float | None]:
     """The value of every rank, in order."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
+    if group.is_broken():
+        return [value, *[None] * (distributed.get_world_size() - 1)]  # what the others have will not be known
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     mine = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
     parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]

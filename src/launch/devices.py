@@ -1,7 +1,8 @@
 """Which device a run uses, and whether the processes that its topology names are there."""
 
-import os
 import re
+import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision
 from pytorch_lightning.plugins.precision import Precision as LightningPrecision
 
 from src.errors import UserError
+from src.launch.group import world_size
 from src.schema import Hardware
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "hardware"
@@ -44,26 +46,40 @@ def load_hardware(name: str) -> DictConfig:
     return found
 
 
-def check_topology(trainer: DictConfig, accelerator: str) -> None:
-    """Raises UserError unless this process is one of as many as the topology names, on enough devices."""
-    world = trainer.num_nodes * trainer.devices
-    started = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
+def check_devices(trainer: DictConfig, accelerator: str) -> None:
+    """Raises UserError unless this machine has the devices that the topology wants of each node."""
     gpus = torch.cuda.device_count()
-    here = f"{gpus} GPU(s)" if accelerator == "cuda" else "no GPU, processes run on the CPU"
     if accelerator == "cuda" and gpus < trainer.devices:
         raise UserError(f"trainer={trainer.name} wants {trainer.devices} GPU(s) on each node, this machine has {gpus}; "
                         f"choose another trainer")  # fmt: skip
+
+
+def check_topology(trainer: DictConfig, accelerator: str) -> None:
+    """Raises UserError unless this process is one of as many as the topology names, on enough devices."""
+    check_devices(trainer, accelerator)
+    world, started = trainer.num_nodes * trainer.devices, world_size()
     if started == world:
         return
-    overrides = " ".join(sys.argv[1:])
-    nodes = f"--nnodes={trainer.num_nodes} " + (
-        "--rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500 " if trainer.num_nodes > 1 else "--standalone "
-    )
+    here = f"{torch.cuda.device_count()} GPU(s) here" if accelerator == "cuda" else "no GPU here, they run on CPUs"
+    commands = start_commands(trainer, sys.argv[1:], socket.gethostname())
     raise UserError(
-        f"trainer={trainer.name} is {world} processes, {started} started ({here}); start it"
-        f"{' on every node' if trainer.num_nodes > 1 else ''} with: torchrun {nodes}--nproc-per-node={trainer.devices} "
-        f"train.py {overrides}   or: sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices} "
-        f'--wrap "srun python train.py {overrides}"'
+        f"trainer={trainer.name} is {world} processes, {started} started ({here}); start it with: {commands}"
+    )
+
+
+def start_commands(trainer: DictConfig, arguments: list[str], host: str) -> str:
+    """The lines that start a topology, by torchrun and by SLURM, quoted for a shell; `host` is the first node."""
+    train = shlex.join(["train.py", *arguments])
+    if trainer.num_nodes == 1:
+        where, nodes = "", "--standalone"
+    else:
+        where = f" (on each of {trainer.num_nodes} nodes, {host} the first)"
+        nodes = f"--nnodes={trainer.num_nodes} --rdzv-backend=c10d --rdzv-endpoint={host}:29500"
+    gpus = f" --gpus-per-node={trainer.devices}" if torch.cuda.is_available() else ""
+    srun = shlex.quote(f"srun --kill-on-bad-exit=1 python {train}")
+    return (
+        f"torchrun {nodes} --nproc-per-node={trainer.devices} {train}{where}   or: "
+        f"sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices}{gpus} --wrap {srun}"
     )
 
 

@@ -6,11 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import distributed, nn
 
 GIB = 2**30
-ASKED_EVERY = 20  # steps
 
 
 class OneDevice(SingleDeviceStrategy):
@@ -69,8 +67,6 @@ class HybridStrategy(DDPStrategy):
             if isinstance(module, Spread) and module.plan is None:
                 module.place(self.root_device, self.batch_size, self.memory_bytes)
         super().setup(trainer)
-        # Lightning would send a tensor and wait for the device at every step.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = EndTogether(trainer)
 
     def configure_ddp(self) -> None:
         assert self.lightning_module is not None
@@ -83,24 +79,6 @@ class HybridStrategy(DDPStrategy):
 
     def on_test_start(self) -> None:
         self.on_validation_start()
-
-
-class EndTogether:
-    """Ends all ranks before the same step when one of them is asked to end (SIGTERM). The devices are not involved."""
-
-    def __init__(self, trainer: pl.Trainer) -> None:
-        self.trainer = trainer
-        self.group = distributed.new_group(backend="gloo")
-        self.steps = 0
-
-    def __call__(self) -> None:
-        self.steps += 1
-        if self.steps % ASKED_EVERY:
-            return
-        asked = torch.tensor(int(self.trainer.received_sigterm))
-        distributed.all_reduce(asked, distributed.ReduceOp.MAX, group=self.group)
-        if asked:
-            raise SIGTERMException
 
 
 @torch.no_grad()

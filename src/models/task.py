@@ -237,6 +237,11 @@ class Task(pl.LightningModule):
         self.batch_size = self.count(batch)
         self.clock.mark("compute", samples=sum(map(self.count, batches)))
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether the next batch has to wait for others of its optimiser step, unless it is the epoch's last."""
+        return len(self._held) + 1 < self.accumulate
+
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         if all(leaf.device == device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
             return batch

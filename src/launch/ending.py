@@ -1,0 +1,166 @@
+"""How a run ends that is asked to by Ctrl-C or SIGTERM: after a step, all ranks after the same one, with a checkpoint.
+
+Lightning's own way ends each rank wherever the signal finds it and leaves no checkpoint.
+"""
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import distributed
+
+from src.launch.group import give_up, started_by
+from src.launch.watchdog import Watchdog
+from src.models.task import Task
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ASKED_EVERY_S = 1.0
+SAME_S = 1.0  # a dying parent's threads, or a terminal and a launcher, may each send the same wish
+MOST_STEPS = 1000  # between two questions
+PR_SET_PDEATHSIG = 1
+
+
+class Interrupted(SystemExit):
+    """A run that ended because it was asked to; exits with the shell's code for the signal."""
+
+    def __init__(self, signum: int, when: str) -> None:
+        super().__init__(128 + signum)
+        self.message = f"{signal.Signals(signum).name} {when}"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Ending:
+    """A context manager from a run's first moment to its record, in which signals end the run in an orderly way.
+
+    While training goes on, the first signal is answered after a step; one of those two things is there then: the
+    checkpoint of that step, or at the end of an epoch the one after its evaluation. A second signal, and one outside
+    of training, raises `Interrupted` at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._asked_s = -math.inf
+        self._waits = False  # somebody will look at `asked`
+        self._before: dict[int, Any] = {}
+        self._watchdog: Watchdog | None = None
+        self._question: Question | None = None
+
+    def __enter__(self) -> "Ending":
+        if threading.current_thread() is threading.main_thread():  # others may not
+            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+            if started_by() is not None:
+                self._watchdog = Watchdog()
+        if started_by() == "torchrun":
+            end_with_parent()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._watchdog is not None:
+            self._watchdog.close()
+
+    def follow(self, trainer: pl.Trainer, task: Task) -> None:
+        """From now on looks before each batch whether the run is asked to end; it ends after a whole step."""
+        # Lightning's handler would send a tensor to the other ranks from wherever the signal finds it.
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        loop = trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = lambda: None  # and would ask all devices at each step
+        advance = loop.advance
+
+        def followed(data_fetcher: Any) -> None:
+            self._waits = True
+            try:
+                self._agree(trainer)
+                stops = self.agreed and not task.is_filling
+                trainer.should_stop = trainer.should_stop or stops  # the checkpoint callback saves after the batch
+                advance(data_fetcher)
+            except StopIteration:  # the epoch is over
+                raise
+            except Exception:
+                self.fail()
+                raise
+            if stops and not trainer.is_last_batch:  # else the epoch's evaluation comes before its checkpoint
+                self._raise(trainer)
+
+        loop.advance = followed  # type: ignore[method-assign]
+
+    def after_training(self, trainer: pl.Trainer) -> None:
+        """Raises `Interrupted` if any rank was asked to end meanwhile; from now on a signal does so at once."""
+        self._waits = False
+        self._agree(trainer, now=True)
+        if self.agreed:
+            self._raise(trainer)
+
+    def fail(self) -> None:
+        """This rank cannot go on: it must not wait for the others, and end even if the device does."""
+        give_up()
+        if self._watchdog is not None:
+            self._watchdog.alert()
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks end together because one of them was asked to."""
+        return self._question is not None and self._question.answer > 0
+
+    def _agree(self, trainer: pl.Trainer, now: bool = False) -> None:
+        if self._question is None:
+            self._question = Question(trainer.world_size)
+        self._question.ask(self.asked or 0, now)
+        if self.agreed and self._watchdog is not None:
+            self._watchdog.close()  # all ranks are there and end together, however long it takes to save
+
+    def _raise(self, trainer: pl.Trainer) -> None:
+        assert self._question is not None
+        raise Interrupted(self._question.answer, f"after step {trainer.global_step}")
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        first, before_s, now_s = self.asked is None, self._asked_s, time.monotonic()
+        if now_s - before_s < SAME_S:
+            return
+        self.asked, self._asked_s = number, now_s
+        if not (first and self._waits):
+            raise Interrupted(number, "before the next step" if self._waits else "outside of training")
+
+
+class Question:
+    """Whether any rank was asked to end: put to all of them about once a second, on the host, before the same step."""
+
+    def __init__(self, world_size: int) -> None:
+        self.group = distributed.new_group(backend="gloo") if world_size > 1 else None
+        self.answer = 0  # number of the signal
+        self.steps, self.every, self.last_s = 0, 1, time.monotonic()
+
+    def ask(self, mine: int, now: bool = False) -> None:
+        """Sets `answer`, at every call in a single process, else when it is time or has to be `now`."""
+        self.steps += 1
+        if self.group is None:
+            self.answer = mine
+        elif (now or self.steps >= self.every) and not self.answer:
+            time_s = time.monotonic()
+            ballot = torch.tensor([float(mine), time_s - self.last_s], dtype=torch.float64)
+            distributed.all_reduce(ballot, distributed.ReduceOp.MAX, group=self.group)
+            signum, seconds = ballot.tolist()
+            self.answer = int(signum)
+            about = int(self.steps * ASKED_EVERY_S / max(seconds, 1e-6))
+            self.every = max(1, min(about, 2 * self.every, MOST_STEPS))
+            self.steps, self.last_s = 0, time_s
+
+
+def end_with_parent() -> None:
+    """Has this process asked to end when torchrun's agent dies, which could no longer ask."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)

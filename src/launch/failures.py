@@ -1,0 +1,82 @@
+"""Why a rank ended: written where torchrun looks for it, read by the process that started the ranks."""
+
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from src.files import write_text
+
+ASKED = {-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}  # exit codes of who had to end
+NOTICED_S = 5  # by when a rank's death is noticed
+MEMORY = re.compile(
+    r"out ?of ?memory|can(no|')t allocate memory|not enough memory|ALLOC_FAILED|\bMemoryError\b", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended: when (seconds since 1970), its error as records have it, and its traceback."""
+
+    rank: int
+    exitcode: int
+    time_s: float
+    error: dict[str, Any]
+    traceback: str | None
+
+
+def note(error: BaseException, described: dict[str, Any]) -> None:
+    """Leaves the error, also `described` as records have it, in the file that torchrun gave this rank, if any.
+
+    torchrun prints the traceback of the first rank that failed out of it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        return
+    stack = "".join(traceback.format_exception(error))
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    message = {"message": f"{described['type']}: {described['message']}", "extraInfo": extra}
+    write_text(Path(file), json.dumps({"message": message, "error": described, "time_s": time.time()}))
+
+
+def memory_ran_out(error: str) -> bool:
+    """Whether an error (type and message) says so, as torch (GPU and CPU), cuBLAS, NCCL and Python word it."""
+    return bool(MEMORY.search(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | RuntimeError) and memory_ran_out(f"{type(error).__name__}: {error}")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error itself, or the lack of memory that it followed from: the end of a broken capture raises its own."""
+    followed: BaseException | None = error
+    while followed is not None and not is_out_of_memory(followed):
+        followed = followed.__cause__ or followed.__context__
+    return followed or error
+
+
+def first_failure(failures: dict[int, Any]) -> Failure:
+    """The one that made the others fail, out of torch's `ProcessFailure` by rank."""
+    found = [read(rank, failure) for rank, failure in failures.items()]
+    return min(found, key=lambda each: (each.exitcode in ASKED, each.time_s))
+
+
+def read(rank: int, failure: Any) -> Failure:
+    """What torch's `ProcessFailure` says, with what `note` wrote."""
+    data = failure.error_file_data
+    if "error" in data:
+        stack = data["message"]["extraInfo"]["py_callstack"]
+        return Failure(rank, failure.exitcode, data["time_s"], data["error"], stack)
+    if failure.exitcode < 0:  # it could say nothing; others may have noticed before torchrun did
+        name = failure.signal_name()
+        how = f"ended by {name}" + (" (want of memory?)" if name == "SIGKILL" else "")
+    else:
+        how = f"ended with exit code {failure.exitcode} before it could say why; its output is above"
+    error = {"type": "RankDied", "message": how, "where": None}
+    return Failure(rank, failure.exitcode, failure.timestamp - NOTICED_S, error, None)

@@ -1,0 +1,41 @@
+"""Tiny runs of MobileNetV1 in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny_mobilenet import tiny_overrides
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120  # of a process that hangs
+LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
+
+
+def provoked(**options: object) -> str:
+    """The override for `provoking.At`."""
+    return f"+callbacks.at={{_target_:provoking.At,{','.join(f'{name}:{value}' for name, value in options.items())}}}"
+
+
+def begin(home: Path, *overrides: str, by: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "launch"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, *by, "train.py", *tiny_overrides(home), *overrides],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code and prints, when every process that could print has ended."""
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+def run(home: Path, *overrides: str) -> tuple[int, str, str]:
+    return ended(begin(home, *overrides))

@@ -1,0 +1,75 @@
+"""A single run that is asked to end: when it does, what it leaves, and that it can go on as if nothing had been."""
+
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from started import provoked
+from tiny_mobilenet import tiny_mobilenet
+
+from src.launch import ending
+from src.launch.ending import Interrupted
+from src.report.record import Record, read_record
+from src.run import train
+
+STEPS = 8  # an epoch
+
+
+def interrupted(home: Path, *overrides: str) -> tuple[Record, Interrupted]:
+    """The record of a run that must have been ended by a signal, and the exception."""
+    with pytest.raises(Interrupted) as caught:
+        train(tiny_mobilenet(home, *overrides))
+    record = read_record(home / "run")
+    assert record.status == "interrupted" and record.error is not None
+    assert (record.error.type, record.error.message) == ("Interrupted", str(caught.value))
+    return record, caught.value
+
+
+def test_a_signal_ends_the_run_after_the_next_step_with_a_checkpoint(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    record, raised = interrupted(tmp_path, provoked(what="is_terminated", step=3))
+    assert raised.code == 143 and str(raised) == "SIGTERM after step 4"
+    assert record.samples == 4 * 8 and record.p_core is not None
+    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == 4
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize(("step", "accumulate"), [(3, 1), (STEPS, 1), (STEPS + 2, 1), (2, 3)])
+def test_going_on_does_what_the_run_would_have_done(tmp_path: Path, step: int, accumulate: int) -> None:
+    same = "fit.max_epochs=2", f"hp.accumulate={accumulate}"
+    interrupted(tmp_path / "a", provoked(what="is_interrupted", step=step), *same)
+    last = tmp_path / "a" / "run" / "checkpoints" / "last.ckpt"
+    train(tiny_mobilenet(tmp_path / "b", f"ckpt_path={last}", *same))
+    train(tiny_mobilenet(tmp_path / "c", *same))
+    states = [torch.load(tmp_path / name / "run" / "checkpoints" / "last.ckpt", weights_only=False) for name in "bc"]
+    assert states[0]["global_step"] == states[1]["global_step"] == 2 * math.ceil(STEPS / accumulate)
+    torch.testing.assert_close(states[0]["state_dict"], states[1]["state_dict"], rtol=0, atol=0)
+
+
+def test_an_evaluation_is_finished_first(tmp_path: Path) -> None:
+    record, raised = interrupted(tmp_path, provoked(what="is_interrupted", hook="on_validation_start"))
+    assert raised.code == 130 and str(raised) == f"SIGINT after step {STEPS}"
+    assert (tmp_path / "run" / "checkpoints" / "best.ckpt").exists()
+    evaluations = [row for row in record.history if "top1" in row]
+    assert len(evaluations) == 1  # and not the final one
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "SAME_S", 0.0)
+    record, raised = interrupted(tmp_path, provoked(what="'is_interrupted is_interrupted'", step=3))
+    assert str(raised) == "SIGINT before the next step"
+    assert record.samples == 2 * 8
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_same_wish_may_come_twice(tmp_path: Path) -> None:
+    _, raised = interrupted(tmp_path, provoked(what="'is_terminated is_terminated'", step=3))
+    assert str(raised) == "SIGTERM after step 4"
+
+
+def test_outside_of_training_a_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    record, raised = interrupted(tmp_path, provoked(what="is_terminated", hook="on_test_start"), "fit.max_steps=5")
+    assert str(raised) == "SIGTERM outside of training"
+    assert record.samples == 5 * 8

@@ -1,0 +1,73 @@
+"""Which rank's error is the cause of the others', and what torchrun can show of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from src.launch.failures import cause_of, first_failure, note
+
+ERROR = {"type": "ArithmeticError", "message": "broken", "where": "src/a.py:1"}
+
+
+def raised(message: str) -> BaseException:
+    try:
+        raise ArithmeticError(message)
+    except ArithmeticError as error:
+        return error
+
+
+def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> ProcessFailure:
+    """The failure of a rank that wrote its error."""
+    file = folder / f"{rank}.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    note(raised(f"of rank {rank}"), {**ERROR, "message": f"of rank {rank}"})
+    return ProcessFailure(rank, 100 + rank, 1, str(file))
+
+
+def test_the_first_error_counts_within_one_second_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = [noted(tmp_path, rank, monkeypatch) for rank in (2, 0, 1)]
+    first = first_failure({failure.local_rank: failure for failure in sorted(order, key=lambda each: each.local_rank)})
+    assert (first.rank, first.error["message"]) == (2, "of rank 2")
+    assert first.traceback is not None and "in raised" in first.traceback
+
+
+def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = {0: noted(tmp_path, 0, monkeypatch), 1: ProcessFailure(1, 101, -9, "none")}
+    first = first_failure(failures)
+    assert (first.rank, first.error["type"]) == (1, "RankDied")
+    assert first.error["message"] == "ended by SIGKILL (want of memory?)"
+
+
+@pytest.mark.parametrize("exitcode", [-15, 143])
+def test_a_rank_that_was_ended_is_no_cause(tmp_path: Path, exitcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {0: ProcessFailure(0, 100, exitcode, "none"), 1: noted(tmp_path, 1, monkeypatch)}
+    assert first_failure(failures).rank == 1
+
+
+def test_torchrun_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = str(ChildFailedError("train.py", {1: noted(tmp_path, 1, monkeypatch)}))
+    assert "in raised" in shown and "ArithmeticError: of rank 1" in shown
+
+
+def test_a_process_of_nobody_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    note(raised("alone"), ERROR)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_followed_from_a_lack_of_memory_is_not_the_cause() -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    try:
+        try:
+            raise full
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert cause_of(error) is full
+    other = raised("broken")
+    assert cause_of(other) is other

@@ -1,0 +1,33 @@
+"""Who started this process, from the variables that torchrun and SLURM leave."""
+
+import pytest
+
+from src.launch import group
+
+VARIABLES = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (None, 0, 1)),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}, ("torchrun", 3, 4)),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_NTASKS": "16", "SLURM_PROCID": "9"}, ("slurm", 9, 16)),
+        # The script of a job of several tasks itself, and a shell in such an allocation: no rank.
+        ({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}, (None, 0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "16", "SLURM_PROCID": "0"}, (None, 0, 1)),
+        # torchrun within a task of SLURM.
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "2"},
+            ("torchrun", 5, 8),
+        ),
+    ],
+)
+def test_a_rank_knows_its_group(
+    given: dict[str, str], expected: tuple[str | None, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert (group.started_by(), group.rank(), group.world_size()) == expected

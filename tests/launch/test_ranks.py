@@ -1,0 +1,69 @@
+"""`train.py trainer=1x2` by itself: what its ranks leave, and how all of them end when one does."""
+
+import json
+from pathlib import Path
+
+import torch
+from started import LONG, provoked, run
+
+from src.report.record import read_record
+
+
+def test_one_command_trains_on_its_ranks_and_leaves_one_record(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "trainer=1x2", "note='a note, with a comma'")
+    assert code == 0, err
+    assert out.count("train done: mobilenet_v1 on image_synthetic, cpu 1x2") == 1
+    assert out.count("note: a note, with a comma") == 2  # at the beginning and at the end
+    record = read_record(tmp_path / "run")
+    assert (record.status, record.ranks, record.samples) == ("done", 2, 2 * 8 * 8)
+    assert "trainer=1x2" in record.environment["overrides"]
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="fails", step=3, rank=1))
+    assert code == 1
+    _, _, told = err.partition("rank 1 of 2 failed and ended the others")
+    assert "in fails" in told and "ArithmeticError: this rank is broken" in told
+    record = read_record(tmp_path / "run")
+    assert record.status == "failed" and record.error is not None
+    assert (record.error.type, record.error.message) == ("ArithmeticError", "rank 1: this rank is broken")
+
+
+def test_a_rank_0_that_is_killed_ends_the_run_with_a_record(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="dies", step=3))
+    assert code == 1
+    assert "rank 0 of 2 failed and ended the others\nended by SIGKILL" in err
+    record = read_record(tmp_path / "run")
+    assert record.status == "failed" and record.error is not None
+    assert (record.error.type, record.error.message) == ("RankDied", "rank 0: ended by SIGKILL (want of memory?)")
+
+
+def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "trainer=1x2", "ckpt_path=nowhere.ckpt")
+    assert code == 2
+    assert [line for line in err.splitlines() if line.startswith("error:")] == [
+        "error: nowhere.ckpt: there is no such checkpoint; give the path of a last.ckpt or best.ckpt"
+    ]
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="interrupts_its_launcher", step=3))
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert out.count("train interrupted") == 1
+    check_interrupted(tmp_path, "SIGINT")
+
+
+def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
+    code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
+    assert code == -9
+    check_interrupted(tmp_path, "SIGTERM")
+
+
+def check_interrupted(home: Path, name: str) -> None:
+    """Both ranks ended after the step of the checkpoint."""
+    record = json.loads((home / "run" / "result.json").read_text())
+    step = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"]
+    assert (record["status"], record["error"]["message"]) == ("interrupted", f"{name} after step {step}")
+    assert step >= 3 and record["samples"] == step * 2 * 8

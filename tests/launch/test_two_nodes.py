@@ -1,0 +1,58 @@
+"""Two nodes on one machine: two agents of torchrun that know each other by an address only."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from started import LONG, begin, ended, provoked, run
+
+from src.report.record import read_record
+
+
+def run_on_two_nodes(home: Path, devices: int, *overrides: str) -> list[tuple[int, str, str]]:
+    """Exit code and prints of both agents; killed ones have -9."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    agent = (
+        "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={devices}", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+    )  # fmt: skip
+    nodes = [begin(home, f"trainer=2x{devices}", *overrides, by=agent) for _ in range(2)]
+    return [ended(node) for node in nodes]
+
+
+def final_weights(home: Path) -> dict[str, torch.Tensor]:
+    return torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_two_nodes_train_as_one_with_as_many_ranks(devices: int, tmp_path: Path) -> None:
+    code, _, err = run(tmp_path / "one", f"trainer=1x{2 * devices}")
+    assert code == 0, err
+    for code, _, err in run_on_two_nodes(tmp_path / "two", devices):
+        assert code == 0, err
+    one, two = (read_record(tmp_path / name / "run") for name in ("one", "two"))
+    assert one.ranks == two.ranks == 2 * devices and one.samples == two.samples
+    losses = [[row["loss"] for row in record.history if "loss" in row] for record in (one, two)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    torch.testing.assert_close(final_weights(tmp_path / "two"), final_weights(tmp_path / "one"), rtol=0, atol=0)
+
+
+def test_a_killed_agent_ends_both_nodes_with_a_checkpoint(tmp_path: Path) -> None:
+    nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="kills_its_launcher", step=3, rank=1))
+    assert sorted(code for code, _, _ in nodes) == [-signal.SIGKILL, 1]
+    record = read_record(tmp_path / "run")
+    step = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"]
+    assert record.status == "interrupted" and record.error is not None
+    assert record.error.message == f"SIGTERM after step {step}"
+
+
+def test_a_node_that_is_gone_ends_the_other_with_a_record(tmp_path: Path) -> None:
+    nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="'kills_its_launcher dies'", step=3, rank=1))
+    assert sorted(code for code, _, _ in nodes) == [-signal.SIGKILL, 1]
+    record = read_record(tmp_path / "run")
+    assert record.status == "failed" and record.error is not None
+    assert record.error.type == "RuntimeError" and os.linesep not in record.error.message

@@ -1,0 +1,47 @@
+"""A rank that waits in device code for others does not see a signal; the watchdog does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The main thread takes no signals and stays in a C function, as in NCCL; another thread takes them.
+HANGING = """
+import ctypes, os, signal
+from src.launch.watchdog import Watchdog
+signal.signal(signal.SIGTERM, lambda *_: None)
+watchdog = Watchdog(patience_s=1.0)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def waits_for_a_rank():
+    ctypes.CDLL(None).pause()
+"""
+SIGNALLED = "os.kill(os.getpid(), signal.SIGTERM)"
+BUSY = """
+import re, time
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    re.purge()
+    re.compile("(a|b)*c{2,3}[d-f]+")  # Python code, in many places
+watchdog.close()
+watchdog.close()
+watchdog.alert()
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("alarm", [SIGNALLED, "watchdog.alert()"])
+def test_a_main_thread_that_hangs_is_shown_and_ended(alarm: str) -> None:
+    # The thread's first look comes half a second after the alarm, when the main thread hangs.
+    ended = run(f"{HANGING}\n{alarm}\nwaits_for_a_rank()")
+    assert ended.returncode == 143
+    assert "in waits_for_a_rank" in ended.stderr and "hung for 1 s" in ended.stderr
+
+
+def test_a_main_thread_that_moves_is_left_alone() -> None:
+    ended = run(f"{HANGING}\n{SIGNALLED}\n{BUSY}")
+    assert (ended.returncode, ended.stderr) == (0, "")
