@@ -20,7 +20,6 @@ from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.checkpoints import compare, newest_checkpoint, read_checkpoint
 from src.datamodules.base import DataModule
-from src.errors import UserError
 from src.launch import failures, group
 from src.launch.devices import (
     activation_bytes,
@@ -34,10 +33,9 @@ from src.launch.strategies import HybridStrategy, OneDevice
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.models.task import Task
-from src.parts import check_complete, check_packages, made
+from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
-
-CONF = Path(__file__).resolve().parents[1] / "conf"
+from src.settings import check_settings
 
 
 @dataclass
@@ -98,31 +96,13 @@ def say(note: str | None) -> None:
 
 
 def settled(config: DictConfig) -> DictConfig:
-    """The config with nothing left open: hardware found, interpolations resolved, fix_hp checked."""
-    check_fix_hp(config)
-    check_complete(config)
+    """The config with nothing left open: checked, hardware found, interpolations resolved."""
+    check_settings(config)
     config.hardware = resolve_hardware(config.hardware)
     OmegaConf.resolve(config)
-    if config.hp.batch_size < 1:
-        raise UserError(f"hp.batch_size={config.hp.batch_size} trains nothing; give 1 or more")
-    if config.hp.accumulate < 1:
-        raise UserError(f"hp.accumulate={config.hp.accumulate} trains nothing; give 1 or more")
-    world = config.trainer.num_nodes * config.trainer.devices
     if config.hp.batch_per == "global":
-        if config.hp.batch_size % world:
-            raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
-        config.datamodule.batch_size = config.hp.batch_size // world
+        config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)
     return config
-
-
-def check_fix_hp(config: DictConfig) -> None:
-    """`fix_hp` may touch `hp.*` and nothing else. Raises UserError."""
-    if config.fix_hp is None:
-        return
-    file = CONF / "fix_hp" / f"{config.fix_hp.name}.yaml"
-    others = set(OmegaConf.load(file)) - {"fix_hp", "hp"}
-    if others:
-        raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")
 
 
 def build(config: DictConfig, clock: Clock) -> Job:

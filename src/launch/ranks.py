@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from src.cli import DEBUGGING, fail
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.group import ANSWERED_FOR, started_by
+from src.settings import check_settings
 from src.workers import cpu_count
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def start_ranks(config: DictConfig) -> None:
     from src.launch.devices import check_devices
 
     begin_s = time.time()
+    check_settings(config)  # what a person can mend is told before anything starts
     check_devices(
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )

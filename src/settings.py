@@ -1,0 +1,34 @@
+"""What has to be right in a config before anything is started with it."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from src.errors import UserError
+from src.parts import check_complete
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def check_settings(config: DictConfig) -> None:
+    """Raises UserError, or OmegaConf's own error, for a training config that nothing can be made of."""
+    check_fix_hp(config)
+    check_complete(config)
+    config = config.copy()
+    OmegaConf.resolve(config)
+    for name in ("batch_size", "accumulate"):
+        if config.hp[name] < 1:
+            raise UserError(f"hp.{name}={config.hp[name]} trains nothing; give 1 or more")
+    world = config.trainer.num_nodes * config.trainer.devices
+    if config.hp.batch_per == "global" and config.hp.batch_size % world:
+        raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+
+
+def check_fix_hp(config: DictConfig) -> None:
+    """`fix_hp` may touch `hp.*` and nothing else. Raises UserError."""
+    if config.fix_hp is None:
+        return
+    file = CONF / "fix_hp" / f"{config.fix_hp.name}.yaml"
+    others = set(OmegaConf.load(file)) - {"fix_hp", "hp"}
+    if others:
+        raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")
