@@ -83,7 +83,8 @@ def train(config: DictConfig) -> Record:
 
 def quieten() -> None:
     """Keeps a run's print-out to what a person needs: Lightning's tips and notes on what is meant here stay out."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
                   "Experiment logs directory.*", ".*does not have many workers.*"):  # fmt: skip
         warnings.filterwarnings("ignore", message=known)
