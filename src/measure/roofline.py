@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -52,8 +53,14 @@ def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -
 def peaks_of(precision: str, peak_flops: Mapping[str, float] | None, peak_bandwidth: float | None) -> Peaks:
     """The datasheet's peaks for a precision's products, or measured ones where there is no datasheet (a CPU)."""
     if peak_flops is None:
-        return measured_peaks()
+        return peaks_here()
     return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
+
+
+@cache
+def peaks_here() -> Peaks:
+    """Of this CPU, measured once in a process."""
+    return measured_peaks()
 
 
 def measured_peaks(size: int = 1024, copy_mib: int = 256, repeats: int = 3) -> Peaks:
