@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 from tiny_run import tiny_config, tiny_overrides
 
 from src.errors import UserError
@@ -138,6 +139,8 @@ def test_wandb_writes_offline_and_starts_a_run_of_its_own_each_time(
     monkeypatch.setenv("WANDB_SILENT", "true")
     for name in ("wandb_one", "wandb_two"):
         train(tiny_config(home, f"output_dir={home / name}", "logger=wandb", "fit.max_steps=2", "measure.window=1"))
+    wandb.teardown()  # its service writes on for a moment
+    for name in ("wandb_one", "wandb_two"):
         (run,) = (home / name / "wandb").glob("offline-run-*/run-*.wandb")
         assert b"bits_atom" in run.read_bytes()
 
