@@ -6,13 +6,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
 from src.checkpoints import load_weights, read_checkpoint
 from src.errors import UserError
 from src.launch.devices import activation_bytes, resolve_hardware, set_precision
+from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.measure.rates import ratio, token_rates
@@ -22,7 +22,7 @@ from src.models.task import Prediction, PredictionJob, Task, wanted
 from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
-from src.run import described
+from src.run import described, given_overrides
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -51,7 +51,7 @@ def predict(config: DictConfig) -> Record:
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
         interrupted = isinstance(raised, KeyboardInterrupt)
-        status = "oom" if isinstance(raised, torch.OutOfMemoryError) else "interrupted" if interrupted else "failed"
+        status = "oom" if is_out_of_memory(raised) else "interrupted" if interrupted else "failed"
         figures |= {"status": status, "error": described(raised)}
     clock.mark("other")
     record = from_figures(
@@ -61,7 +61,7 @@ def predict(config: DictConfig) -> Record:
             "case": case_of(config),
             "phases_s": {**clock.totals_s, "wall": clock.wall_s()},
             "config": OmegaConf.to_container(config),
-            "environment": environment(list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []),
+            "environment": environment(given_overrides()),
             "e2e_time_s": clock.wall_s(),
         }
     )

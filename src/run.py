@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from src.models.task import Task
 from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
 from src.settings import check_settings
+from src.sweep.largest import settle_batch
 
 
 @dataclass
@@ -54,8 +56,10 @@ def train(config: DictConfig) -> Record:
 
     Returns the record. Raises what ended the run, after the record is on disk; UserError for what the user can mend.
     """
-    clock = Clock(run_begin_s())
     quieten()
+    asked_s = time.perf_counter()
+    config = settle_batch(config, given_overrides())
+    clock = Clock(run_begin_s() + time.perf_counter() - asked_s)  # to find a batch is no part of the run
     config = settled(config)
     status, error, job = "done", None, None
     say(config.note)
@@ -79,6 +83,11 @@ def train(config: DictConfig) -> Record:
     if error is not None:
         raise error
     return record
+
+
+def given_overrides() -> list[str]:
+    """Of the command line; none where the config was composed by other code."""
+    return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
 
 
 def quieten() -> None:
@@ -208,7 +217,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         "status": status,
         "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
-        "environment": environment(list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []),
+        "environment": environment(given_overrides()),
         "e2e_time_s": clock.wall_s(),
     }
     return from_figures(fields)

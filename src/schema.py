@@ -82,6 +82,15 @@ class Measure:
 
 
 @dataclass
+class Sweep:
+    """Of `-m`: how the jobs of a sweep are run. Never part of a job."""
+
+    parallel: int | None = None  # jobs at once; null: as many as the GPUs carry, one on a machine without
+    timeout_s: float | None = None  # wall seconds after which a job is ended
+    resume: str | None = None  # the folder of a sweep to go on with
+
+
+@dataclass
 class TrainConfig:
     model: Any = MISSING
     datamodule: Any = MISSING
@@ -95,6 +104,7 @@ class TrainConfig:
     fit: Fit = field(default_factory=Fit)
     execution: Execution = field(default_factory=Execution)
     measure: Measure = field(default_factory=Measure)
+    sweep: Sweep = field(default_factory=Sweep)
     seed: int = 1
     note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
@@ -121,6 +131,7 @@ class PredictConfig:
     batch_size: int = 512
     warmup_batches: int = 5  # run first and left out: compilation, graph capture
     output: str | None = None  # file of the predictions; in the run's folder if not given
+    sweep: Sweep = field(default_factory=Sweep)
     hp: dict[str, Any] = field(default_factory=no_training)
     seed: int = 1
     data_root: str = "data"
@@ -131,6 +142,7 @@ class PredictConfig:
 @dataclass
 class PrepareConfig:
     datamodule: Any = MISSING
+    sweep: Sweep = field(default_factory=Sweep)
     hp: dict[str, Any] = field(default_factory=no_training)
     seed: int = 1
     data_root: str = "data"
@@ -143,9 +155,15 @@ def run_dir() -> str:
     return hydra.run.dir if OmegaConf.is_missing(hydra.runtime, "output_dir") else hydra.runtime.output_dir
 
 
+def first(*values: Any) -> Any:
+    """The first one that is not null."""
+    return next((value for value in values if value is not None), None)
+
+
 def register() -> None:
     """Makes the schemas and resolvers known; every door calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+    OmegaConf.register_new_resolver("first", first, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="predict_schema", node=PredictConfig)

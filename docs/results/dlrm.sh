@@ -18,7 +18,7 @@ ranks() {  # GPUS NAME option=value ...: the same on several GPUs
     logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
-  "$python" predict.py -m "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
+  "$python" predict.py -m hydra/launcher=basic "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
     datamodule.steps_per_epoch=1 model.predict.benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
     batch_size=2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384,32768 "${@:2}"
 }

@@ -38,16 +38,27 @@ class Memory(Measuring):
         if not self._peak:
             return {}
         known = {name: [v for v in gather(value) if v is not None] for name, value in self._peak.items()}
-        return {"mem": {name: max(values) if values else None for name, values in known.items()}}
+        worst = {name: min if name == "free_gib" else max for name in known}
+        return {"mem": {name: worst[name](values) if values else None for name, values in known.items()}}
 
 
 def peak_memory(device: torch.device) -> dict[str, float | None]:
-    """Peak reserved and allocated memory of this process on the device, and what the device has, in GiB."""
+    """Peak reserved and allocated memory of this process on the device, what the device has, and what it had left.
+
+    In GiB. What is left at the peak is what nobody holds: no other process either, nor a library beside torch.
+    """
     if device.type == "cuda":
+        peak, (free, total) = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)
         return {
-            "peak_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+            "peak_reserved_gib": peak / GIB,
             "peak_allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
-            "total_gib": torch.cuda.get_device_properties(device).total_memory / GIB,
+            "total_gib": total / GIB,
+            "free_gib": (free - (peak - torch.cuda.memory_reserved(device))) / GIB,
         }
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB  # the kernel counts in KiB
-    return {"peak_reserved_gib": resident, "peak_allocated_gib": None, "total_gib": psutil.virtual_memory().total / GIB}
+    peak, memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.virtual_memory()  # it says KiB
+    return {
+        "peak_reserved_gib": peak / GIB,
+        "peak_allocated_gib": None,
+        "total_gib": memory.total / GIB,
+        "free_gib": (memory.available - (peak - psutil.Process().memory_info().rss)) / GIB,
+    }

@@ -47,9 +47,11 @@ def start_ranks(config: DictConfig) -> None:
     from torch.distributed.run import parse_args, run
 
     from src.launch.devices import check_devices
+    from src.sweep.largest import settle_batch
 
     begin_s = time.time()
     check_settings(config)  # what a person can mend is told before anything starts
+    settle_batch(config, list(HydraConfig.get().overrides.task))  # the ranks find its row
     check_devices(
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )

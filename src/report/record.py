@@ -82,11 +82,12 @@ class FinalMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Device memory in GiB, the maximum over ranks, and what one device has."""
+    """Device memory in GiB, the maximum over ranks, what one device has, and what the fullest had left."""
 
     peak_reserved_gib: Figure = None
     peak_allocated_gib: Figure = None
     total_gib: Figure = None
+    free_gib: Figure = None
 
 
 @dataclass(frozen=True, kw_only=True)

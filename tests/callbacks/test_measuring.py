@@ -81,6 +81,7 @@ def test_memory_is_the_peak_of_the_process() -> None:
     figures = memory.figures(task)["mem"]
     assert 0.25 < held <= figures["peak_reserved_gib"] + 1e-3 <= figures["total_gib"]
     assert figures["peak_allocated_gib"] is None
+    assert 0 < figures["free_gib"] < figures["total_gib"] - held
 
 
 def test_energy_is_of_training_and_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:

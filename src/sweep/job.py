@@ -1,0 +1,130 @@
+"""A job of a sweep is a folder: `job.json` says what it runs and how it stands, `lock` is held while it is alive.
+
+The lock is the kernel's (flock): whatever is killed, and however, it is let go with the last process that holds it. So
+two launchers never run one job at once, and a launcher that goes on after a kill knows which jobs are still alive.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from src.errors import UserError
+from src.files import write_text
+
+ENDED = ("done", "failed", "oom", "timeout")  # is not run again; delete the folder of a job to run it anew
+STATES = (*ENDED, "interrupted", "running", "waiting")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job runs and how it stands.
+
+    Attributes:
+        key: the same for jobs that mean the same run, see `src.sweep.identity`.
+        overrides: what was asked for on the command line.
+        command: the process to start, in the folder `cwd`.
+        devices: the GPUs that it sees; none on a machine without, or for a job that needs none.
+        needs: how many of the GPUs it wants.
+        state: one of STATES; `reason` says why it is not done.
+        begun_s, ended_s: seconds since 1970.
+        supervisor: id of the process that watches it.
+    """
+
+    key: str
+    overrides: Sequence[str]
+    command: Sequence[str]
+    cwd: str
+    needs: int = 0
+    timeout_s: float | None = None
+    state: str = "waiting"
+    reason: str | None = None
+    devices: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    begun_s: float | None = None
+    ended_s: float | None = None
+    supervisor: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ended_s - self.begun_s if self.begun_s is not None and self.ended_s is not None else None
+
+    def with_(self, **changes: object) -> "Job":
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Writes `job.json`, atomically."""
+    write_text(folder / "job.json", json.dumps(asdict(job), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_job(folder: Path) -> Job:
+    """The job of a folder. Raises UserError where `job.json` is none of ours."""
+    try:
+        return Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder / 'job.json'}: not the file of a job ({error}); delete the folder {folder}") from None
+
+
+def folders_of(sweep: Path) -> dict[str, Path]:
+    """The folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
+    found = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
+    return {read_job(folder).key: folder for folder in sorted(found, key=lambda folder: int(folder.name))}
+
+
+def try_lock(path: Path) -> int | None:
+    """The open file that holds the lock; None where a living process has it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits until no other process is inside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def alive(folder: Path) -> bool:
+    """Whether a process of the job lives."""
+    lock = try_lock(folder / "lock")
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+@contextmanager
+def sole_launcher(sweep: Path) -> Iterator[None]:
+    """Raises UserError where another launcher is at work on this sweep."""
+    sweep.mkdir(parents=True, exist_ok=True)
+    lock = try_lock(sweep / "lock")
+    if lock is None:
+        raise UserError(
+            f"{sweep}: another launcher runs this sweep; wait for its end, or choose another hydra.sweep.dir"
+        )
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def as_value(path: Path) -> str:
+    """The path as the value of an override, whatever characters are in it."""
+    return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"

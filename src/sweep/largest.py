@@ -1,0 +1,193 @@
+"""`+fix_hp=auto`: the largest batch that fits, by short runs of it in processes of their own, on every rank.
+
+From the case's own batch it doubles until a run does not fit (or halves until one does), then bisects to within 1/16.
+A run fits where it ends well and left `margin` of its fullest device's memory to nobody at the peak: what other
+processes and libraries hold counts. Trials keep the case's learning rate; the one that is trained with grows by
+`lr_rule`. Every trial leaves its record under RUN/fix_hp.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from src.errors import UserError
+from src.files import write_text
+from src.launch.group import started_by
+from src.settings import check_settings
+from src.sweep.gpus import model_name, visible_gpus
+from src.sweep.identity import enrol, key_of
+from src.sweep.job import Job, locked
+from src.sweep.launcher import gpus_of
+from src.sweep.outcome import record_of
+from src.sweep.runner import Runner, Slots
+from src.sweep.status import Status
+
+POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
+RESOLUTION = 16  # the search ends when the batch is known to within this part of it
+TRIAL = (
+    "callbacks=bare", "logger=none", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
+    "fit.evaluate_first=false", "fit.final_evaluation=false",
+)  # fmt: skip
+NOT_OF_A_TRIAL = (
+    "fix_hp", "hp.batch_size", "hp.lr", "callbacks=", "~callbacks", "logger", "output_dir", "resume", "ckpt_path",
+    "fit.max_steps",
+)  # fmt: skip
+WHAT_FITS_DEPENDS_ON = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
+TOO_LARGE = "larger than the training split"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch that was tried: whether it fits, samples per second of computing, GiB of the fullest device."""
+
+    batch_size: int
+    fits: bool
+    p_core: float | None = None
+    mem_gib: float | None = None
+    why: str = ""
+
+
+def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The config with `hp` as found, for `fix_hp=auto`; any other as it is. Runs before the process touches a GPU.
+
+    Args:
+        overrides: the command line of the run.
+    """
+    if config.fix_hp is None or config.fix_hp.name != "auto":
+        return config
+    check_settings(config)
+    asked = config.fix_hp
+    if asked.lr_rule not in POWERS or asked.choose not in ("batch_size", "p_core"):
+        raise UserError(f"fix_hp: lr_rule is one of {', '.join(POWERS)}, and choose is batch_size or p_core")
+    file, case = Path(asked.file), case_name(config)
+    row = rows_of(file).get(case)
+    if row is None:
+        if started_by() is not None:  # ranks that this project started itself find the row
+            raise UserError(
+                "fix_hp=auto starts its trials itself: run it without torchrun or srun, or give hp.batch_size"
+            )
+        row = search(config, [text for text in overrides if not text.lstrip("+").startswith(NOT_OF_A_TRIAL)])
+        with locked(file.with_suffix(".lock")):  # other cases may be found at the same time
+            write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(rows_of(file) | {case: row}))
+    config.hp.batch_size, config.hp.lr = row["batch_size"], row["lr"]
+    if started_by() is None:
+        found = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
+        print(f"fix_hp=auto: {found}{published(config)}; {file}", flush=True)
+    return config
+
+
+def rows_of(file: Path) -> dict[str, Any]:
+    """What was found, by case. Raises UserError for a file that says something else."""
+    if not file.exists():
+        return {}
+    try:
+        rows: Any = OmegaConf.to_container(OmegaConf.load(file))
+        assert all({"batch_size", "lr"} <= row.keys() for row in rows.values())
+        return rows
+    except (YAMLError, AttributeError, AssertionError):
+        raise UserError(f"{file}: not what fix_hp=auto wrote; delete it, or give another fix_hp.file") from None
+
+
+def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """The row of this case: batch, learning rate, and the figures of the trial that it was chosen by."""
+    asked, usual = config.fix_hp, config.hp
+    world = config.trainer.num_nodes * config.trainer.devices
+    unit = world if usual.batch_per == "global" else 1
+    folder = Path(config.output_dir) / "fix_hp"
+    trials: dict[int, Trial] = {}
+
+    def fits(batch_size: int) -> bool:
+        if asked.most is not None and batch_size > asked.most:
+            return False
+        if batch_size not in trials:
+            trials[batch_size] = run_trial(config, overrides, folder, batch_size)
+        return trials[batch_size].fits
+
+    largest(usual.batch_size, unit, fits)
+    good = [trial for trial in trials.values() if trial.fits]
+    if not good:
+        raise UserError(f"fix_hp=auto: no batch fits, not even {min(trials)}: {trials[min(trials)].why}")
+    best = max(good, key=lambda trial: trial.batch_size if asked.choose == "batch_size" else trial.p_core or 0.0)
+    lr = usual.lr * (best.batch_size / usual.batch_size) ** POWERS[asked.lr_rule]
+    return {
+        "batch_size": best.batch_size, "batch_per": usual.batch_per, "lr": float(f"{lr:.6g}"), "p_core": best.p_core,
+        "mem_gib": best.mem_gib, "tried": sorted(trials), "records": str(folder),
+    }  # fmt: skip
+
+
+def largest(usual: int, unit: int, fits: Any) -> int | None:
+    """The largest multiple of `unit` that fits, to within 1/RESOLUTION; None where not even `unit` does."""
+    good, bad = 0, None
+    size = max(unit, usual // unit * unit)
+    while bad is None and fits(size):
+        good, size = size, 2 * size
+    bad = size
+    while good == 0 and bad > unit:  # not even the usual batch fits
+        size = max(unit, bad // 2 // unit * unit)
+        if fits(size):
+            good = size
+        else:
+            bad = size
+    while good and bad - good > max(unit, good // RESOLUTION):
+        size = (good + bad) // 2 // unit * unit
+        if fits(size):
+            good = size
+        else:
+            bad = size
+    return good or None
+
+
+def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_size: int) -> Trial:
+    """Runs the case for some steps with this batch. Raises UserError where something else than its size fails it."""
+    given = [
+        *overrides, *TRIAL, f"fit.max_steps={config.fix_hp.steps}", f"hp.batch_size={batch_size}",
+        f"hp.lr={config.hp.lr}",
+    ]  # fmt: skip
+    door = str(Path(sys.argv[0]).resolve())
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(
+        key=f"batch {batch_size}", overrides=given, command=[sys.executable, door, *given], cwd=os.getcwd(),
+        needs=gpus_of(config),
+    )  # fmt: skip
+    (place,) = enrol(folder, [job])
+    with Status() as status:
+        runner = Runner(Slots(parallel=1), status)
+        ended = runner.run([place])[place]
+    if runner.asked:
+        raise SystemExit(130)
+    record = record_of(place)
+    reason = ended.reason or ""
+    if ended.state == "oom" or TOO_LARGE in reason:
+        return Trial(batch_size, False, why=reason)
+    if ended.state != "done" or record is None or record.mem is None:
+        raise UserError(f"fix_hp=auto: the trial with batch {batch_size} failed ({reason}); see {place / 'log.txt'}")
+    free, total = record.mem.free_gib, record.mem.total_gib
+    fits = free is None or total is None or free >= config.fix_hp.margin * total
+    why = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
+    return Trial(batch_size, fits, record.p_core, record.mem.peak_reserved_gib, why)
+
+
+def case_name(config: DictConfig) -> str:
+    """Model, topology, precision and device for the eye, and a digest of all that it depends on."""
+    plain = config.copy()
+    plain.hp.batch_size, plain.hp.lr = 1, 1.0
+    digest = key_of("train.py", plain, WHAT_FITS_DEPENDS_ON)
+    return f"{config.model.name} {config.trainer.name} {config.precision.name} {device_name(config)} {digest}"
+
+
+def device_name(config: DictConfig) -> str:
+    gpus = [] if config.hardware.accelerator == "cpu" else visible_gpus()
+    return (model_name(gpus[0]) or gpus[0]) if gpus else "cpu"
+
+
+def published(config: DictConfig) -> str:
+    """The published row of the case, where there is one."""
+    file = Path(__file__).resolve().parents[2] / "conf" / "fix_hp" / "max_bs.yaml"
+    row = OmegaConf.select(OmegaConf.load(file), f"fix_hp.table.{config.model.name}.{config.trainer.name}")
+    return f" (published: {' '.join(f'{key}={value}' for key, value in row.items())})" if row else ""

@@ -1,0 +1,71 @@
+"""How a job ended, from what it left behind: its record, its exit code, the end of its print-out."""
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from src.errors import UserError
+from src.launch.failures import memory_ran_out
+from src.report.record import Record, read_record
+
+TAIL = 20_000  # bytes of the print-out that are looked at
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What is known of the end of a job's process.
+
+    Attributes:
+        exit_code: negative for a signal; None where nobody saw it.
+        asked: the state that it was ended for, 'timeout' or 'interrupted'; None where it ended by itself.
+        oom_kills: processes that the kernel killed on this machine, for want of memory, while the job ran.
+    """
+
+    exit_code: int | None
+    asked: str | None = None
+    oom_kills: int = 0
+
+
+def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
+    """The state of an ended job and the reason for one that is not done."""
+    record = record_of(folder)
+    if record is not None and record.status == "done" and end.exit_code in (0, None):
+        return "done", None
+    if end.asked:
+        return end.asked, None
+    if record is not None and record.error is not None:
+        where = f" ({record.error.where})" if record.error.where else ""
+        reason = f"{record.error.type}: {' '.join(record.error.message.split())}{where}"
+        full = record.status == "failed" and memory_ran_out(reason)
+        return ("oom" if full else record.status), reason
+    if end.exit_code is None:
+        return "interrupted", "killed together with the process that watched it"
+    if end.exit_code == 0:
+        return ("done", None) if record is None else (record.status, None)
+    last = last_line(folder / "log.txt")
+    if end.exit_code == -signal.SIGKILL and end.oom_kills:
+        return "oom", "killed by the kernel: the machine's memory ran out"
+    if end.exit_code < 0:
+        return "failed", f"killed by {signal.Signals(-end.exit_code).name}" + (f"; last line: {last}" if last else "")
+    return ("oom" if memory_ran_out(last) else "failed"), last or f"exit code {end.exit_code}, nothing printed"
+
+
+def record_of(folder: Path) -> Record | None:
+    """The record that a job left; None if there is none that can be read."""
+    try:
+        return read_record(folder)
+    except UserError:
+        return None
+
+
+def last_line(log: Path) -> str:
+    """The last line that was printed; a progress bar counts as it last looked."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,86 @@
+"""How a sweep stands and what came of it, as lines for a terminal and as a csv file."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from src.report.record import Record
+from src.report.table import number
+from src.sweep.job import STATES, Job
+from src.sweep.outcome import record_of
+
+COLOURS = {"done": "green", "running": "cyan", "waiting": "dim", "interrupted": "yellow"}
+
+
+def varied(jobs: Sequence[Job]) -> list[dict[str, str]]:
+    """Of each job the overrides in which the jobs differ, by key, in the order in which they were given."""
+    given = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
+    keys = dict.fromkeys(key for overrides in given for key in overrides)
+    differing = [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
+    return [{key: overrides.get(key, "") for key in differing} for overrides in given]
+
+
+def label(varied_overrides: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in varied_overrides.items())
+
+
+def counted(jobs: Sequence[Job]) -> str:
+    """'12 jobs: 9 done, 1 failed, 2 oom'."""
+    numbers = Counter(job.state for job in jobs)
+    parts = ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state])
+    return f"{len(jobs)} job{'s' * (len(jobs) != 1)}: {parts}"
+
+
+def coloured(state: str) -> str:
+    return f"[{COLOURS.get(state, 'red')}]{state}[/]"
+
+
+def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
+    """A row a job: number, what it varies, state, figures of its record, seconds, reason. Figures as in a record."""
+    rows = []
+    for (folder, job), differing in zip(jobs.items(), varied([*jobs.values()]), strict=True):
+        record = record_of(folder)
+        rows.append(
+            {"job": folder.name, **differing, "state": job.state, **figures(record)}
+            | {"seconds": number(round(job.seconds, 1)) if job.seconds is not None else "", "reason": job.reason or ""}
+        )
+    keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "reason")))
+    return [{key: row.get(key, "") for key in (*keys, "seconds", "reason")} for row in rows]
+
+
+def figures(record: Record | None) -> dict[str, str]:
+    """What a sweep is compared by: quality, rates, memory; only what was measured."""
+    if record is None:
+        return {}
+    metric, steady, memory = record.final_metric, record.steady, record.mem
+    values = {
+        metric.name if metric else "final": metric.value if metric else None,
+        "p_train": record.p_train,
+        "p_steady": steady.p_train if steady else None,
+        "throughput": record.throughput,
+        "mem_gib": memory.peak_reserved_gib if memory else None,
+    }
+    return {name: number(value) for name, value in values.items() if value is not None}
+
+
+def result_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """The rows for a terminal; the reasons stand below it, where they have room."""
+    table = Table(box=None, pad_edge=False)
+    names = [name for name in rows[0] if name != "reason"]
+    for name in names:
+        table.add_column(name, justify="left" if name == "state" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(coloured(row[name]) if name == "state" else row[name] for name in names))
+    return table
+
+
+def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,72 @@
+"""`+fix_hp=auto`: which batches it tries, what it finds, and that it trains with that."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from tiny_mobilenet import tiny_overrides
+
+from src import schema
+from src.cli import CONF
+from src.errors import UserError
+from src.report.record import read_record
+from src.sweep.largest import largest, settle_batch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 64, 65, 100, 1000, 4095, 10**6])
+@pytest.mark.parametrize("usual", [1, 64, 300])
+@pytest.mark.parametrize("unit", [1, 4])
+def test_the_largest_is_found_to_within_a_sixteenth_in_few_trials(limit: int, usual: int, unit: int) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= limit
+
+    found = largest(usual, unit, fits)
+    assert all(size % unit == 0 for size in tried)
+    assert len(tried) == len(set(tried)) <= 26
+    if limit < unit:
+        assert found is None
+    else:
+        assert found is not None and found <= limit < found + unit + max(unit, found / 16)
+
+
+def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
+    mine = [text for text in tiny_overrides(tmp_path) if not text.startswith("output_dir=")]
+    mine += [
+        "+fix_hp=auto", "fix_hp.most=18", "fix_hp.steps=3", "hp.batch_size=16", "fit.max_steps=2",
+        "fit.eval_every_n_epochs=null", "fit.final_evaluation=false",
+        "+callbacks.limit={_target_:sweep_faults.Limit,batch_size:${hp.batch_size},most:17}",
+    ]  # fmt: skip
+    run = tmp_path / "run"
+    ended = subprocess.run(
+        [sys.executable, "train.py", *mine, f"hydra.run.dir={run}"], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "sweep"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    record = read_record(run)
+    assert (record.status, record.case.batch_size, record.samples) == ("done", 17, 2 * 17)
+    assert record.config["hp"]["lr"] == pytest.approx(0.05 * (17 / 16) ** 0.5, rel=1e-5)
+    assert "fix_hp=auto: hp.batch_size=17" in ended.stdout
+    trials = {folder.name: read_record(folder) for folder in sorted((run / "fix_hp").iterdir()) if folder.is_dir()}
+    assert [(t.case.batch_size, t.status) for t in trials.values()] == [(16, "done"), (18, "oom"), (17, "done")]
+
+    # The row serves the next run of the case; another case is searched for itself, and not under torchrun.
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", [*mine, f"output_dir={tmp_path / 'again'}"])
+        other = compose("train", [*mine, f"output_dir={tmp_path / 'again'}", "precision=bf16"])
+    assert settle_batch(config, []).hp.batch_size == 17
+    assert not (tmp_path / "again").exists()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="without torchrun"):
+        patch.setenv("TORCHELASTIC_RUN_ID", "one")
+        settle_batch(other, [])
+    (row,) = OmegaConf.load(tmp_path / "outputs" / "fix_hp.yaml").values()
+    assert row.batch_size == 17 and row.tried == [16, 17, 18] and row.p_core > 0
