@@ -22,7 +22,8 @@ from src.models.task import Prediction, PredictionJob, Task, wanted
 from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
-from src.run import described, given_overrides
+from src.run import described
+from src.settings import given_overrides
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from hydra.core.hydra_config import HydraConfig
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import Strategy
@@ -36,7 +35,7 @@ from src.measure.environment import environment
 from src.models.task import Task
 from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
-from src.settings import check_settings
+from src.settings import check_settings, given_overrides
 from src.sweep.largest import settle_batch
 
 
@@ -83,11 +82,6 @@ def train(config: DictConfig) -> Record:
     if error is not None:
         raise error
     return record
-
-
-def given_overrides() -> list[str]:
-    """Of the command line; none where the config was composed by other code."""
-    return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
 
 
 def quieten() -> None:

@@ -1,13 +1,19 @@
-"""What has to be right in a config before anything is started with it."""
+"""What a run is asked for, and what has to be right in it before anything is started."""
 
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from src.errors import UserError
 from src.parts import check_complete
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def given_overrides() -> list[str]:
+    """Of the command line; none where the config was composed by other code. Interpolations stay what they are."""
+    return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
 
 
 def check_settings(config: DictConfig) -> None:

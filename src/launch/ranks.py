@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from src.cli import DEBUGGING, fail
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.group import ANSWERED_FOR, started_by
-from src.settings import check_settings
+from src.settings import check_settings, given_overrides
 from src.workers import cpu_count
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def start_ranks(config: DictConfig) -> None:
 
     begin_s = time.time()
     check_settings(config)  # what a person can mend is told before anything starts
-    settle_batch(config, list(HydraConfig.get().overrides.task))  # the ranks find its row
+    settle_batch(config, given_overrides())  # the ranks find its row
     check_devices(
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )
@@ -79,7 +79,7 @@ def start_ranks(config: DictConfig) -> None:
 def overrides(config: DictConfig) -> list[str]:
     """Of this job, one of a sweep perhaps, with its folder."""
     folder = os.path.relpath(HydraConfig.get().runtime.output_dir)
-    return [*HydraConfig.get().overrides.task, f"hydra.run.dir={folder}"]
+    return [*given_overrides(), f"hydra.run.dir={folder}"]
 
 
 def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:

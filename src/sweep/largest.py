@@ -1,6 +1,7 @@
 """`+fix_hp=auto`: the largest batch that fits, by short runs of it in processes of their own, on every rank.
 
-From the case's own batch it doubles until a run does not fit (or halves until one does), then bisects to within 1/16.
+From the case's own batch it doubles until a run does not fit (or halves until one does), then bisects to within 1/16;
+what two runs that fit have used says where to look next.
 A run fits where it ends well and left `margin` of its fullest device's memory to nobody at the peak: what other
 processes and libraries hold counts. Trials keep the case's learning rate; the one that is trained with grows by
 `lr_rule`. Every trial leaves its record under RUN/fix_hp.
@@ -8,7 +9,7 @@ processes and libraries hold counts. Trials keep the case's learning rate; the o
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
+SURE = 0.98  # of the batch that memory seems to suffice for
 RESOLUTION = 16  # the search ends when the batch is known to within this part of it
 TRIAL = (
     "callbacks=bare", "logger=none", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
@@ -50,6 +52,8 @@ class Trial:
     fits: bool
     p_core: float | None = None
     mem_gib: float | None = None
+    used_gib: float | None = None  # by whomever
+    total_gib: float | None = None
     why: str = ""
 
 
@@ -109,7 +113,7 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             trials[batch_size] = run_trial(config, overrides, folder, batch_size)
         return trials[batch_size].fits
 
-    largest(usual.batch_size, unit, fits)
+    largest(usual.batch_size, unit, fits, lambda: foreseen([*trials.values()], asked.margin))
     good = [trial for trial in trials.values() if trial.fits]
     if not good:
         raise UserError(f"fix_hp=auto: no batch fits, not even {min(trials)}: {trials[min(trials)].why}")
@@ -121,12 +125,27 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def largest(usual: int, unit: int, fits: Any) -> int | None:
+def foreseen(trials: Sequence[Trial], margin: float) -> float | None:
+    """The batch that memory suffices for if more of it is used as between the two largest that fit; None: unknown."""
+    known = sorted((t.batch_size, t.used_gib, t.total_gib) for t in trials if t.fits and t.used_gib and t.total_gib)
+    if len(known) < 2:
+        return None
+    (less, less_gib, _), (more, more_gib, total_gib) = known[-2:]
+    a_sample_gib = (more_gib - less_gib) / (more - less)
+    return more + ((1 - margin) * total_gib - more_gib) / a_sample_gib if a_sample_gib > 0 else None
+
+
+def largest(
+    usual: int, unit: int, fits: Callable[[int], bool], foresee: Callable[[], float | None] = lambda: None
+) -> int | None:
     """The largest multiple of `unit` that fits, to within 1/RESOLUTION; None where not even `unit` does."""
-    good, bad = 0, None
-    size = max(unit, usual // unit * unit)
-    while bad is None and fits(size):
-        good, size = size, 2 * size
+    good, size = 0, max(unit, usual // unit * unit)
+    while fits(size):
+        good, expected = size, foresee()
+        size = 2 * good
+        if expected is not None:  # a little less than that, at most four times what fits, and never nothing more
+            size = int(min(SURE * expected, 4 * good)) // unit * unit
+            size = max(size, good + max(unit, good // RESOLUTION // unit * unit))
     bad = size
     while good == 0 and bad > unit:  # not even the usual batch fits
         size = max(unit, bad // 2 // unit * unit)
@@ -170,7 +189,8 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
     free, total = record.mem.free_gib, record.mem.total_gib
     fits = free is None or total is None or free >= config.fix_hp.margin * total
     why = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
-    return Trial(batch_size, fits, record.p_core, record.mem.peak_reserved_gib, why)
+    used = None if free is None or total is None else total - free
+    return Trial(batch_size, fits, record.p_core, record.mem.peak_reserved_gib, used, total, why)
 
 
 def case_name(config: DictConfig) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from src.cli import guarded
 from src.errors import UserError
@@ -43,6 +43,10 @@ class IsolatedLauncher(Launcher):
         resume = OmegaConf.select(config, "sweep.resume")
         if resume is not None and not Path(resume).is_dir():
             raise UserError(f"sweep.resume={resume}: there is no such folder; give the folder of a sweep")
+        chosen = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
+        if resume is None and not chosen:
+            with read_write(config), open_dict(config):
+                config.hydra.sweep.dir = str(claimed(Path(config.hydra.sweep.dir)))
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -97,6 +101,18 @@ class IsolatedLauncher(Launcher):
             needs=gpus_of(config),
             timeout_s=self.timeout_s,
         )
+
+
+def claimed(folder: Path) -> Path:
+    """The folder, made; with a number behind its name where a sweep of the same second has that."""
+    path, number = folder, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+            path = folder.with_name(f"{folder.name}_{number}")
 
 
 def gpus_of(config: DictConfig) -> int:

@@ -34,6 +34,9 @@ def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
         return "done", None
     if end.asked:
         return end.asked, None
+    rank_killed = record is not None and record.error is not None and record.error.type == "RankDied"
+    if end.oom_kills and (end.exit_code == -signal.SIGKILL or rank_killed):
+        return "oom", "killed by the kernel: the machine's memory ran out"
     if record is not None and record.error is not None:
         where = f" ({record.error.where})" if record.error.where else ""
         reason = f"{record.error.type}: {' '.join(record.error.message.split())}{where}"
@@ -44,8 +47,6 @@ def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
     if end.exit_code == 0:
         return ("done", None) if record is None else (record.status, None)
     last = last_line(folder / "log.txt")
-    if end.exit_code == -signal.SIGKILL and end.oom_kills:
-        return "oom", "killed by the kernel: the machine's memory ran out"
     if end.exit_code < 0:
         return "failed", f"killed by {signal.Signals(-end.exit_code).name}" + (f"; last line: {last}" if last else "")
     return ("oom" if memory_ran_out(last) else "failed"), last or f"exit code {end.exit_code}, nothing printed"

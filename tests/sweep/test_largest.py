@@ -14,7 +14,7 @@ from src import schema
 from src.cli import CONF
 from src.errors import UserError
 from src.report.record import read_record
-from src.sweep.largest import largest, settle_batch
+from src.sweep.largest import Trial, foreseen, largest, settle_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +36,25 @@ def test_the_largest_is_found_to_within_a_sixteenth_in_few_trials(limit: int, us
         assert found is None
     else:
         assert found is not None and found <= limit < found + unit + max(unit, found / 16)
+
+
+def test_memory_that_grows_evenly_is_found_in_few_trials() -> None:
+    tried: dict[int, Trial] = {}
+
+    def fits(size: int) -> bool:
+        used = 1.5 + size / 97
+        tried[size] = Trial(size, used <= 0.95 * 80, used_gib=used, total_gib=80.0)
+        return tried[size].fits
+
+    found = largest(512, 1, fits, lambda: foreseen([*tried.values()], 0.05))
+    exact = int((0.95 * 80 - 1.5) * 97)
+    assert found is not None and exact * 15 / 16 < found <= exact
+    assert len(tried) == 5  # 512, 1024, a jump, its end, and one that does not fit
+
+
+def test_memory_that_does_not_grow_says_nothing() -> None:
+    flat = [Trial(size, True, used_gib=2.0, total_gib=80.0) for size in (8, 16)]
+    assert foreseen(flat, 0.05) is None and foreseen(flat[:1], 0.05) is None
 
 
 def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:

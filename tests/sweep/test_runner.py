@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from src.errors import UserError
+from src.report.record import Case, Record, RunError, write_record
 from src.sweep.gpus import hold
 from src.sweep.job import Job, alive, read_job, sole_launcher, try_lock, write_job
 from src.sweep.outcome import Exit, outcome
@@ -55,6 +56,14 @@ def test_the_end_of_a_process_is_a_state_and_a_reason(
 
 def test_a_killed_process_while_the_kernel_ran_out_of_memory_is_oom(tmp_path: Path) -> None:
     assert outcome(tmp_path, Exit(-signal.SIGKILL, oom_kills=1))[0] == "oom"
+    case = Case(
+        model="moflow", datamodule="zinc250k", trainer="1x2", precision="amp", fix_hp="/", hardware="h200",
+        batch_size=512, batch_per="device",
+    )  # fmt: skip
+    died = RunError(type="RankDied", message="rank 1: ended by SIGKILL (want of memory?)")
+    record = Record(kind="train", case=case, status="failed", unit="molecules", error=died)
+    write_record(record, tmp_path / "result.json")
+    assert [outcome(tmp_path, Exit(1, oom_kills=kills))[0] for kills in (0, 1)] == ["failed", "oom"]
 
 
 def test_a_command_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
