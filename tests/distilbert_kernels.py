@@ -89,10 +89,13 @@ def norm(
 
 
 def mask_of_rows(fused: Any, rows: int, dim: int, drop: Any, device: str) -> Tensor:
-    """What dropout multiplies by: of equal numbers those that stay are above the mean."""
+    """What dropout multiplies by: of equal numbers those that stay are above the mean, unless all of a row stay."""
     ones, zeros = torch.ones(rows, dim, device=device), torch.zeros(rows, dim, device=device)
     out, _ = fused.rows.add_norm(ones, zeros, ones[0], zeros[0], EPS, drop)
-    return (out > 0).double() / (1 - drop.share) if drop.share else torch.ones_like(out, dtype=torch.float64)
+    if not drop.share:
+        return torch.ones_like(out, dtype=torch.float64)
+    all_stay = out.amax(1, keepdim=True) - out.amin(1, keepdim=True) < 0.1
+    return ((out > 0) | all_stay).double() / (1 - drop.share)
 
 
 def gelu(fused: Any, rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Difference, float]:
@@ -143,9 +146,9 @@ def embedding(
 
 def attention(
     fused: Any, batch: Tokens, heads: int, head: int, dtype: torch.dtype, device: str = "cpu",
-    share: float = 0.0, first_alone: bool = False,
+    share: float = 0.0, first_alone: bool = False, far: float = 0.0,
 ) -> Difference:  # fmt: skip
-    """Of queries, keys and values."""
+    """Of queries, keys and values; `far` is how far all scores are below 0."""
     layout, drop = Layout.of(batch), seeded(fused, share, device)
     asked = fused.attention.Attention(layout.sentences, heads, drop, first_alone)
     tokens, dim = batch.ids.numel(), heads * head
@@ -154,6 +157,8 @@ def attention(
         random(rows, width, seed=rows + width, device=device).to(dtype)
         for rows, width in ((queries, dim), (tokens, 2 * dim))
     )
+    if far:
+        q[:, ::head], kv[:, :dim:head] = far**0.5, -((far * head) ** 0.5)
 
     def kernel(q: Tensor, kv: Tensor) -> tuple[Tensor, Back]:
         k, v = kv.chunk(2, 1)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from src.models.distilbert import DistilBert, Sizes
 from src.models.distilbert.kernels import dispatch, fused
-from src.models.distilbert.kernels.fused.dropout_triton import is_kept
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, row_numbers
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens
 from src.models.kernels import launch
@@ -63,6 +63,28 @@ def test_attention(
     assert found.largest < tolerance, found
 
 
+@pytest.mark.parametrize("padded_to", [19, None])
+def test_scores_far_from_zero_make_no_infinite_gradient(padded_to: int | None) -> None:
+    """Of keys that a tile holds beside the sentence's own: theirs are 0."""
+    found = attention(fused, sentences([5, 18], padded_to, 3), 2, 10, torch.float32, share=0.3, far=400.0)
+    assert found.largest < 1e-4, found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_attention_with_scores_in_memory(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same function, and the same dropout."""
+    batch, masks = sentences([5, 18, 19], 19), []
+    for least in (100, 10):
+        monkeypatch.setitem(fused.attention.DENSE, "ieee", least)
+        layout = Layout.of(batch)
+        asked = fused.attention.Attention(layout.sentences, 2, seeded(fused, share, "cpu"))
+        masks.append(mask_of_attention(fused, asked, layout, 10, "cpu"))
+    assert fused.attention.is_dense(asked, torch.float32)
+    assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
+    found = attention(fused, batch, 2, 10, torch.float32, share=share)
+    assert found.largest < 5e-6, found
+
+
 def test_attention_of_long_sentences_takes_other_tiles() -> None:
     found = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
     assert found.largest < 1e-5, found
@@ -108,18 +130,32 @@ def test_dropout_drops_its_share_of_numbers_that_do_not_depend_on_each_other() -
 
 
 @triton.jit
-def kept(out, first, second, COUNT: tl.constexpr):
-    place = tl.arange(0, COUNT)
-    tl.store(out + place, is_kept(first.to(tl.uint32), second.to(tl.uint32), place, 1 << 31))
+def kept(out, first, second, SIZE: tl.constexpr):
+    first, second, place = first.to(tl.uint32), second.to(tl.uint32), tl.arange(0, SIZE)
+    of_row, of_column = row_numbers(place, first, second), column_numbers(place, first, second)
+    found = is_kept(of_row[:, None], of_column[None, :], 1 << 31)
+    tl.store(out + place[:, None] * SIZE + place[None, :], 2 * found.to(tl.int32) - 1)
 
 
-def test_numbers_of_a_program_are_not_another_ones_shifted() -> None:
-    """Which the first key alone would do."""
-    masks = torch.zeros(3, 1024, dtype=torch.int32)
-    for mask, keys in zip(masks, ((7, 1234567890), (8, 1234567890), (8, 987654321)), strict=True):
-        launch(kept, (1,), mask, *keys, COUNT=1024)
-    assert torch.equal(masks[0, 1:], masks[1, :-1])
-    assert float((masks[0, 1:] == masks[2, :-1]).float().mean()) == pytest.approx(0.5, abs=0.08)
+def test_numbers_of_places_are_as_good_as_independent() -> None:
+    """Within 5 deviations: of rows and columns near and far, of a rectangle's corners, and of neighbouring keys."""
+    keys, size = (
+        [(7, 1234567890), (8, 1234567890), (7, 1234567891), (0, 0), *((k * k, 3 * k) for k in range(9, 21))],
+        128,
+    )
+    signs = torch.zeros(len(keys), size, size, dtype=torch.int32)
+    for each, (first, second) in zip(signs, keys, strict=True):
+        launch(kept, (1,), each, first, second, SIZE=size)
+    pairs = [(signs[:, down:], signs[:, : size - down]) for down in (1, 2, 3, 16, 64)]
+    pairs += [(signs[:, :, across:], signs[:, :, : size - across]) for across in (1, 2, 3, 16, 64)]
+    pairs += [(signs[:, 1:, 1:], signs[:, :-1, :-1]), (signs[:, 1:, :-1], signs[:, :-1, 1:])]
+    pairs += [(signs[:, 1:, 1:] * signs[:, :-1, :-1], signs[:, 1:, :-1] * signs[:, :-1, 1:])]
+    pairs += [(signs[:1], signs[other : other + 1]) for other in (1, 2)]
+    pairs += [(signs[:1, 1:], signs[other : other + 1, :-1]) for other in (1, 2)]
+    for a, b in pairs:
+        product = (a * b).double()
+        assert abs(float(product.mean())) < 5 / product.numel() ** 0.5
+    assert len(signs[0].unique(dim=0)) == len(signs[0].unique(dim=1).t()) == size
 
 
 def test_dropout_of_attention_is_another_one_for_each_head_and_sentence() -> None:

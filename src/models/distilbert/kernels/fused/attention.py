@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.models.distilbert.kernels.fused import attention_triton as kernels
+from src.models.distilbert.kernels.fused import dense
+from src.models.distilbert.kernels.fused.dense import scale_of
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Sentences
 from src.models.kernels import launch, power_of_2, precision
@@ -33,6 +35,7 @@ TILES = {
     "tf32": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 1, 2)), (inf, Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2))),
     "ieee": ((inf, Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2)),),
 }
+DENSE = {"ieee": 128}  # by how products are computed: padded sentences above that length are attended to by `dense`
 
 
 class Attention(NamedTuple):
@@ -74,6 +77,12 @@ def supported(head: int) -> bool:
     return head <= MAX_HEAD
 
 
+def is_dense(job: Attention, dtype: torch.dtype) -> bool:
+    """Whether the scores go through memory."""
+    least = DENSE.get(precision(dtype), inf) if dtype == torch.float32 else inf
+    return job.sentences.padded and not job.first_alone and job.sentences.longest > least
+
+
 def tiles_of(job: Attention, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
     """Of the forward and of the backward kernel."""
     rows = TILES[precision(dtype) if dtype == torch.float32 else "half"]
@@ -85,18 +94,20 @@ def tiles_of(job: Attention, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
 
 def attend(
     q: Float[Tensor, "queries dim"], k: Float[Tensor, "tokens dim"], v: Float[Tensor, "tokens dim"], job: Attention
-) -> tuple[Float[Tensor, "queries dim"], Float[Tensor, "heads queries"]]:
-    """softmax(q k / sqrt(head)) v within each sentence, the heads side by side, and what backward needs of the sums.
+) -> tuple[Float[Tensor, "queries dim"], Tensor]:
+    """softmax(q k / sqrt(head)) v within each sentence, the heads side by side, and what backward needs beside it.
 
     k and v have one stride.
     """
+    if is_dense(job, q.dtype):
+        return dense.attend(q, k, v, job.sentences, job.num_heads, job.drop)
     tiles = tiles_of(job, q.dtype)[0]
     out = q.new_empty(q.shape)
     logs = q.new_empty(job.num_heads, len(q), dtype=torch.float32)
     launch(
         kernels.attend, job.grid(job.query_tiles(tiles)),
         q, k, v, out, logs, job.sentences.bounds, job.drop.seed, job.sentences.count, len(k), len(q),
-        q.stride(0), k.stride(0), log2(euler) * scale_of(q, job), **job.constants(q, tiles),
+        q.stride(0), k.stride(0), log2(euler) * scale_of(q, job.num_heads), **job.constants(q, tiles),
     )  # fmt: skip
     return out, logs
 
@@ -107,14 +118,17 @@ def attend_backward(
     k: Float[Tensor, "tokens dim"],
     v: Float[Tensor, "tokens dim"],
     out: Float[Tensor, "queries dim"],
-    logs: Float[Tensor, "heads queries"],
+    noted: Tensor,
     grads: tuple[Float[Tensor, "queries dim"], Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]],
     job: Attention,
 ) -> None:
-    """Writes the gradients of q, k and v to `grads`, which have their strides."""
-    tiles, scale = tiles_of(job, q.dtype)[1], scale_of(q, job)
+    """Writes the gradients of q, k and v to `grads`, which have their strides; `noted` as `attend` gave it."""
+    if is_dense(job, q.dtype):
+        dense.attend_backward(grad, q, k, v, noted, grads, job.sentences, job.num_heads, job.drop)
+        return
+    tiles, scale = tiles_of(job, q.dtype)[1], scale_of(q, job.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
-    along = torch.empty_like(logs)
+    along = torch.empty_like(noted)
     launch(
         kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), job.num_heads), out, grad, along, len(q),
         **shape_of(q, job.num_heads), **PRODUCTS,
@@ -122,12 +136,7 @@ def attend_backward(
     key_tiles = job.key_tiles(tiles)
     launch(
         kernels.attend_backward, job.grid(key_tiles + job.query_tiles(tiles)),
-        q, k, v, grad, logs, along, *grads, job.sentences.bounds, job.drop.seed,
+        q, k, v, grad, noted, along, *grads, job.sentences.bounds, job.drop.seed,
         job.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
         KEY_TILES=key_tiles, **job.constants(q, tiles),
     )  # fmt: skip
-
-
-def scale_of(q: Tensor, job: Attention) -> float:
-    """What scores are multiplied by."""
-    return (q.shape[1] // job.num_heads) ** -0.5

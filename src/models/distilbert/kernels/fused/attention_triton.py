@@ -12,7 +12,7 @@ numbers become 0. Logarithms and exponents are of base 2.
 import triton
 import triton.language as tl
 
-from src.models.distilbert.kernels.fused.dropout_triton import is_kept, keys_of
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
 @triton.jit
@@ -75,6 +75,7 @@ def attend(
     for start in range(tile * TILE, queries, tl.num_programs(0) * TILE):
         row = start + tl.arange(0, TILE)
         query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
+        of_row = row_numbers(row, first, second) if THRESHOLD > 0 else row
         largest = tl.full([TILE], -float("inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
         context = tl.zeros([TILE, WIDTH], tl.float32)
@@ -82,14 +83,15 @@ def attend(
             other = start_key + tl.arange(0, KEYS)
             key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
             value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
-            score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
+            score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
             score = tl.where((other < keys)[None, :], score, -float("inf"))
-            new = tl.maximum(largest, tl.max(score, 1))
-            weight = tl.exp2(score - new[:, None])
+            new = tl.maximum(largest, tl.max(score, 1) * factor)
+            weight = tl.exp2(score * factor - new[:, None])
             shrink = tl.exp2(largest - new)
             total = total * shrink + tl.sum(weight, 1)
             if THRESHOLD > 0:
-                weight = tl.where(is_kept(first, second, (row[:, None] << 16) + other[None, :], THRESHOLD), weight, 0.0)
+                of_column = column_numbers(other, first, second)
+                weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), weight, 0.0)
             context = tl.dot(weight.to(value.dtype), value, context * shrink[:, None], input_precision=PRECISION)
             largest = new
         total = tl.where(keys > 0, total, 1.0)
@@ -131,9 +133,11 @@ def attend_backward(
     along += head.to(tl.int64) * num_queries + first_query
     if THRESHOLD > 0:
         first, second = keys_of(seed, s * HEADS + head)
+    # What dropout keeps is multiplied by SCALE: here everything else is divided by it, and the results multiplied.
     if tile < KEY_TILES:
         for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
             other = start_key + tl.arange(0, KEYS)
+            of_column = column_numbers(other, first, second) if THRESHOLD > 0 else other
             key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
             value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
             of_key, of_value = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32)
@@ -142,41 +146,43 @@ def attend_backward(
                 query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
                 above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
                 log = tl.load(logs + row, mask=row < queries, other=float("inf"))
-                product = tl.load(along + row, mask=row < queries, other=0.0)
-                score = tl.dot(key, tl.trans(query), input_precision=PRECISION) * factor
-                weight = tl.exp2(score - log[None, :])
+                product = tl.load(along + row, mask=row < queries, other=0.0) / SCALE
+                score = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+                score = tl.where((other < keys)[:, None], score, -float("inf"))
+                weight = tl.exp2(score * factor - log[None, :])
                 of_weight = tl.dot(value, tl.trans(above), input_precision=PRECISION)
                 dropped = weight
                 if THRESHOLD > 0:
-                    kept = is_kept(first, second, (row[None, :] << 16) + other[:, None], THRESHOLD)
-                    dropped = tl.where(kept, weight * SCALE, 0.0)
-                    of_weight = tl.where(kept, of_weight * SCALE, 0.0)
+                    of_row = row_numbers(row, first, second)
+                    kept = is_kept(of_row[None, :], of_column[:, None], THRESHOLD)
+                    dropped = tl.where(kept, weight, 0.0)
+                    of_weight = tl.where(kept, of_weight, 0.0)
                 of_value = tl.dot(dropped.to(above.dtype), above, of_value, input_precision=PRECISION)
                 of_score = weight * (of_weight - product[None, :])
                 of_key = tl.dot(of_score.to(query.dtype), query, of_key, input_precision=PRECISION)
-            # The rows of a padded sentence's end are no keys: they took part above, and what they got is none.
-            is_key = (other < keys)[:, None]
-            _store_rows(grad_k, begin, k_stride, other, rows, column, tl.where(is_key, of_key * scale, 0.0), HEAD)
-            _store_rows(grad_v, begin, k_stride, other, rows, column, tl.where(is_key, of_value, 0.0), HEAD)
+            _store_rows(grad_k, begin, k_stride, other, rows, column, of_key * (scale * SCALE), HEAD)
+            _store_rows(grad_v, begin, k_stride, other, rows, column, of_value * SCALE, HEAD)
     else:
         query_tiles = tl.num_programs(0) - KEY_TILES
         for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
             row = start + tl.arange(0, TILE)
+            of_row = row_numbers(row, first, second) if THRESHOLD > 0 else row
             query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
             above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
             log = tl.load(logs + row, mask=row < queries, other=float("inf"))
-            product = tl.load(along + row, mask=row < queries, other=0.0)
+            product = tl.load(along + row, mask=row < queries, other=0.0) / SCALE
             of_query = tl.zeros([TILE, WIDTH], tl.float32)
             for start_key in range(0, keys, KEYS):
                 other = start_key + tl.arange(0, KEYS)
                 key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
                 value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
-                score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
-                weight = tl.exp2(score - log[:, None])
+                score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+                score = tl.where((other < keys)[None, :], score, -float("inf"))
+                weight = tl.exp2(score * factor - log[:, None])
                 of_weight = tl.dot(above, tl.trans(value), input_precision=PRECISION)
                 if THRESHOLD > 0:
-                    kept = is_kept(first, second, (row[:, None] << 16) + other[None, :], THRESHOLD)
-                    of_weight = tl.where(kept, of_weight * SCALE, 0.0)
+                    of_column = column_numbers(other, first, second)
+                    of_weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), of_weight, 0.0)
                 of_score = weight * (of_weight - product[:, None])
                 of_query = tl.dot(of_score.to(key.dtype), key, of_query, input_precision=PRECISION)
-            _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query * scale, HEAD)
+            _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query * (scale * SCALE), HEAD)

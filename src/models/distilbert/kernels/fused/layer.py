@@ -84,7 +84,7 @@ class Layer(torch.autograd.Function):
             chosen = x.index_select(0, job.first)
             q = F.linear(chosen, weights.qkv[:dim], weights.qkv_bias[:dim])
             kv = F.linear(x, weights.qkv[dim:], weights.qkv_bias[dim:])
-        context, logs = attention.attend(q, kv[:, :dim], kv[:, dim:], job.attention)
+        context, noted = attention.attend(q, kv[:, :dim], kv[:, dim:], job.attention)
         attended = F.linear(context, weights.out, weights.out_bias)
         middle, statistics = rows.add_norm(attended, chosen, parameters.norm, parameters.norm_bias, job.eps, Drop())
         wide = F.linear(middle, weights.wide, weights.wide_bias)
@@ -93,7 +93,7 @@ class Layer(torch.autograd.Function):
         out, last_statistics = rows.add_norm(added, middle, parameters.last, parameters.last_bias, job.eps, job.drop)
         ctx.job = job
         ctx.save_for_backward(
-            x, chosen, q, kv, context, logs, attended, middle, statistics, wide, active, added, last_statistics,
+            x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
             *weights, parameters.norm, parameters.last,
         )  # fmt: skip
         ctx.dtype = parameters.q.dtype
@@ -101,7 +101,7 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, chosen, q, kv, context, logs, attended, middle, statistics, wide, active, added, last_statistics,
+        (x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
          *narrow, norm, last) = ctx.saved_tensors  # fmt: skip
         job, weights, (count, dim), hidden = ctx.job, Narrow(*narrow), chosen.shape, wide.shape[1]
         shares = rows.new_shares(count, 6 * dim + hidden, norm)
@@ -119,7 +119,7 @@ class Layer(torch.autograd.Function):
         out_weight = product(grad_attended.t(), context)
         grad_context = through(grad_attended, weights.out)
         grad_x, qkv_weight, qkv_bias = attention_backward(
-            job, grad_context, onto, x, chosen, q, kv, context, logs, weights.qkv
+            job, grad_context, onto, x, chosen, q, kv, context, noted, weights.qkv
         )
         last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias = shares.sum(0).split(
             [dim, dim, dim, hidden, dim, dim, dim]
@@ -134,10 +134,10 @@ class Layer(torch.autograd.Function):
 
 def attention_backward(
     job: Job, grad: Tensor, onto: Tensor, x: Tensor, chosen: Tensor, q: Tensor, kv: Tensor, context: Tensor,
-    logs: Tensor, weight: Tensor,
+    noted: Tensor, weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of a layer's input and of weight and bias of q, k and v. `onto` is what `chosen` gets besides."""
-    dim, (k, v), rest = x.shape[1], kv.chunk(2, 1), (context, logs)
+    dim, (k, v), rest = x.shape[1], kv.chunk(2, 1), (context, noted)
     if job.first is None:
         grad_qkv = x.new_empty(len(x), 3 * dim)
         of_q, of_k, of_v = grad_qkv.chunk(3, 1)

@@ -8,14 +8,14 @@ adding those up has one order.
 import triton
 import triton.language as tl
 
-from src.models.distilbert.kernels.fused.dropout_triton import is_kept, keys_of
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
 @triton.jit
-def _dropped(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr):
+def _dropped(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
     """Numbers of rows and columns after dropout."""
-    place = row[:, None] * COLUMNS + column[None, :]
-    return tl.where(is_kept(first, second, place, THRESHOLD), x * SCALE, 0.0)
+    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
+    return tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), x * SCALE, 0.0)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def add_norm(
     total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        total = _dropped(total, first, second, row, column, THRESHOLD, SCALE, COLUMNS)
+        total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
     total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
     mean, inverse = _statistics(total, is_column, eps, COLUMNS)
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -80,7 +80,7 @@ def add_norm_backward(
         place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            total = _dropped(total, first, second, row, column, THRESHOLD, SCALE, COLUMNS)
+            total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
         total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
         inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
@@ -91,7 +91,7 @@ def add_norm_backward(
         found = _norm_gradient(g, unit, inverse, w, COLUMNS)
         tl.store(grad_residual + place, found.to(grad_residual.dtype.element_ty), mask=wanted)
         if THRESHOLD > 0:
-            found = _dropped(found, first, second, row, column, THRESHOLD, SCALE, COLUMNS)
+            found = _dropped(found, first, second, row, column, THRESHOLD, SCALE)
             tl.store(grad_x + place, found.to(grad_x.dtype.element_ty), mask=wanted)
         of_x += found
     begin = shares + tl.program_id(0) * share_width + column
@@ -130,7 +130,7 @@ def embed(
     normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        normed = _dropped(normed, first, second, row, column, THRESHOLD, SCALE, COLUMNS)
+        normed = _dropped(normed, first, second, row, column, THRESHOLD, SCALE)
     place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=wanted)
     tl.store(statistics + 2 * row, mean, mask=row < rows)
@@ -160,7 +160,7 @@ def embed_backward(
         place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         g = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            g = _dropped(g, first, second, row, column, THRESHOLD, SCALE, COLUMNS)
+            g = _dropped(g, first, second, row, column, THRESHOLD, SCALE)
         of_weight += g * unit
         of_bias += g
         found = _norm_gradient(g, unit, inverse, w, COLUMNS)
