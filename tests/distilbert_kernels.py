@@ -4,6 +4,7 @@ With dropout plain torch gets the kernels' own masks, which their forward passes
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
@@ -223,10 +224,11 @@ def mask_of_attention(fused: Any, asked: Any, layout: Layout, head: int, device:
 
 def layer(
     fused: Any, batch: Tokens, sizes: Sizes, dtype: torch.dtype, device: str = "cpu", first_alone: bool = False
-) -> tuple[Difference, dict[str, float]]:
-    """Of the hidden states before a layer, and the errors of its parameters' gradients by name.
+) -> dict[str, float]:
+    """Errors of a layer's output, of the gradient of the hidden states before it, and of its parameters' by name.
 
-    That of the keys' bias is 0 but for rounding, so that its error says nothing.
+    The gradient of the keys' bias is 0 but for rounding, so that its error would say nothing. Without `fused` they are
+    those of plain torch under autocast.
     """
     block = Block(sizes, Dropout(0.0, 0.0, 0.0)).to(device)
     block.apply(spread)
@@ -234,20 +236,26 @@ def layer(
     x = random(batch.ids.numel(), sizes.dim, seed=11, device=device).to(dtype)
     names = [name for name, _ in block.named_parameters()]
     parameters = [parameter.detach().to(dtype).float() for parameter in block.parameters()]
-    exact = block.double()
+    own, exact = block, deepcopy(block).double()
 
     # What stands behind the last sentence is nobody's, and not the same: in the kernels it attends to nothing.
     end = int(batch.starts[-1]) if isinstance(batch, PackedTokens) else len(x)
     is_real = (torch.arange(batch.num_sentences if first_alone else len(x), device=device) < end)[:, None]
 
     def kernel(x: Tensor, *parameters: Tensor) -> Tensor:
-        return is_real * fused.layer.layer(x, layout, first_alone, sizes.n_heads, EPS, (0.0, 0.0), parameters)
+        if fused:
+            return is_real * fused.layer.layer(x, layout, first_alone, sizes.n_heads, EPS, (0.0, 0.0), parameters)
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            mine = dict(zip(names, parameters, strict=True))
+            return is_real * functional_call(own, mine, (x, layout, first_alone))
 
     def plain(x: Tensor, *parameters: Tensor) -> Tensor:
         return is_real * functional_call(exact, dict(zip(names, parameters, strict=True)), (x, layout, first_alone))
 
     found = difference(kernel, plain, [x, *parameters])
-    return found, dict(zip(["x", *names], found.gradients, strict=True))
+    errors = dict(zip(["x", *names], found.gradients, strict=True))
+    del errors["attention.k_lin.bias"]
+    return {"output": found.output, **errors}
 
 
 def spread(module: nn.Module) -> None:

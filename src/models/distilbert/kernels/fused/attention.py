@@ -29,11 +29,11 @@ class Tiles(NamedTuple):
 
 
 # By how products are computed, then by the longest sentence, which is not above the first number: (forward, backward).
-# At 64 numbers a head their registers are just enough on a Hopper GPU (ptxas); not yet tuned by time.
+# The fastest of those tried on an H200 at 64 numbers a head: docs/results/distilbert.md.
 TILES = {
-    "half": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 1, 2)), (inf, Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2))),
-    "tf32": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 1, 2)), (inf, Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2))),
-    "ieee": ((inf, Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2)),),
+    "half": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 3), Tiles(64, 64, 4, 3))),
+    "tf32": ((128, Tiles(16, 16, 2, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 2), Tiles(64, 32, 4, 2))),
+    "ieee": ((inf, Tiles(16, 32, 2, 2), Tiles(32, 16, 2, 2)),),
 }
 DENSE = {"ieee": 128}  # by how products are computed: padded sentences above that length are attended to by `dense`
 

@@ -1,7 +1,8 @@
 """Attention over padded sentences with all scores in memory, between cuBLAS's products of each head.
 
 Memory moves as many bytes as 8 passes over the scores take. Where a GPU's products are slow, in float32 without TF32,
-that is a small part of the time, and cuBLAS's are four times as fast as those of a Triton kernel. `heads` of a shape are those of all sentences.
+that is a small part of the time, and cuBLAS's are four times as fast as those of a Triton kernel. `heads` of a shape are those of all
+sentences.
 """
 
 from math import e as euler
@@ -64,9 +65,7 @@ def attend_backward(
     store(torch.bmm(dropped.transpose(1, 2), above), of_v, sentences, heads)
 
 
-def by_head(
-    x: Float[Tensor, "tokens dim"], sentences: Sentences, heads: int
-) -> Float[Tensor, "heads length head"]:
+def by_head(x: Float[Tensor, "tokens dim"], sentences: Sentences, heads: int) -> Float[Tensor, "heads length head"]:
     return x.reshape(sentences.count, sentences.longest, heads, -1).transpose(1, 2).flatten(0, 1)
 
 

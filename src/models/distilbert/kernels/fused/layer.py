@@ -17,6 +17,7 @@ from src.models.distilbert.kernels.fused import attention, rows
 from src.models.distilbert.kernels.fused.attention import Attention
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Layout
+from src.models.kernels import precision
 
 
 class Parameters(NamedTuple):
@@ -110,13 +111,13 @@ class Layer(torch.autograd.Function):
         grad_added, onto = rows.add_norm_backward(
             grads[0].contiguous(), added, middle, last, last_statistics, job.drop, of_last
         )
-        narrow_weight = product(grad_added.t(), active)
+        narrow_weight = weight_gradient(grad_added, active)
         grad_wide = rows.gelu_backward(through(grad_added, weights.narrow), wide, of_wide)
-        wide_weight = product(grad_wide.t(), middle)
+        wide_weight = weight_gradient(grad_wide, middle)
         grad_middle = through(grad_wide, weights.wide, onto)
 
         grad_attended, onto = rows.add_norm_backward(grad_middle, attended, chosen, norm, statistics, Drop(), of_norm)
-        out_weight = product(grad_attended.t(), context)
+        out_weight = weight_gradient(grad_attended, context)
         grad_context = through(grad_attended, weights.out)
         grad_x, qkv_weight, qkv_bias = attention_backward(
             job, grad_context, onto, x, chosen, q, kv, context, noted, weights.qkv
@@ -142,13 +143,13 @@ def attention_backward(
         grad_qkv = x.new_empty(len(x), 3 * dim)
         of_q, of_k, of_v = grad_qkv.chunk(3, 1)
         attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), job.attention)
-        return through(grad_qkv, weight, onto), product(grad_qkv.t(), x), grad_qkv.sum(0, dtype=torch.float32)
+        return through(grad_qkv, weight, onto), weight_gradient(grad_qkv, x), grad_qkv.sum(0, dtype=torch.float32)
     grad_q, grad_kv = torch.empty_like(q), torch.empty_like(kv)
     of_k, of_v = grad_kv.chunk(2, 1)
     attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), job.attention)
     grad_x = through(grad_kv, weight[dim:])
     grad_x.index_add_(0, job.first, through(grad_q, weight[:dim], onto))  # one row each: there is no order to be random
-    of_weight = torch.cat([product(grad_q.t(), chosen), product(grad_kv.t(), x)])
+    of_weight = torch.cat([weight_gradient(grad_q, chosen), weight_gradient(grad_kv, x)])
     of_bias = torch.cat([part.sum(0, dtype=torch.float32) for part in (grad_q, grad_kv)])
     return grad_x, of_weight, of_bias
 
@@ -179,11 +180,19 @@ def through(grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
     return grad @ weight if onto is None else onto.addmm_(grad, weight)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts."""
-    if a.dtype == torch.float32 or not a.is_cuda:
-        return a.float() @ b.float()
-    return torch.mm(a, b, out_dtype=torch.float32)
+def weight_gradient(
+    grad: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
+) -> Float[Tensor, "outputs inputs"]:
+    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts.
+
+    Hopper's TF32 products want both factors with the summed index last: cuBLAS multiplies 1.5 to 2.7 times as fast when
+    they are, which pays for the copies of all but small ones.
+    """
+    if grad.dtype != torch.float32 and grad.is_cuda:
+        return torch.mm(grad.t(), x, out_dtype=torch.float32)
+    if precision(grad.dtype) != "tf32" or not grad.is_cuda:
+        return grad.float().t() @ x.float()
+    return rows.transposed(grad) @ (rows.transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x)
 
 
 def layer(

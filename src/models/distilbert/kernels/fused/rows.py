@@ -15,6 +15,7 @@ FORWARD = {"BLOCK": 4, "num_warps": 4}  # rows of one program at a time
 BACKWARD = {"BLOCK": 2, "num_warps": 4}
 GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 8, "WIDTH": 256, "num_warps": 4}
+TRANSPOSE = {"BLOCK": 64, "num_warps": 8}
 PROGRAMS, LEAST_ROWS = 768, 8  # programs that a sum over rows is spread over, where they get so many rows each
 
 
@@ -109,6 +110,16 @@ def gelu_backward(
         grad, x, out, shares, rows, shares.stride(0),
         COLUMNS=columns, ROWS=rows_of_a_program(rows), **GELU_BACKWARD,
     )  # fmt: skip
+    return out
+
+
+def transposed(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns rows"]:
+    """A copy whose memory is in the other order; numbers of a row of x are side by side."""
+    (rows, columns), block = x.shape, TRANSPOSE["BLOCK"]
+    out = x.new_empty(columns, rows)
+    launch(
+        kernels.transpose, (-(-rows // block), -(-columns // block)), x, out, rows, columns, x.stride(0), **TRANSPOSE
+    )
     return out
 
 
