@@ -38,7 +38,7 @@ def test_a_layer_with_relus_that_stop_half(shape: Shape, kinds: str, width: int)
 def test_a_pair_of_layers() -> None:
     """What one kernel notes of its output, another one uses."""
     found = layers(fused, (2, 12, 6, 5), "2p1", 24, torch.float32)
-    assert found.largest < 2e-5, found
+    assert found.largest < 5e-5, found
 
 
 @pytest.mark.parametrize("kinds", ["1", "2", "p"])
@@ -46,7 +46,7 @@ def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.Mo
     """As they do for many pixels; the last of the blocks, and of the programs, has less to do."""
     for module, name in ((fused.stem, "PROGRAMS"), (fused.pointwise, "PROGRAMS"), (fused.pointwise, "SPREAD")):
         monkeypatch.setattr(module, name, 2)
-    monkeypatch.setattr(fused.depthwise, "PROGRAMS", 2)
+    monkeypatch.setattr(fused.tiles, "PROGRAMS", 2)
     for module in (fused.norm, fused.depthwise):
         monkeypatch.setattr(module, "CONCLUDED_AT_ONCE", 2)
     found = layers(fused, (9, 16, 9, 8), kinds, 16, torch.float32)

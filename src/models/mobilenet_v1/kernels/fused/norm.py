@@ -18,7 +18,6 @@ class Partials(NamedTuple):
 
     values: Float[Tensor, "programs parts channels"]
     rows: int  # of all programs together
-    rows_each: int
 
 
 class Gradients(NamedTuple):
@@ -36,7 +35,7 @@ def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 chann
     launch(
         kernels.conclude, (-(-channels // CONCLUDED),),
         partials.values, norm.weight, norm.bias, norm.running_mean, norm.running_var, found,
-        programs, partials.rows, partials.rows_each, norm.eps, norm.momentum,
+        programs, partials.rows, norm.eps, norm.momentum,
         CHANNELS=channels, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=4,
     )  # fmt: skip
     return found
@@ -77,7 +76,7 @@ def pool_backward(
         kernels.pool_backward, (images, -(-channels // WIDTH)), gradient.contiguous(), z, norm, g, values,
         **pooled(height * width, channels),
     )  # fmt: skip
-    return g, Partials(values, images * height * width, height * width)
+    return g, Partials(values, images * height * width)
 
 
 def pooled(pixels: int, channels: int) -> dict[str, int]:

@@ -9,10 +9,10 @@ from src.models.mobilenet_v1.kernels.fused.common_triton import keep, note, pass
 
 @triton.jit
 def conclude(
-    partials, weight, bias, running_mean, running_var, norm, programs, rows, rows_each, eps, momentum,
+    partials, weight, bias, running_mean, running_var, norm, programs, rows, eps, momentum,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`norm` and the running statistics of what the programs of another kernel have noted, `rows_each` rows each.
+    """`norm` and the running statistics of what the programs of another kernel have noted: mean, squared distances, count.
 
     Means are taken as distances from the first program's, so that their squares do not cancel.
     """
@@ -23,9 +23,9 @@ def conclude(
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
         wanted = (program < programs)[:, None] & is_channel
-        place = partials + program[:, None] * (2 * CHANNELS) + channel[None, :]
+        place = partials + program[:, None] * (3 * CHANNELS) + channel[None, :]
         apart = tl.where(wanted, tl.load(place, mask=wanted, other=0.0) - first[None, :], 0.0)
-        number = tl.minimum(tl.maximum(rows - program * rows_each, 0), rows_each).to(tl.float32)[:, None]
+        number = tl.load(place + 2 * CHANNELS, mask=wanted, other=0.0)
         total += tl.sum(apart * number, 0)
         squares += tl.sum(apart * apart * number + tl.load(place + CHANNELS, mask=wanted, other=0.0), 0)
     count = rows * 1.0

@@ -48,12 +48,12 @@ def forward(
     blocks = -(-outputs // tile.columns)
     each = tiles_each(rows, tile.rows, PROGRAMS // blocks)
     programs = programs_for(rows, tile.rows, each)
-    values = z.new_empty(programs, 2, outputs, dtype=torch.float32)
+    values = z.new_empty(programs, 3, outputs, dtype=torch.float32)
     launch(
         kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows,
         **constants(z, inputs, outputs, tile, each),
     )  # fmt: skip
-    return out, Partials(values, rows, tile.rows * each)
+    return out, Partials(values, rows)
 
 
 def backward(
@@ -77,7 +77,7 @@ def backward(
         kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows,
         **constants(z, inputs, outputs, tile, each),
     )  # fmt: skip
-    return g_in, Partials(values, rows, tile.rows * each)
+    return g_in, Partials(values, rows)
 
 
 def backward_weight(

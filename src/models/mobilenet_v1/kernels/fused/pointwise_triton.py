@@ -42,7 +42,7 @@ def forward(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [rows, OUTPUTS], and `partials` [programs, 2, OUTPUTS]: mean and squared distances of a program's rows.
+    """`out` [rows, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances, how many rows.
 
     Neighbouring programs work on the same rows.
     """
@@ -68,8 +68,9 @@ def forward(
         number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
         mean, squares = merged(mean, squares, count, found.to(tl.float32), row < rows, number)
         count += number
-    note(partials, program, 0, column, mean, 2, OUTPUTS)
-    note(partials, program, 1, column, squares, 2, OUTPUTS)
+    note(partials, program, 0, column, mean, 3, OUTPUTS)
+    note(partials, program, 1, column, squares, 3, OUTPUTS)
+    note(partials, program, 2, column, tl.zeros([COLUMNS], tl.float32) + count, 3, OUTPUTS)
 
 
 @triton.jit

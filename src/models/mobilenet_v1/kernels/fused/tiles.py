@@ -2,6 +2,10 @@
 
 from typing import NamedTuple
 
+import torch
+
+from src.models.kernels import power_of_2
+
 PROGRAMS = 4 * 132  # that go over rows, more or less: four on each multiprocessor of an H200
 
 
@@ -13,6 +17,25 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+
+
+class Strips(NamedTuple):
+    """What a program of a depthwise layer owns at a time: strips of columns, of some channels; see strips_triton."""
+
+    columns: int
+    strips: int
+    channels: int
+    warps: int
+    programs: int  # at most so many, where images need not be cut into segments of less than a row
+
+
+def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch.dtype) -> Strips:
+    """For `across` output columns: a thread has 4 bytes of channels of a strip, or less where there are fewer."""
+    columns = 7 if across % 7 == 0 or across > 8 else min(across, 4)
+    lanes = 4 * 32 * 4 // dtype.itemsize
+    strips = min(power_of_2(-(-across // columns)), lanes // 32)
+    block = block_of(channels, lanes // strips)
+    return Strips(columns, strips, block, max(1, strips * block * dtype.itemsize // 128), PROGRAMS)
 
 
 def tiles_each(length: int, block: int, wanted: int) -> int:
