@@ -24,7 +24,7 @@ def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int]
     segments = -(-down // rows)
     constants = {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": down, "ACROSS": across,
                  "CHANNELS": channels, "COLUMNS": strips.columns, "STRIPS": strips.strips, "GROUPS": groups,
-                 "BLOCK": strips.channels, "num_warps": strips.warps}  # fmt: skip
+                 "BLOCK": strips.channels, "num_warps": strips.warps, "maxnreg": strips.registers}  # fmt: skip
     return images * segments * groups, blocks, (segments, rows), constants
 
 
@@ -67,7 +67,7 @@ def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "c
     programs, _, channels = values.shape
     out = values.new_empty(channels, 9)
     launch(
-        depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs,
-        CHANNELS=channels, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=4,
+        depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
+        WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=8,
     )  # fmt: skip
     return out

@@ -175,13 +175,13 @@ def backward(
 
 
 @triton.jit
-def conclude_weight(partials, out, programs, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """`out` [CHANNELS, 9] of the last 9 that `backward` has noted, one a program."""
+def conclude_weight(partials, out, programs, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """`out` [channels, 9] of the last 9 that `backward` has noted, one a program."""
     channel, tap = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.program_id(1)
     total = tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
-        wanted = (program < programs)[:, None] & (channel < CHANNELS)[None, :]
-        place = (program[:, None] * 11 + 2 + tap) * CHANNELS + channel[None, :]
+        wanted = (program < programs)[:, None] & (channel < channels)[None, :]
+        place = (program[:, None] * 11 + 2 + tap) * channels + channel[None, :]
         total += tl.sum(tl.load(partials + place, mask=wanted, other=0.0), 0)
-    tl.store(out + channel * 9 + tap, total, mask=channel < CHANNELS)
+    tl.store(out + channel * 9 + tap, total, mask=channel < channels)

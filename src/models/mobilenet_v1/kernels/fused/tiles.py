@@ -26,16 +26,32 @@ class Strips(NamedTuple):
     strips: int
     channels: int
     warps: int
-    programs: int  # at most so many, where images need not be cut into segments of less than a row
+    registers: int | None  # of a thread at most: so that more programs run at a time
+    programs: int  # at most so many in all, if there are fewer images: those are cut into segments of rows
+
+
+# What was measured to be better than the rule below, by kernel, stride, output columns, channels and bytes of a number.
+STRIPS: dict[tuple[str, int, int, int, int], Strips] = {}
 
 
 def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch.dtype) -> Strips:
     """For `across` output columns: a thread has 4 bytes of channels of a strip, or less where there are fewer."""
-    columns = 7 if across % 7 == 0 or across > 8 else min(across, 4)
-    lanes = 4 * 32 * 4 // dtype.itemsize
-    strips = min(power_of_2(-(-across // columns)), lanes // 32)
+    found = STRIPS.get((kernel, stride, across, channels, dtype.itemsize))
+    return found or strips_by_rule(kernel, stride, across, channels, dtype.itemsize)
+
+
+def strips_by_rule(
+    kernel: str, stride: int, across: int, channels: int, size: int, columns: int = 7, warps: int = 4
+) -> Strips:
+    """Of strips of at most so many columns; `size` in bytes."""
+    lanes, columns = warps * 32 * 4 // size, min(across, columns)
+    strips = min(power_of_2(-(-across // columns)), max(1, lanes // 32))
     block = block_of(channels, lanes // strips)
-    return Strips(columns, strips, block, max(1, strips * block * dtype.itemsize // 128), PROGRAMS)
+    warps = min(warps, max(1, strips * block * size // 128))
+    # On a multiprocessor run 5 programs of 4 warps with 96 registers, 4 with 128 and 3 with 168.
+    if kernel == "backward" and size < 4:
+        return Strips(columns, strips, block, warps, 168, 3 * 132 * 4 // warps)
+    return Strips(columns, strips, block, warps, 128 if stride == 2 else None, 4 * 132 * 4 // warps)
 
 
 def tiles_each(length: int, block: int, wanted: int) -> int:
