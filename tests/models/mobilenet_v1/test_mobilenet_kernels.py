@@ -5,7 +5,7 @@ import torch
 from mobilenet_kernels import Shape, layers, network, plain_features
 
 from src.models.mobilenet_v1.kernels import dispatch, fused
-from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
+from src.models.mobilenet_v1.kernels.fused.tiles import strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, Pointwise
 
 DTYPES = [(torch.float32, 5e-5), (torch.float16, 6e-3), (torch.bfloat16, 8e-2)]
@@ -47,8 +47,8 @@ def test_a_pair_of_layers() -> None:
 @pytest.mark.parametrize("kinds", ["1", "2", "p"])
 def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do for many pixels; the last of the blocks, and of the programs, has less to do."""
-    for module, name in ((fused.stem, "PROGRAMS"), (fused.pointwise, "PROGRAMS"), (fused.pointwise, "SPREAD")):
-        monkeypatch.setattr(module, name, 2)
+    monkeypatch.setattr(fused.stem, "PROGRAMS", 2)
+    monkeypatch.setattr(fused.pointwise, "tile_of", lambda *key: tile_of(*key)._replace(programs=2))
     # Images of a depthwise layer are cut into segments of rows, the last of which is shorter.
     monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=40))
     for module in (fused.norm, fused.depthwise):
