@@ -98,22 +98,25 @@ def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
             if (columns, warps) == (7, 4):  # twice as many channels a thread; as many registers as the compiler likes
                 yield found._replace(warps=max(1, found.warps // 2), registers=None)
                 yield found._replace(registers=None if found.registers else 80)
+            if 2 <= found.strips and 2 * found.channels <= channels:
+                yield found._replace(strips=found.strips // 2, channels=2 * found.channels)
 
 
 def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
     kernel, inputs, outputs, name = group.key(dtype)
     yield fused.tiles.tile_of(kernel, fused.tiles.MANY, inputs, outputs, name)
-    many = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4)]
-    wide = [(64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3), (64, 64, 64, 4, 4)]
+    sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+             (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
     rows, columns, summed = outputs, inputs, fused.tiles.MANY
     if kernel != "weight":
         rows = fused.tiles.MANY
         columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
-    for height, width, depth, warps, stages in many + wide:
-        deep = depth if name == "half" else depth // 2
+    for height, width, depth, warps, stages in sizes:
+        deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
         if height <= rows and width <= columns and deep <= summed:
-            for programs in (2 * 132, 4 * 132):
-                yield fused.tiles.Tile(height, width, deep, warps, stages, programs)
+            yield fused.tiles.Tile(height, width, deep, warps, stages, programs)
+            if kernel != "weight":
+                yield fused.tiles.Tile(height, width, deep, warps, stages, 2 * programs)
 
 
 @contextmanager

@@ -51,8 +51,7 @@ def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(fused.pointwise, "tile_of", lambda *key: tile_of(*key)._replace(programs=2))
     # Images of a depthwise layer are cut into segments of rows, the last of which is shorter.
     monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=40))
-    for module in (fused.norm, fused.depthwise):
-        monkeypatch.setattr(module, "CONCLUDED_AT_ONCE", 2)
+    monkeypatch.setattr(fused.norm, "CONCLUDED_AT_ONCE", 2)
     found = layers(fused, (9, 16, 9, 8), kinds, 16, torch.float32)
     assert found.largest < 2e-5, found.above(2e-5)
 

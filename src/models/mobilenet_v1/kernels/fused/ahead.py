@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 
     module: str
     kernel: str
-    arguments: tuple[torch.dtype | int | float, ...]  # of a tensor its dtype
+    arguments: tuple[torch.dtype | float, ...]
     constants: tuple[tuple[str, Hashable], ...]
 
 
@@ -34,7 +34,7 @@ def noted() -> Iterator[set[Launch]]:
     found = set[Launch]()
 
     def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        plain = tuple(each.dtype if isinstance(each, Tensor) else each for each in arguments)
+        plain = tuple(sort(argument) for argument in arguments)
         found.add(Launch(kernel.fn.__module__, kernel.fn.__name__, plain, tuple(sorted(constants.items()))))
 
     before = [module.launch for module in MODULES]
@@ -45,6 +45,13 @@ def noted() -> Iterator[set[Launch]]:
     finally:
         for module, launch in zip(MODULES, before, strict=True):
             vars(module).update(launch=launch)
+
+
+def sort(argument: Tensor | float) -> torch.dtype | float:
+    """All that Triton asks of an argument: of an integer whether it is 1 or a multiple of 16."""
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    return argument if isinstance(argument, float) or argument == 1 else 16 if argument % 16 == 0 else 2
 
 
 def compile_all(launches: Iterable[Launch]) -> None:

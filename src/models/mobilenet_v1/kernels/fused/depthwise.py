@@ -8,7 +8,7 @@ from torch import Tensor
 
 from src.models.kernels import launch
 from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
-from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, CONCLUDED_AT_ONCE, Partials
+from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, at_once
 from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
 
 
@@ -68,6 +68,6 @@ def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "c
     out = values.new_empty(channels, 9)
     launch(
         depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
-        WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=8,
+        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from src.models.kernels import launch, power_of_2
 from src.models.mobilenet_v1.kernels.fused import norm_triton as kernels
 
 WIDTH, PIXELS = 64, 64  # most channels and pixels of a program that pools
-CONCLUDED, CONCLUDED_AT_ONCE = 8, 1024  # channels of a program that concludes, and how many others it reads at once
+CONCLUDED, CONCLUDED_AT_ONCE = 8, 1024  # channels of a program that concludes, and how many others it reads at most
 
 
 class Partials(NamedTuple):
@@ -26,6 +26,11 @@ class Gradients(NamedTuple):
     slopes: Float[Tensor, "3 channels"]  # see common_triton
 
 
+def at_once(programs: int) -> int:
+    """Of how many programs one that concludes reads what they have noted at a time."""
+    return min(CONCLUDED_AT_ONCE, max(2, power_of_2(programs)))
+
+
 def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 channels"]:
     """What later kernels need of a layer, see common_triton; the running statistics follow the batch."""
     if partials.rows == 1:
@@ -36,7 +41,7 @@ def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 chann
         kernels.conclude, (-(-channels // CONCLUDED),),
         partials.values, norm.weight, norm.bias, norm.running_mean, norm.running_var, found,
         programs, partials.rows, channels, norm.eps, norm.momentum,
-        WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=8,
+        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return found
 
@@ -48,7 +53,7 @@ def conclude_backward(partials: Partials, norm: Float[Tensor, "4 channels"]) -> 
     found = Gradients(weight, bias, values[2:])
     launch(
         kernels.conclude_backward, (-(-channels // CONCLUDED),), partials.values, norm, *found, programs, partials.rows,
-        channels, PARTS=parts, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=8,
+        channels, PARTS=parts, WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return found
 

@@ -47,7 +47,8 @@ def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch
 def strips_by_rule(kernel: str, across: int, channels: int, size: int, columns: int = 7, warps: int = 4) -> Strips:
     """Of strips of at most so many columns; `size` in bytes."""
     lanes, columns = warps * 32 * 4 // size, min(across, columns)
-    strips = min(power_of_2(-(-across // columns)), max(1, lanes // 32))
+    # A warp loads the 128 bytes of a cache line, if there are as many channels.
+    strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
     block = block_of(channels, lanes // strips)
     warps = min(warps, max(1, strips * block * size // 128))
     # Forward there are 96 registers a thread; backward 128 in float32, else more than the 168 with which 12 warps run.
