@@ -95,10 +95,12 @@ def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
         if columns <= across:
             found = fused.tiles.strips_by_rule(kernel, across, channels, size, columns, warps)
             yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
-            if (columns, warps) == (7, 4):  # twice as many channels a thread; as many registers as the compiler likes
-                yield found._replace(warps=max(1, found.warps // 2), registers=None)
-                yield found._replace(registers=None if found.registers else 80)
-            if 2 <= found.strips and 2 * found.channels <= channels:
+            if (columns, warps) == (7, 4) and kernel == "forward":  # twice as many channels a thread; fewer registers
+                yield found._replace(warps=max(1, found.warps // 2))
+                yield found._replace(registers=80)
+            elif (columns, warps) == (7, 4):
+                yield found._replace(registers=None)
+            if found.strips >= 2 and 2 * found.channels <= channels:
                 yield found._replace(strips=found.strips // 2, channels=2 * found.channels)
 
 
