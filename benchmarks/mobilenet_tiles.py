@@ -1,161 +1,186 @@
 """Which blocks suit MobileNetV1's kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles [half|tf32|single]
-[BATCH ...] [forward] [backward] [weight] [depthwise]`, half precision, a batch of 64 and all kernels if not given.
+[BATCH ...] [depthwise] [pointwise]`, half precision, batches of 64 and 256 and all kernels if not given.
 
-A line for each layer of another shape and each kernel: what the rules in `fused` choose, then the three best of all
-that are tried, with milliseconds. All are compiled beforehand, on all cores.
+For each layer of another shape and each kernel, what is chosen now and the three best of all that were tried, with
+milliseconds for each batch; what is 2 % better than the present choice stands there as a line for the tables STRIPS and
+TILES in src/models/mobilenet_v1/kernels/fused/tiles.py. All are compiled beforehand, on all cores.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import product
-from multiprocessing import get_context
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from src.measure.replay import device_ms
+from src.models.kernels import precision
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.kernels import dispatch
 from src.models.mobilenet_v1.network import ConvNormReLU
 
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
-KERNELS = ("forward", "backward", "weight", "depthwise")
 
 
-class Case(NamedTuple):
-    """A kernel of a layer and its blocks; None: as the rules have it."""
+class Group(NamedTuple):
+    """A kernel of a layer whose input has so many pixels a side."""
 
     kernel: str
-    layer: int
+    layer: ConvNormReLU
     side: int
-    tile: tuple[int, ...] | None
-    programs: int = 4 * 132
 
-    def __str__(self) -> str:
-        return "rules" if self.tile is None else f"{'x'.join(map(str, self.tile))} {self.programs}"
+    @property
+    def is_pointwise(self) -> bool:
+        return self.layer.conv.kernel_size == (1, 1)
+
+    def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """In the table of its kind."""
+        conv: nn.Conv2d = self.layer.conv
+        if self.is_pointwise:
+            name = "half" if dtype != torch.float32 else precision(dtype)
+            return self.kernel, conv.in_channels, conv.out_channels, name
+        return self.kernel, conv.stride[0], -(-self.side // conv.stride[0]), conv.in_channels, dtype.itemsize
 
 
 def main() -> None:
     """Prints the table."""
     words = sys.argv[1:]
     name = next((word for word in words if word in DTYPES), "half")
-    kernels = [word for word in words if word in KERNELS] or list(KERNELS)
-    batches = [int(word) for word in words if word.isdigit()] or [64]
-    layers = MobileNetV1().layers()
-    for batch in batches:
-        groups = [list(found) for found in cases(layers, kernels)]
-        jobs = [(case, batch, name) for group in groups for case in group]
-        workers = max(1, (os.cpu_count() or 2) - 2)
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            runs = dict(zip((job[0] for job in jobs), pool.map(compiled, jobs, chunksize=4), strict=True))
-        print(f"\n{torch.cuda.get_device_name()}, {name}, batch {batch}: rows x columns x depth x warps x stages,")
-        print("or pixels x channels x warps, then programs")
-        for group in groups:
-            times = {case: device_ms(call(case, batch, name)) for case in group if runs[case]}
-            best = sorted(times, key=lambda case: times[case])[:3]
-            conv = layers[group[0].layer].conv
-            shape = f"{group[0].kernel} {conv.in_channels} to {conv.out_channels}, {group[0].side}/{conv.stride[0]}"
-            print(f"{shape}: " + "; ".join(f"{case} {times[case]:.4f}" for case in (group[0], *best)), flush=True)
+    kinds = [word for word in words if word in ("depthwise", "pointwise")] or ["depthwise", "pointwise"]
+    batches = [int(word) for word in words if word.isdigit()] or [64, 256]
+    torch.set_float32_matmul_precision("highest" if name == "single" else "high")
+    dtype = DTYPES[name]
+    fused: Any = dispatch.kernels()
+    tried = {group: choices(fused, group, dtype) for group in groups() if kind(group) in kinds}
+    with fused.ahead.noted() as launches:
+        for group, found in tried.items():
+            for choice in found:
+                for batch in batches:
+                    with chosen(fused, group, dtype, choice):
+                        call(fused, group, batch, dtype, "meta")()
+    print(f"{torch.cuda.get_device_name()}, {name}, batches {batches}: {len(launches)} kernels to compile", flush=True)
+    fused.ahead.compile_all(launches)
+    for group, found in tried.items():
+        report(group.key(dtype), timed(fused, group, found, batches, dtype))
 
 
-def cases(layers: list[ConvNormReLU], kernels: list[str]) -> Iterator[list[Case]]:
-    """Of each layer of another shape and each kernel: the rules' choice first, then what is to be tried."""
+def kind(group: Group) -> str:
+    return "pointwise" if group.is_pointwise else "depthwise"
+
+
+def groups() -> Iterator[Group]:
     side, seen = 112, set()
-    for number, layer in enumerate(layers[1:], 1):
+    for layer in MobileNetV1().layers()[1:]:
         conv = layer.conv
         shape = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, side)
         if shape not in seen:
             seen.add(shape)
-            if conv.kernel_size == (1, 1):
-                for kernel in kernels:
-                    if kernel != "depthwise":
-                        yield [Case(kernel, number, side, None), *tried(kernel, number, side, conv)]
-            elif "depthwise" in kernels:
-                for kernel in ("depthwise forward", "depthwise backward"):
-                    yield [Case(kernel, number, side, None), *spread(kernel, number, side, conv)]
+            for kernel in ("forward", "backward", "weight")[: 3 if conv.kernel_size == (1, 1) else 2]:
+                yield Group(kernel, layer, side)
         side = -(-side // conv.stride[0])
 
 
-def spread(kernel: str, number: int, side: int, conv: torch.nn.Conv2d) -> Iterator[Case]:
-    """Blocks of a depthwise layer's kernel: pixels, channels, warps."""
-    for pixels, block, warps, programs in product((8, 16, 32), (32, 64, 128), (4, 8), (8, 16)):
-        if 2 <= pixels * block / (32 * warps) <= 8 and block <= conv.in_channels:
-            yield Case(kernel, number, side, (pixels, block, warps), programs * 132)
+def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
+    """What is chosen now, then what is to be tried."""
+    found = list(products(fused, group, dtype) if group.is_pointwise else strips(fused, group, dtype))
+    return list(dict.fromkeys(found))
 
 
-def tried(kernel: str, number: int, side: int, conv: torch.nn.Conv2d) -> Iterator[Case]:
-    """Blocks of a pointwise layer's kernel."""
-    columns = conv.out_channels if kernel == "forward" else conv.in_channels
-    summed = conv.in_channels if kernel == "forward" else conv.out_channels
-    if kernel == "weight":
-        for rows, width, depth, stages in product((64, 128), (32, 64, 128), (32, 64), (2, 3)):
-            if rows <= conv.out_channels and width <= conv.in_channels:
-                yield Case(kernel, number, side, (rows, width, depth, 4 if rows * width < 8192 else 8, stages), 2 * 132)
-        return
-    for rows, width, depth, stages in product((64, 128), (32, 64, 128, 256), (32, 64), (2, 3)):
-        if width <= columns and depth <= summed and rows * width >= 4096:
-            programs = 4 * 132
-            yield Case(kernel, number, side, (rows, width, depth, 4 if rows * width < 16384 else 8, stages), programs)
+def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
+    kernel, stride, across, channels, size = group.key(dtype)
+    yield fused.tiles.strips_of(kernel, stride, across, channels, dtype)
+    for columns, warps in ((7, 4), (7, 2), (4, 4)):
+        if columns <= across:
+            found = fused.tiles.strips_by_rule(kernel, across, channels, size, columns, warps)
+            yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
+            if (columns, warps) == (7, 4) and kernel == "forward":  # twice as many channels a thread; fewer registers
+                yield found._replace(warps=max(1, found.warps // 2))
+                yield found._replace(registers=80)
+            elif (columns, warps) == (7, 4):
+                yield found._replace(registers=None)
+            if found.strips >= 2 and 2 * found.channels <= channels:
+                yield found._replace(strips=found.strips // 2, channels=2 * found.channels)
 
 
-def call(case: Case, batch: int, name: str) -> Callable[[], object]:
-    """What is timed; it holds what it computes on."""
-    torch.set_float32_matmul_precision("highest" if name == "single" else "high")
-    fused: Any = dispatch.kernels()
-    dtype, layer = DTYPES[name], MobileNetV1().layers()[case.layer].cuda()
-    z = torch.randn(batch, case.side, case.side, layer.conv.in_channels, device="cuda", dtype=dtype)
-    norm, slopes = torch.rand(4, z.shape[-1], device="cuda"), torch.rand(3, layer.conv.out_channels, device="cuda")
-    weight, stride = fused.body.matrices([layer], dtype)[0], layer.conv.stride[0]
-    side = -(-case.side // stride)
-    out = torch.randn(batch, side, side, layer.conv.out_channels, device="cuda", dtype=dtype)
-    g = torch.randn_like(out)
-    runs = {
-        "forward": lambda: fused.pointwise.forward(z, norm, weight),
-        "backward": lambda: fused.pointwise.backward(g, out, slopes, weight, z, norm),
-        "weight": lambda: fused.pointwise.backward_weight(g, out, slopes, z, norm),
-        "depthwise forward": lambda: fused.depthwise.forward(z, norm, weight, stride),
-        "depthwise backward": lambda: fused.depthwise.backward(g, out, slopes, weight, z, norm, stride),
-    }
-
-    def run() -> object:
-        with chosen(fused, case):
-            return runs[case.kernel]()
-
-    return run
+def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
+    kernel, inputs, outputs, name = group.key(dtype)
+    yield fused.tiles.tile_of(kernel, fused.tiles.MANY, inputs, outputs, name)
+    sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+             (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
+    rows, columns, summed = outputs, inputs, fused.tiles.MANY
+    if kernel != "weight":
+        rows = fused.tiles.MANY
+        columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
+    for height, width, depth, warps, stages in sizes:
+        deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
+        if height <= rows and width <= columns and deep <= summed:
+            yield fused.tiles.Tile(height, width, deep, warps, stages, programs)
+            if kernel != "weight":
+                yield fused.tiles.Tile(height, width, deep, warps, stages, 2 * programs)
 
 
 @contextmanager
-def chosen(fused: Any, case: Case) -> Iterator[None]:
-    """What the rules choose is this, for a while."""
-    module, values = fused.pointwise, dict[str, Any]()
-    if case.tile is not None and case.kernel.startswith("depthwise"):
-        pixels, block, warps = case.tile
-        tile = {"PIXELS": pixels, "num_warps": warps}
-        module = fused.depthwise
-        values = {"FORWARD": tile, "BACKWARD": tile, "BLOCK": (block, block), "PROGRAMS": case.programs // 2}
-    elif case.tile is not None:
-        tile = module.Tile(*case.tile)
-        count = "SPREAD" if case.kernel == "weight" else "PROGRAMS"
-        values = {"product_tile": lambda *_: tile, "weight_tile": lambda *_: tile, count: case.programs}
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
+def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
+    """It stands in its table for a while."""
+    table, key = fused.tiles.TILES if group.is_pointwise else fused.tiles.STRIPS, group.key(dtype)
+    before = dict(table)
+    table[key] = choice
     try:
         yield
     finally:
-        vars(module).update(before)
+        table.clear()
+        table.update(before)
 
 
-def compiled(job: tuple[Case, int, str]) -> bool:
-    """Whether the kernel runs with these blocks; Triton keeps what it has compiled on disk."""
-    try:
-        call(*job)()
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
+def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+    """What is timed; it holds what it computes on."""
+    conv: nn.Conv2d = group.layer.conv
+    stride, side = conv.stride[0], -(-group.side // conv.stride[0])
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.rand(*shape, device=device, dtype=dtype)
+
+    z = numbers(batch, group.side, group.side, conv.in_channels, dtype=dtype)
+    norm, slopes = numbers(4, conv.in_channels), numbers(3, conv.out_channels)
+    weight = fused.body.matrices([group.layer], dtype)[0].to(device)
+    out, g = (numbers(batch, side, side, conv.out_channels, dtype=dtype) for _ in range(2))
+    module = fused.pointwise if group.is_pointwise else fused.depthwise
+    strides = () if group.is_pointwise else (stride,)
+    return {
+        "forward": lambda: module.forward(z, norm, weight, *strides),
+        "backward": lambda: module.backward(g, out, slopes, weight, z, norm, *strides),
+        "weight": lambda: module.backward_weight(g, out, slopes, z, norm),
+    }[group.kernel]
+
+
+def timed(
+    fused: Any, group: Group, found: list[Any], batches: list[int], dtype: torch.dtype
+) -> dict[Any, tuple[float, ...]]:
+    """Milliseconds of each choice, for each batch; infinitely many of what the device has no room for."""
+    times: dict[Any, list[float]] = {choice: [] for choice in found}
+    for batch in batches:
+        run = call(fused, group, batch, dtype, "cuda")
+        for choice, so_far in times.items():
+            with chosen(fused, group, dtype, choice):
+                try:
+                    so_far.append(device_ms(run, calls=5, repeats=3))
+                except Exception as error:  # of Triton, which says so by several classes
+                    print(f"# {group.key(dtype)} {choice}: {str(error).splitlines()[0]}")
+                    so_far.append(torch.inf)
+    return {choice: tuple(found) for choice, found in times.items()}
+
+
+def report(key: tuple[Any, ...], times: dict[Any, tuple[float, ...]]) -> None:
+    """The present choice, the best three, and the line for the table."""
+    now = next(iter(times))
+    best = sorted(times, key=lambda choice: prod(times[choice]))[:3]
+    for title, choice in (("now", now), *(("best", choice) for choice in best)):
+        milliseconds = " ".join(f"{ms:.4f}" for ms in times[choice])
+        print(f"# {title} {milliseconds} {tuple(choice)}")
+    if prod(times[best[0]]) < 0.98 ** len(times[now]) * prod(times[now]):
+        print(f"    {str(key).replace(chr(39), chr(34))}: {type(now).__name__}{tuple(best[0])},", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ class Found(NamedTuple):
     def largest(self) -> float:
         return max(self.output, self.of_gradients, self.of_buffers)
 
+    def above(self, most: float) -> str:
+        """What is further off than that, by name."""
+        errors = {"output": self.output, **self.gradients, **self.buffers}
+        return ", ".join(f"{name} {error:.1e}" for name, error in errors.items() if not error < most)
+
 
 def stack(layers: list[ConvNormReLU], seed: int, device: str, decided: bool, offset: float) -> list[ConvNormReLU]:
     """Layers with other than their first parameters and statistics, all of which float16 and bfloat16 hold.
@@ -69,19 +74,23 @@ def layers(
     decided: bool = False,
     offset: float = 0.0,
 ) -> Found:
-    """Of a first layer to `shape`'s channels, then one for each of `kinds`: 1 or 2, a depthwise one with that stride,
-    or p, a pointwise one to `width` channels."""
-    channels = shape[1]
-    first, rest = ConvNormReLU(3, channels, 3), list[ConvNormReLU]()
-    for kind in kinds:
-        rest.append(Pointwise(channels, width) if kind == "p" else Depthwise(channels, int(kind)))
-        channels = width if kind == "p" else channels
-    own = stack([first, *rest], 1, device, decided, offset)
+    """Of the layers that `made` makes."""
+    own = stack(made(shape[1], kinds, width), 1, device, decided, offset)
     plain = nn.Sequential(*deepcopy(own)).double()
     images = pixels(shape, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
         found = fused.body.features(images, own)
     return compared(found, plain_features(images.double(), plain), nn.Sequential(*own), plain)
+
+
+def made(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
+    """A first layer to so many channels, then one for each of `kinds`: 1 or 2, a depthwise one with that stride,
+    or p, a pointwise one to `width` channels."""
+    first, rest = ConvNormReLU(3, channels, 3), list[ConvNormReLU]()
+    for kind in kinds:
+        rest.append(Pointwise(channels, width) if kind == "p" else Depthwise(channels, int(kind)))
+        channels = width if kind == "p" else channels
+    return [first, *rest]
 
 
 def pixels(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:

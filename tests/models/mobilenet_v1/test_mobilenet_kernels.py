@@ -5,6 +5,7 @@ import torch
 from mobilenet_kernels import Shape, layers, network, plain_features
 
 from src.models.mobilenet_v1.kernels import dispatch, fused
+from src.models.mobilenet_v1.kernels.fused.tiles import strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, Pointwise
 
 DTYPES = [(torch.float32, 5e-5), (torch.float16, 6e-3), (torch.bfloat16, 8e-2)]
@@ -15,6 +16,8 @@ CASES = [
     ((2, 40, 7, 5), "2", 0),
     ((3, 32, 6, 8), "2", 0),
     ((9, 16, 1, 3), "2", 0),
+    ((1, 16, 4, 61), "1", 0),
+    ((1, 40, 5, 61), "2", 0),
     ((3, 32, 7, 7), "p", 64),
     ((5, 9, 5, 5), "p", 20),
     ((2, 64, 2, 3), "p", 16),
@@ -26,31 +29,31 @@ CASES = [
 def test_a_layer(shape: Shape, kinds: str, width: int, dtype: torch.dtype, tolerance: float) -> None:
     """Outputs, all gradients and running statistics, where no rounding changes what a ReLU passes."""
     found = layers(fused, shape, kinds, width, dtype, decided=True)
-    assert found.largest < tolerance, found
+    assert found.largest < tolerance, found.above(tolerance)
 
 
 @pytest.mark.parametrize(("shape", "kinds", "width"), CASES)
 def test_a_layer_with_relus_that_stop_half(shape: Shape, kinds: str, width: int) -> None:
     found = layers(fused, shape, kinds, width, torch.float32)
-    assert found.largest < 2e-5, found
+    assert found.largest < 2e-5, found.above(2e-5)
 
 
 def test_a_pair_of_layers() -> None:
     """What one kernel notes of its output, another one uses."""
     found = layers(fused, (2, 12, 6, 5), "2p1", 24, torch.float32)
-    assert found.largest < 2e-5, found
+    assert found.largest < 5e-5, found.above(5e-5)
 
 
 @pytest.mark.parametrize("kinds", ["1", "2", "p"])
 def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do for many pixels; the last of the blocks, and of the programs, has less to do."""
-    for module, name in ((fused.stem, "PROGRAMS"), (fused.pointwise, "PROGRAMS"), (fused.pointwise, "SPREAD")):
-        monkeypatch.setattr(module, name, 2)
-    monkeypatch.setattr(fused.depthwise, "PROGRAMS", 2)
-    for module in (fused.norm, fused.depthwise):
-        monkeypatch.setattr(module, "CONCLUDED_AT_ONCE", 2)
+    monkeypatch.setattr(fused.stem, "PROGRAMS", 2)
+    monkeypatch.setattr(fused.pointwise, "tile_of", lambda *key: tile_of(*key)._replace(programs=2))
+    # Images of a depthwise layer are cut into segments of rows, the last of which is shorter.
+    monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=40))
+    monkeypatch.setattr(fused.norm, "CONCLUDED_AT_ONCE", 2)
     found = layers(fused, (9, 16, 9, 8), kinds, 16, torch.float32)
-    assert found.largest < 2e-5, found
+    assert found.largest < 2e-5, found.above(2e-5)
 
 
 @pytest.mark.parametrize("kinds", ["1", "p"])
@@ -108,3 +111,17 @@ def test_kernels_are_for_float32_parameters_on_a_gpu() -> None:
     images, parameter = torch.randn(1, 3, 8, 8), torch.zeros(1)
     assert dispatch.fused_for(images, parameter) is None
     assert dispatch.kernels() is fused
+
+
+def test_kernels_are_noted_and_not_run() -> None:
+    """What is compiled beforehand: each kernel once, for what it will be launched with."""
+    layers, images = tiny_layers(), torch.randn(2, 3, 6, 6)
+    with fused.ahead.noted() as launches:
+        fused.body.features(images, layers).sum().backward()
+    names = [(launch.module.rpartition(".")[2], launch.kernel) for launch in launches]
+    assert ("depthwise_backward_triton", "backward") in names and ("norm_triton", "pool") in names
+    assert all(bool((layer.norm.running_var == 1).all()) for layer in layers)
+    forward = next(launch for launch in launches if launch.kernel == "forward" and "depthwise" in launch.module)
+    assert forward.arguments[:5] == (torch.float32,) * 5 and dict(forward.constants)["CHANNELS"] == 8
+    fused.body.features(images, layers)
+    assert not any(bool((layer.norm.running_var == 1).any()) for layer in layers)

@@ -11,9 +11,9 @@ import triton.language as tl
 
 
 @triton.jit
-def vector(vectors, number: tl.constexpr, channel, CHANNELS: tl.constexpr):
+def vector(vectors, number: tl.constexpr, channel, channels):
     """One of several vectors; 0 for a channel that is none."""
-    return tl.load(vectors + number * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
+    return tl.load(vectors + number * channels + channel, mask=channel < channels, other=0.0)
 
 
 @triton.jit
@@ -63,12 +63,12 @@ def together(mean, squares, count):
 
 
 @triton.jit
-def keep(vectors, number: tl.constexpr, channel, values, CHANNELS: tl.constexpr):
+def keep(vectors, number: tl.constexpr, channel, values, channels):
     """Writes one of several vectors."""
-    tl.store(vectors + number * CHANNELS + channel, values, mask=channel < CHANNELS)
+    tl.store(vectors + number * channels + channel, values, mask=channel < channels)
 
 
 @triton.jit
-def note(partials, row, number: tl.constexpr, channel, values, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Writes a program's vector to `partials` [programs, PARTS, CHANNELS]."""
-    keep(partials + row.to(tl.int64) * (PARTS * CHANNELS), number, channel, values, CHANNELS)
+def note(partials, row, number: tl.constexpr, channel, values, parts, channels):
+    """Writes a program's vector to `partials` [programs, parts, channels]."""
+    keep(partials + row.to(tl.int64) * (parts * channels), number, channel, values, channels)

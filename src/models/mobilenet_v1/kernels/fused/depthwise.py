@@ -7,27 +7,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.models.kernels import launch
-from src.models.mobilenet_v1.kernels.fused import depthwise_triton as kernels
-from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, CONCLUDED_AT_ONCE, Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, block_of, programs_for, tiles_each
-
-FORWARD = {"PIXELS": 16, "num_warps": 4}
-BACKWARD = {"PIXELS": 16, "num_warps": 4}
-BLOCK = 64, 32  # channels of a program, forward and backward
+from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
+from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, at_once
+from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
 
 
-def shape_of(z: Tensor, stride: int) -> dict[str, int]:
-    _, height, width, channels = z.shape
-    return {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": -(-height // stride),
-            "ACROSS": -(-width // stride), "CHANNELS": channels}  # fmt: skip
-
-
-def plan(shape: dict[str, int], images: int, most: int, tile: dict[str, int]) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid of programs and how each one works."""
-    pixels, block = images * shape["DOWN"] * shape["ACROSS"], block_of(shape["CHANNELS"], most)
-    blocks = -(-shape["CHANNELS"] // block)
-    each = tiles_each(pixels, tile["PIXELS"], 2 * PROGRAMS // blocks)
-    return (programs_for(pixels, tile["PIXELS"], each), blocks), {**shape, **tile, "BLOCK": block, "TILES": each}
+def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
+    """How many programs share a block of channels, how many blocks there are, what to tell each program of its share
+    (in how many segments an image is cut, of how many output rows) and what it is compiled for."""
+    images, height, width, channels = z.shape
+    down, across = -(-height // stride), -(-width // stride)
+    strips = strips_of(kernel, stride, across, channels, z.dtype)
+    groups, blocks = -(-across // (strips.columns * strips.strips)), -(-channels // strips.channels)
+    segments = min(down, max(1, strips.programs // (images * groups * blocks)))
+    rows = -(-down // segments)
+    segments = -(-down // rows)
+    constants = {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": down, "ACROSS": across,
+                 "CHANNELS": channels, "COLUMNS": strips.columns, "STRIPS": strips.strips, "GROUPS": groups,
+                 "BLOCK": strips.channels, "num_warps": strips.warps, "maxnreg": strips.registers}  # fmt: skip
+    return images * segments * groups, blocks, (segments, rows), constants
 
 
 def forward(
@@ -37,13 +35,11 @@ def forward(
     stride: int,
 ) -> tuple[Float[Tensor, "images down across channels"], Partials]:
     """The convolution of what the layer of z hands on, and its statistics."""
-    shape = shape_of(z, stride)
-    out = z.new_empty(len(z), shape["DOWN"], shape["ACROSS"], shape["CHANNELS"])
-    grid, constants = plan(shape, len(z), BLOCK[0], FORWARD)
-    values = z.new_empty(grid[0], 2, shape["CHANNELS"], dtype=torch.float32)
-    pixels = out.numel() // shape["CHANNELS"]
-    launch(kernels.forward, grid, z, norm, weight, out, values, pixels, **constants)
-    return out, Partials(values, pixels, constants["PIXELS"] * constants["TILES"])
+    programs, blocks, share, constants = plan(z, stride, "forward")
+    out = z.new_empty(len(z), constants["DOWN"], constants["ACROSS"], z.shape[-1])
+    values = z.new_empty(programs, 3, z.shape[-1], dtype=torch.float32)
+    launch(depthwise_triton.forward, (programs * blocks,), z, norm, weight, out, values, *share, **constants)
+    return out, Partials(values, out.numel() // z.shape[-1])
 
 
 def backward(
@@ -56,13 +52,14 @@ def backward(
     stride: int,
 ) -> tuple[Float[Tensor, "images height width channels"], Partials, Float[Tensor, "channels 9"]]:
     """The gradient of what the layer of z has normalised, its sums, and the weight's gradient."""
-    g_in, shape = torch.empty_like(z), shape_of(z, stride)
-    grid, constants = plan(shape, len(z), BLOCK[1], BACKWARD)
-    values = z.new_empty(grid[0], 11, shape["CHANNELS"], dtype=torch.float32)
-    pixels = out.numel() // shape["CHANNELS"]
-    launch(kernels.backward, grid, g, out, slopes, weight, z, norm, g_in, values, pixels, **constants)
-    rows = z.numel() // shape["CHANNELS"]
-    return g_in, Partials(values, rows, 0), of_weight(values)
+    programs, blocks, share, constants = plan(z, stride, "backward")
+    g_in = torch.empty_like(z)
+    values = z.new_empty(programs, 11, z.shape[-1], dtype=torch.float32)
+    launch(
+        depthwise_backward_triton.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values,
+        *share, **constants,
+    )  # fmt: skip
+    return g_in, Partials(values, z.numel() // z.shape[-1]), of_weight(values)
 
 
 def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "channels 9"]:
@@ -70,7 +67,7 @@ def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "c
     programs, _, channels = values.shape
     out = values.new_empty(channels, 9)
     launch(
-        kernels.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs,
-        CHANNELS=channels, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=4,
+        depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
+        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from src.models.kernels import launch, power_of_2
 from src.models.mobilenet_v1.kernels.fused import norm_triton as kernels
 
 WIDTH, PIXELS = 64, 64  # most channels and pixels of a program that pools
-CONCLUDED, CONCLUDED_AT_ONCE = 8, 256  # channels of a program that concludes, and how many others it reads at a time
+CONCLUDED, CONCLUDED_AT_ONCE = 8, 1024  # channels of a program that concludes, and how many others it reads at most
 
 
 class Partials(NamedTuple):
@@ -18,13 +18,17 @@ class Partials(NamedTuple):
 
     values: Float[Tensor, "programs parts channels"]
     rows: int  # of all programs together
-    rows_each: int
 
 
 class Gradients(NamedTuple):
     weight: Float[Tensor, " channels"]
     bias: Float[Tensor, " channels"]
     slopes: Float[Tensor, "3 channels"]  # see common_triton
+
+
+def at_once(programs: int) -> int:
+    """Of how many programs one that concludes reads what they have noted at a time."""
+    return min(CONCLUDED_AT_ONCE, max(2, power_of_2(programs)))
 
 
 def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 channels"]:
@@ -36,8 +40,8 @@ def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 chann
     launch(
         kernels.conclude, (-(-channels // CONCLUDED),),
         partials.values, norm.weight, norm.bias, norm.running_mean, norm.running_var, found,
-        programs, partials.rows, partials.rows_each, norm.eps, norm.momentum,
-        CHANNELS=channels, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=4,
+        programs, partials.rows, channels, norm.eps, norm.momentum,
+        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return found
 
@@ -49,7 +53,7 @@ def conclude_backward(partials: Partials, norm: Float[Tensor, "4 channels"]) -> 
     found = Gradients(weight, bias, values[2:])
     launch(
         kernels.conclude_backward, (-(-channels // CONCLUDED),), partials.values, norm, *found, programs, partials.rows,
-        PARTS=parts, CHANNELS=channels, WIDTH=CONCLUDED, BLOCK=CONCLUDED_AT_ONCE, num_warps=4,
+        channels, PARTS=parts, WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
     )  # fmt: skip
     return found
 
@@ -60,7 +64,8 @@ def pool(
     """Means over an image of what the last layer hands on."""
     images, height, width, channels = z.shape
     out = z.new_empty(images, channels)
-    launch(kernels.pool, (images, -(-channels // WIDTH)), z, norm, out, **pooled(height * width, channels))
+    pixels = height * width
+    launch(kernels.pool, (images, -(-channels // WIDTH)), z, norm, out, pixels, channels, **pooled(pixels))
     return out
 
 
@@ -75,11 +80,10 @@ def pool_backward(
     values = z.new_empty(images, 2, channels, dtype=torch.float32)
     launch(
         kernels.pool_backward, (images, -(-channels // WIDTH)), gradient.contiguous(), z, norm, g, values,
-        **pooled(height * width, channels),
+        height * width, channels, **pooled(height * width),
     )  # fmt: skip
-    return g, Partials(values, images * height * width, height * width)
+    return g, Partials(values, images * height * width)
 
 
-def pooled(pixels: int, channels: int) -> dict[str, int]:
-    rows = min(PIXELS, power_of_2(pixels))
-    return {"PIXELS": pixels, "CHANNELS": channels, "WIDTH": WIDTH, "ROWS": rows, "num_warps": 4}
+def pooled(pixels: int) -> dict[str, int]:
+    return {"WIDTH": WIDTH, "ROWS": min(PIXELS, power_of_2(pixels)), "num_warps": 4}

@@ -9,29 +9,20 @@ from torch import Tensor
 from src.models.kernels import launch, precision
 from src.models.mobilenet_v1.kernels.fused import pointwise_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, Tile, block_of, programs_for, tiles_each
-
-SPREAD = 2 * 132  # programs of a weight's gradient: each takes its share of all rows
+from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_each
 
 
-def product_tile(rows: int, summed: int, columns: int, dtype: torch.dtype) -> Tile:
-    """For [rows, summed] x [summed, columns]."""
-    half = dtype != torch.float32
-    height = 128 if rows >= 128 else block_of(rows, 128)
-    return Tile(height, block_of(columns, 128), block_of(summed, 64 if half else 32), 8 if columns >= 64 else 4, 3)
+def tile_for(kernel: str, z: Tensor, outputs: int) -> Tile:
+    inputs = z.shape[-1]
+    name = "half" if z.dtype != torch.float32 else precision(z.dtype)
+    return tile_of(kernel, z.numel() // inputs, inputs, outputs, name)
 
 
-def weight_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tile:
-    """For [outputs, rows] x [rows, inputs]."""
-    depth = block_of(rows, 64 if dtype != torch.float32 else 32)
-    return Tile(block_of(outputs, 128), block_of(inputs, 128), depth, 8 if outputs > 64 else 4, 3)
-
-
-def constants(z: Tensor, inputs: int, outputs: int, tile: Tile, each: int) -> dict[str, Any]:
+def constants(z: Tensor, inputs: int, outputs: int, tile: Tile) -> dict[str, Any]:
     # Triton's interpreter multiplies bfloat16 wrongly.
     upcast = z.dtype == torch.bfloat16 and not z.is_cuda
     return {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
-            "TILES": each, "PRECISION": precision(z.dtype), "UPCAST": upcast, "num_warps": tile.warps,
+            "PRECISION": precision(z.dtype), "UPCAST": upcast, "num_warps": tile.warps,
             "num_stages": tile.stages}  # fmt: skip
 
 
@@ -44,16 +35,16 @@ def forward(
     outputs, inputs = weight.shape
     rows = z.numel() // inputs
     out = z.new_empty(*z.shape[:-1], outputs)
-    tile = product_tile(rows, inputs, outputs, z.dtype)
+    tile = tile_for("forward", z, outputs)
     blocks = -(-outputs // tile.columns)
-    each = tiles_each(rows, tile.rows, PROGRAMS // blocks)
+    each = tiles_each(rows, tile.rows, tile.programs // blocks)
     programs = programs_for(rows, tile.rows, each)
-    values = z.new_empty(programs, 2, outputs, dtype=torch.float32)
+    values = z.new_empty(programs, 3, outputs, dtype=torch.float32)
     launch(
-        kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows,
-        **constants(z, inputs, outputs, tile, each),
+        kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows, each,
+        **constants(z, inputs, outputs, tile),
     )  # fmt: skip
-    return out, Partials(values, rows, tile.rows * each)
+    return out, Partials(values, rows)
 
 
 def backward(
@@ -68,16 +59,16 @@ def backward(
     outputs, inputs = weight.shape
     rows = z.numel() // inputs
     g_in = torch.empty_like(z)
-    tile = product_tile(rows, outputs, inputs, z.dtype)
+    tile = tile_for("backward", z, outputs)
     blocks = -(-inputs // tile.columns)
-    each = tiles_each(rows, tile.rows, PROGRAMS // blocks)
+    each = tiles_each(rows, tile.rows, tile.programs // blocks)
     programs = programs_for(rows, tile.rows, each)
     values = z.new_empty(programs, 2, inputs, dtype=torch.float32)
     launch(
-        kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows,
-        **constants(z, inputs, outputs, tile, each),
+        kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows, each,
+        **constants(z, inputs, outputs, tile),
     )  # fmt: skip
-    return g_in, Partials(values, rows, tile.rows * each)
+    return g_in, Partials(values, rows)
 
 
 def backward_weight(
@@ -90,13 +81,13 @@ def backward_weight(
     """The weight's gradient, summed in float32."""
     outputs, inputs = out.shape[-1], z.shape[-1]
     rows = z.numel() // inputs
-    tile = weight_tile(rows, outputs, inputs, z.dtype)
+    tile = tile_for("weight", z, outputs)
     blocks = -(-outputs // tile.rows) * -(-inputs // tile.columns)
-    each = tiles_each(rows, tile.depth, SPREAD // blocks)
+    each = tiles_each(rows, tile.depth, tile.programs // blocks)
     programs = programs_for(rows, tile.depth, each)
     shares = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
     launch(
-        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, shares, rows,
-        **constants(z, inputs, outputs, tile, each),
+        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, shares, rows, each,
+        **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return shares.sum(0) if programs > 1 else shares[0]

@@ -38,11 +38,11 @@ def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: t
 
 @triton.jit
 def forward(
-    z, norm, weight, out, partials, rows,
+    z, norm, weight, out, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [rows, OUTPUTS], and `partials` [programs, 2, OUTPUTS]: mean and squared distances of a program's rows.
+    """`out` [rows, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances, how many rows.
 
     Neighbouring programs work on the same rows.
     """
@@ -51,8 +51,8 @@ def forward(
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     mean, squares = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     count = 0
-    for tile in range(TILES):
-        begin = (program * TILES + tile) * ROWS
+    for tile in range(tiles):
+        begin = (program * tiles + tile) * ROWS
         row = begin + tl.arange(0, ROWS)
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for k in range(0, INPUTS, DEPTH):
@@ -68,23 +68,24 @@ def forward(
         number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
         mean, squares = merged(mean, squares, count, found.to(tl.float32), row < rows, number)
         count += number
-    note(partials, program, 0, column, mean, 2, OUTPUTS)
-    note(partials, program, 1, column, squares, 2, OUTPUTS)
+    note(partials, program, 0, column, mean, 3, OUTPUTS)
+    note(partials, program, 1, column, squares, 3, OUTPUTS)
+    note(partials, program, 2, column, tl.zeros([COLUMNS], tl.float32) + count, 3, OUTPUTS)
 
 
 @triton.jit
 def backward(
-    g, out, slopes, weight, z, norm, g_in, partials, rows,
+    g, out, slopes, weight, z, norm, g_in, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """`g_in` [rows, INPUTS], and `partials` [programs, 2, INPUTS]: sums of it and of it times (z - mean)."""
     blocks: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0) // blocks
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     gradients, products = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
-    for tile in range(TILES):
-        row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for k in range(0, OUTPUTS, DEPTH):
             channel = k + tl.arange(0, DEPTH)
@@ -109,11 +110,11 @@ def backward(
 
 @triton.jit
 def backward_weight(
-    g, out, slopes, z, norm, shares, rows,
+    g, out, slopes, z, norm, shares, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`shares` [programs, OUTPUTS, INPUTS]: the weight's gradient from DEPTH * TILES rows each.
+    """`shares` [programs, OUTPUTS, INPUTS]: the weight's gradient from DEPTH * tiles rows each.
 
     A program's block of it is ROWS outputs by COLUMNS inputs.
     """
@@ -122,8 +123,8 @@ def backward_weight(
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     to, of = block // across * ROWS + tl.arange(0, ROWS), block % across * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in range(TILES):
-        row = (program * TILES + tile) * DEPTH + tl.arange(0, DEPTH)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * DEPTH + tl.arange(0, DEPTH)
         a = _slopes(g, out, slopes, row, to, rows, OUTPUTS, UPCAST)
         b = _activations(z, norm, row, of, rows, INPUTS, UPCAST)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)

@@ -37,10 +37,10 @@ def forward(
     """The convolution in the dtype of `weight`, and its statistics."""
     grid, size, constants = plan(images, weight, weight.dtype, stride)
     out = weight.new_empty(len(images), *size, len(weight))
-    values = weight.new_empty(grid[0], 2, len(weight), dtype=torch.float32)
+    values = weight.new_empty(grid[0], 3, len(weight), dtype=torch.float32)
     pixels = out.numel() // len(weight)
     launch(kernels.forward, grid, images, weight, out, values, pixels, **constants)
-    return out, Partials(values, pixels, PIXELS * constants["TILES"])
+    return out, Partials(values, pixels)
 
 
 def backward_weight(

@@ -35,7 +35,7 @@ def forward(
     COLOURS: tl.constexpr, OUTPUTS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
     TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [pixels, OUTPUTS], and `partials` [programs, 2, OUTPUTS]: mean and squared distances."""
+    """`out` [pixels, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances and how many."""
     channel, tap = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)
     is_weight = (tap < 9 * COLOURS)[:, None] & (channel < OUTPUTS)[None, :]
     b = tl.load(weight + channel[None, :] * (9 * COLOURS) + tap[:, None], mask=is_weight, other=0.0)
@@ -54,8 +54,9 @@ def forward(
         number = tl.minimum(tl.maximum(pixels - begin, 0), PIXELS)
         mean, squares = merged(mean, squares, count, found.to(tl.float32), pixel < pixels, number)
         count += number
-    note(partials, tl.program_id(0), 0, channel, mean, 2, OUTPUTS)
-    note(partials, tl.program_id(0), 1, channel, squares, 2, OUTPUTS)
+    note(partials, tl.program_id(0), 0, channel, mean, 3, OUTPUTS)
+    note(partials, tl.program_id(0), 1, channel, squares, 3, OUTPUTS)
+    note(partials, tl.program_id(0), 2, channel, tl.zeros([BLOCK], tl.float32) + count, 3, OUTPUTS)
 
 
 @triton.jit
