@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU (scaling: on 1, 2 and 4 of them):
-#   docs/results/dlrm.sh OUT speed|predict|training|scaling [option=value ...]
+# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU (scaling: on 1, 2 and 4 of them; torchrec: on 2):
+#   docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 set -euo pipefail
 out=$1 what=$2
@@ -48,5 +48,7 @@ case $what in
       [ "$gpus" = 1 ] || ranks "$gpus" "strong_65536_x$gpus" precision=amp hp.batch_size=65536
       [ "$gpus" = 2 ] || ranks "$gpus" "weak_262144_x$gpus" precision=amp "hp.batch_size=$((262144 * gpus))"
     done ;;
-  *) echo "dlrm.sh: '$what' is none of speed, predict, training and scaling" >&2; exit 2 ;;
+  torchrec)  # needs FBGEMM's build for CUDA
+    ranks 2 torchrec_65536_x2 precision=amp hp.batch_size=131072 model.task.engine=torchrec ;;
+  *) echo "dlrm.sh: '$what' is none of speed, predict, training, scaling and torchrec" >&2; exit 2 ;;
 esac

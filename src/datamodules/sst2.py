@@ -8,36 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 
-from src.datamodules.base import DataModule, Metered
 from src.datamodules.download import sha256_of
 from src.datamodules.prepared import opened, prepare
 from src.datamodules.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
 from src.datamodules.token_data import TokenData
-from src.datamodules.token_loader import PADDINGS, ResidentTokens, TokenLoader
+from src.datamodules.token_module import TokenDataModule
 from src.datamodules.token_vocabulary import Vocabulary
-from src.errors import UserError
 
 LAYOUT = 1
-SHORTEST = 3  # [CLS], a word piece, [SEP]
 
 
-class SST2DataModule(DataModule):
+class SST2DataModule(TokenDataModule):
     """Sentences with one evaluation set, the split `dev`, as published; GLUE keeps the labels of `test` to itself.
 
     Args:
-        name: as records call the data set.
+        name, batch_size, seed, padding, test_batch_size, predict: as for TokenDataModule.
         data_dir: where the files that were fetched and the tokens are kept.
-        batch_size: sentences of each rank and step.
-        seed: of the order of the training sentences.
         vocabulary: a folder with a vocab.txt, such a file, or a name on the Hugging Face hub.
         raw: a folder with train.tsv, dev.tsv and perhaps test.tsv; GLUE's own are fetched if not given.
-        padding: how the sentences of a batch become one length; see TokenLoader.
         max_length: longer sentences are truncated.
-        test_batch_size: sentences of each rank in a batch of an evaluation; as in training if not given.
-        predict: the split that `predict_dataloader` goes over.
     """
 
     def __init__(
@@ -53,25 +44,16 @@ class SST2DataModule(DataModule):
         test_batch_size: int | None = None,
         predict: str = "dev",
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, batch_size, seed, padding, max_length, test_batch_size, predict)
         self.data_dir, self.raw = Path(data_dir), None if raw is None else Path(raw)
-        self.batch_size, self.seed, self.predict = batch_size, seed, predict
-        self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
-        self.source, self.padding, self.max_length = vocabulary, padding, max_length
-        if padding not in PADDINGS:
-            raise UserError(
-                f"datamodule.padding={padding}: there is no such padding; choose from {', '.join(PADDINGS)}"
-            )
-        if max_length < SHORTEST:
-            raise UserError(f"datamodule.max_length={max_length} leaves no word of a sentence; give {SHORTEST} or more")
-        if self.test_batch_size < 1:
-            raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
-        self.device: torch.device | None = None  # where the sentences go without a trainer
-        self._splits: dict[str, ResidentTokens] = {}
+        self.source = vocabulary
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.source)
+
+    def words(self) -> tuple[int, str]:
+        return self.vocabulary.size, str(self.vocabulary.path)
 
     def prepare_data(self) -> None:
         self._prepared()
@@ -81,7 +63,7 @@ class SST2DataModule(DataModule):
             return
         folder = self._prepared()
         for split in opened(folder)["sentences"]:
-            self._splits[split] = self._resident(TokenData.load(folder / f"{split}.npz").truncated(self.max_length))
+            self._splits[split] = self.resident(TokenData.load(folder / f"{split}.npz").truncated(self.max_length))
 
     def files(self) -> dict[str, Path]:
         """The files of sentences by split, fetched where they are not there. Raises UserError where one is missing."""
@@ -96,46 +78,6 @@ class SST2DataModule(DataModule):
     ) -> TokenData:
         """The tokens of sentences that need be no part of the data set; see Vocabulary.encode. Needs no files."""
         return self.vocabulary.encode(sentences, where, first_line, labels).truncated(self.max_length)
-
-    def loader(self, sentences: str | TokenData, *, train: bool = False, batch_size: int | None = None) -> TokenLoader:
-        """Batches of a split, or of what `encode` gave, for this rank, on its device; in their order unless `train`.
-
-        Raises UserError for a split that is not there.
-        """
-        if isinstance(sentences, str) and sentences not in self._splits:
-            known = ", ".join(self._splits)
-            raise UserError(f"datamodule.predict={sentences}: there is no such split; choose from {known}")
-        return TokenLoader(
-            self._splits[sentences] if isinstance(sentences, str) else self._resident(sentences),
-            batch_size or self.test_batch_size,
-            padding=self.padding,
-            max_length=self.max_length,
-            train=train,
-            seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
-        )
-
-    def train_dataloader(self) -> Metered:
-        return self.metered(self.loader("train", train=True, batch_size=self.batch_size))
-
-    def val_dataloader(self) -> TokenLoader:
-        return self.loader("dev")
-
-    def test_dataloader(self) -> TokenLoader:
-        return self.loader("dev")
-
-    def predict_dataloader(self) -> TokenLoader:
-        return self.loader(self.predict)
-
-    def tokens(self, steps: slice) -> tuple[int, int]:
-        """Real and processed tokens of this rank's training batches of those numbers, counted from the run's first."""
-        counts = self._training.loader.counts[steps] if self._training else []
-        return sum(real for real, _ in counts), sum(processed for _, processed in counts)
-
-    def _resident(self, data: TokenData) -> ResidentTokens:
-        device = self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
-        return ResidentTokens(data, device)
 
     def _prepared(self) -> Path:
         """The folder of tokens, made where it is not there: one for each vocabulary and each set of files."""

@@ -62,8 +62,8 @@ class Point:
 def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Point]:
     """The points of the runs, then the published ones of the same models.
 
-    Compared are runs of the same model, data, precision and hardware. Raises UserError where no run on several devices
-    has its counterpart on one.
+    Compared are runs of the same model, engine, data, precision and hardware. Raises UserError where no run on several
+    devices has its counterpart on one.
     """
     done = [(source, record) for source, record in runs if rate_of(record)]
     points = [
@@ -116,7 +116,8 @@ def key_of(record: Record, kind: Kind) -> Hashable:
     per_device, whole = batches(case.batch_size, case.batch_per, record.ranks)
     kept = per_device if kind == "weak" else whole
     accumulate = (record.config.get("hp") or {}).get("accumulate", 1)
-    return case.model, case.datamodule, case.precision, case.hardware, accumulate, kept
+    task = (record.config.get("model") or {}).get("task") or {}
+    return case.model, case.datamodule, case.precision, case.hardware, accumulate, task.get("engine", "auto"), kept
 
 
 def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str, Record]]) -> Point:

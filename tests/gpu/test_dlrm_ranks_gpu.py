@@ -73,3 +73,12 @@ def test_losses_on_several_gpus_are_those_of_one(case: str, ranks: int, home: Pa
     assert alone["losses"][-8:].mean() < alone["losses"][:8].mean()
     assert found[0]["metrics"]["auc"] == pytest.approx(alone["metrics"]["auc"], abs=10 * TOLERANCE[case])
     assert found[0]["phases"]["communication"] > 0
+
+
+def test_messages_instead_of_direct_stores_change_no_bit(ranks: int, home: Path) -> None:
+    """Nor does another run: what ranks read of each other is there, and sums have one order."""
+    direct = {case: read(home, case, ranks) for case in CASES if case != "torchrec"}
+    assert "vectors travel in messages" in started(home, ranks, "messages")
+    for case, found in direct.items():
+        again = read(home, case, ranks)
+        assert all(torch.equal(a["losses"], b["losses"]) for a, b in zip(found, again, strict=True)), case

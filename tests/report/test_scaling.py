@@ -43,6 +43,12 @@ def test_a_global_batch_counts_all_devices(trained: Record) -> None:
     assert (point.kind, point.batch, point.efficiency) == ("strong", "4096 global", 0.75)
 
 
+def test_engines_are_not_compared_with_each_other(trained: Record) -> None:
+    one, two = run(trained, 1, 512, "device", 1.0), run(trained, 2, 512, "device", 2.0)
+    other = replace(two, config={"model": {"task": {"engine": "torchrec"}}})
+    assert [point.source for point in scaling([("one", one), ("two", two), ("other", other)], False)] == ["two"]
+
+
 def test_the_run_on_one_device_is_the_fastest_of_the_same_commit(trained: Record) -> None:
     one, two = run(trained, 1, 8, "device", 100.0), run(trained, 2, 8, "device", 150.0)
     profiled, older = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)

@@ -1,9 +1,11 @@
 """Which rows of the hidden states are one sentence, for both forms of a batch."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from src.tokens import PackedTokens, PaddedTokens
@@ -11,26 +13,60 @@ from src.tokens import PackedTokens, PaddedTokens
 Tokens = PaddedTokens | PackedTokens
 
 
-class Layout(NamedTuple):
-    """Tokens are rows; sentences are `[rows of sentences, length]` places, whose ends may be empty.
+class Sentences(NamedTuple):
+    """Which rows are one sentence, as kernels are told.
 
-    A packed batch's own padding counts here as one more sentence, of one token. Nothing waits for the device.
+    Padded sentence s is the `longest` rows from s * longest on, of which the first bounds[s] are tokens; packed ones
+    are the rows from bounds[s] to bounds[s + 1].
     """
 
-    is_token: Bool[Tensor, "sentences length"]
-    first: Int[Tensor, " labels"]  # the row of each sentence's first token
-    place: Int[Tensor, " tokens"] | None  # of each token among all places; None where each place is a token's row
+    bounds: Int32[Tensor, " _"]
+    count: int
+    longest: int  # no sentence has more rows
+    padded: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens are rows; sentences are `[rows of sentences, length]` places, whose ends may be empty.
+
+    A packed batch's own padding counts here as one more sentence, of one token. Nothing waits for the device, and
+    nothing is computed before it is asked for.
+    """
+
+    batch: Tokens
+    sentences: Sentences
 
     @classmethod
     def of(cls, batch: Tokens) -> "Layout":
         if isinstance(batch, PaddedTokens):
             sentences, length = batch.ids.shape
-            first = torch.arange(0, sentences * length, length, device=batch.ids.device)
-            return cls(places_of(batch.lengths, length), first, None)
-        token = torch.arange(len(batch.ids), dtype=torch.int32, device=batch.ids.device)
-        sentence = torch.searchsorted(batch.starts[1:], token, right=True)
-        lengths = torch.cat([batch.starts.diff(), torch.ones_like(batch.starts[:1])])
-        return cls(places_of(lengths, batch.longest), batch.starts[:-1], sentence * batch.longest + batch.positions)
+            return cls(batch, Sentences(batch.lengths, sentences, length, True))
+        return cls(batch, Sentences(batch.starts, len(batch.starts) - 1, batch.longest, False))
+
+    @cached_property
+    def is_token(self) -> Bool[Tensor, "sentences length"]:
+        bounds, _, longest, is_padded = self.sentences
+        if is_padded:
+            return places_of(bounds, longest)
+        return places_of(torch.cat([bounds.diff(), torch.ones_like(bounds[:1])]), longest)
+
+    @cached_property
+    def first(self) -> Int[Tensor, " labels"]:
+        """The row of each sentence's first token."""
+        bounds, count, longest, is_padded = self.sentences
+        if is_padded:
+            return torch.arange(0, count * longest, longest, device=bounds.device)
+        return bounds[:-1]
+
+    @cached_property
+    def place(self) -> Int[Tensor, " tokens"] | None:
+        """Of each token among all places; None where each place is a token's row."""
+        if isinstance(self.batch, PaddedTokens):
+            return None
+        token = torch.arange(len(self.batch.ids), dtype=torch.int32, device=self.batch.ids.device)
+        sentence = torch.searchsorted(self.batch.starts[1:], token, right=True)
+        return sentence * self.batch.longest + self.batch.positions
 
     def to_sentences(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "sentences length width"]:
         if self.place is not None:

@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.distilbert import layers
+from src.models.distilbert.kernels import dispatch
 from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
+from src.models.kernels import working_dtype
 from src.tokens import PaddedTokens
 
 INIT_STD = 0.02  # of weights; biases begin at 0
@@ -56,12 +58,16 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(sizes.dim, EPS)
 
     def forward(self, batch: Tokens) -> Hidden:
+        words, places = self.word_embeddings.weight, self.position_embeddings.weight
+        parameters = words, places, self.LayerNorm.weight, self.LayerNorm.bias
+        if fused := dispatch.fused_for(words):
+            dropout = self.dropout if self.training else 0.0
+            return fused.embedding.embed(batch, *parameters, EPS, dropout, working_dtype(words))
         if isinstance(batch, PaddedTokens):
             positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         else:
             positions = batch.positions
-        words, places = self.word_embeddings.weight, self.position_embeddings.weight
-        x = layers.embed(batch.ids, positions, words, places, self.LayerNorm.weight, self.LayerNorm.bias)
+        x = layers.embed(batch.ids, positions, *parameters)
         return F.dropout(x.flatten(0, -2), self.dropout, self.training)
 
 
@@ -96,10 +102,19 @@ class Block(nn.Module):
         self.ffn = FeedForward(sizes)
         self.output_layer_norm = nn.LayerNorm(sizes.dim, EPS)
 
-    def forward(self, x: Hidden, layout: Layout) -> Hidden:
+    def forward(self, x: Hidden, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
+        """The next hidden states, with `first_alone` those of first tokens."""
+        if fused := dispatch.fused_layer_for(self.attention.q_lin.weight, self.attention.num_heads):
+            dropout = (self.attention.dropout, self.dropout) if self.training else (0.0, 0.0)
+            x = x.to(working_dtype(self.attention.q_lin.weight))
+            # All of a padded batch is worked on, as in what it is there to be compared with.
+            few = first_alone and not layout.sentences.padded
+            x = fused.layer.layer(x, layout, few, self.attention.num_heads, EPS, dropout, tuple(self.parameters()))
+            return x.index_select(0, layout.first) if first_alone and not few else x
         norm, last = self.sa_layer_norm, self.output_layer_norm
         x = layers.add_norm(self.attention(x, layout), x, norm.weight, norm.bias)
-        return layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)
+        x = layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)
+        return x.index_select(0, layout.first) if first_alone else x
 
 
 class Transformer(nn.Module):
@@ -107,22 +122,22 @@ class Transformer(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Block(sizes, dropout) for _ in range(sizes.n_layers))
 
-    def forward(self, x: Hidden, layout: Layout) -> Hidden:
-        for block in self.layer:
-            x = block(x, layout)
+    def forward(self, x: Hidden, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
+        for number, block in enumerate(self.layer, 1):
+            x = block(x, layout, first_alone and number == len(self.layer))
         return x
 
 
 class Encoder(nn.Module):
-    """A hidden state for each token of a batch."""
+    """A hidden state for each token of a batch, or for each sentence's first."""
 
     def __init__(self, sizes: Sizes, dropout: Dropout) -> None:
         super().__init__()
         self.embeddings = Embeddings(sizes, dropout.hidden)
         self.transformer = Transformer(sizes, dropout)
 
-    def forward(self, batch: Tokens, layout: Layout) -> Hidden:
-        return self.transformer(self.embeddings(batch), layout)
+    def forward(self, batch: Tokens, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
+        return self.transformer(self.embeddings(batch), layout, first_alone)
 
 
 class DistilBert(nn.Module):
@@ -153,8 +168,7 @@ class DistilBert(nn.Module):
 
     def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
         """The logits, in float32 (float64 if the weights are)."""
-        layout = Layout.of(batch)
-        first = self.distilbert(batch, layout).index_select(0, layout.first)
+        first = self.distilbert(batch, Layout.of(batch), first_alone=True)
         x = F.dropout(F.relu(self.pre_classifier(first)), self.dropout.head, self.training)
         logits = self.classifier(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from src.datamodules.base import DataModule
 from src.datamodules.sst2 import SST2DataModule
+from src.datamodules.token_module import TokenDataModule
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -69,13 +70,13 @@ class DistilBertTask(Task):
 
     def meet(self, datamodule: DataModule) -> None:
         """Checks that the words are those that the weights know. Raises UserError if not."""
-        if not isinstance(datamodule, SST2DataModule):
-            raise UserError("DistilBERT needs sentences; give datamodule=sst2")
-        sizes, vocabulary = self.network.sizes, datamodule.vocabulary
-        if vocabulary.size != sizes.vocab_size:
+        if not isinstance(datamodule, TokenDataModule):
+            raise UserError("DistilBERT needs sentences; give datamodule=sst2 or token_synthetic")
+        sizes, (count, source) = self.network.sizes, datamodule.words()
+        if count != sizes.vocab_size:
             raise UserError(
-                f"{vocabulary.path} has {vocabulary.size} word pieces, the weights are for {sizes.vocab_size}; give "
-                f"the vocabulary that belongs to them as datamodule.vocabulary"
+                f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "
+                f"belongs to them as datamodule.vocabulary"
             )
         if datamodule.max_length > sizes.max_position_embeddings:
             raise UserError(
@@ -155,8 +156,9 @@ class DistilBertTask(Task):
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Labels of sentences; see `src.models.distilbert.predict`."""
         datamodule = job.datamodule()
-        if isinstance(datamodule, SST2DataModule):
-            datamodule.device = self.device
+        if not isinstance(datamodule, SST2DataModule):
+            raise UserError("predict.py judges text; give datamodule=sst2")
+        datamodule.device = self.device
         self.meet(datamodule)
         return predict_sentences(self, datamodule, job, clock)
 

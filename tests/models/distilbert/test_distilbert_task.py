@@ -183,7 +183,7 @@ def test_what_does_not_fit(overrides: list[str], words: str, tmp_path: Path) -> 
 def test_data_without_sentences(tmp_path: Path) -> None:
     mine = [override for override in tiny_overrides(tmp_path) if not override.startswith("datamodule.")]
     line = refusal(composed("train", *mine, "datamodule=criteo_resident", "datamodule.pool_batches=1"))
-    assert line == "DistilBERT needs sentences; give datamodule=sst2"
+    assert line == "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
 
 
 def test_sizes_that_are_not_the_weights(tmp_path: Path) -> None:

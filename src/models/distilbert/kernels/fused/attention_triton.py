@@ -1,0 +1,188 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""Attention within sentences of any lengths, in tiles of rows: forward, and backward from what forward summed.
+
+Sentences stand as `bounds` tells: where they are PADDED, sentence s is the LONGEST rows from s * LONGEST on, of which
+the first bounds[s] are keys; otherwise it is the rows from bounds[s] to bounds[s + 1]. Each row of a sentence is a
+query, or with FIRST its first row alone, and queries are then numbered like sentences. What is no key costs nothing.
+
+A program works for one head and one tile of one sentence. Rows behind the last packed sentence are nobody's: their
+numbers become 0. Logarithms and exponents are of base 2.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+
+
+@triton.jit
+def _sentence(
+    bounds, s, sentences, tokens, PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr,
+):  # fmt: skip
+    """First row, rows and keys of sentence s, and first row and number of its queries.
+
+    The sentence behind the last one is what no sentence owns: it has rows and no keys.
+    """
+    if PADDED:
+        begin, rows, keys = s * LONGEST, LONGEST, tl.load(bounds + s)
+        keys = tl.minimum(keys, LONGEST)
+    else:
+        begin = tl.load(bounds + s)
+        rows = tl.load(bounds + tl.minimum(s + 1, sentences), mask=s < sentences, other=tokens) - begin
+        keys = tl.where(s < sentences, rows, 0)
+    if FIRST:
+        first_query, queries = s, tl.where(s < sentences, 1, 0)
+    else:
+        first_query, queries = begin, rows
+    return begin, rows, keys, first_query, queries
+
+
+@triton.jit
+def _rows(
+    pointer, first, stride, row, count, column, HEAD: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """[rows, columns] of a head; 0 behind the last row."""
+    place = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    found = tl.load(pointer + place, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
+    return found.to(tl.float32) if UPCAST else found
+
+
+@triton.jit
+def _store_rows(pointer, first, stride, row, count, column, found, HEAD: tl.constexpr):
+    place = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    wanted = (row < count)[:, None] & (column < HEAD)[None, :]
+    tl.store(pointer + place, found.to(pointer.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def attend(
+    q, k, v, out, logs, bounds, seed, sentences, tokens, num_queries, q_stride, k_stride, factor,
+    PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`out` [queries, HEADS * HEAD]; `logs` [HEADS, queries]: the logarithm of the sum of each query's exponentials.
+
+    `factor` is what scores are multiplied by, times log2(e).
+    """
+    s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    begin, _, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
+    column = tl.arange(0, WIDTH)
+    q, k, v, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, out + head * HEAD
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, s * HEADS + head)
+    # What no sentence owns may have more rows than there are tiles.
+    for start in range(tile * TILE, queries, tl.num_programs(0) * TILE):
+        row = start + tl.arange(0, TILE)
+        query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
+        of_row = row_numbers(row, first, second) if THRESHOLD > 0 else row
+        largest = tl.full([TILE], -float("inf"), tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        context = tl.zeros([TILE, WIDTH], tl.float32)
+        for start_key in range(0, keys, KEYS):
+            other = start_key + tl.arange(0, KEYS)
+            key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
+            value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
+            score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            score = tl.where((other < keys)[None, :], score, -float("inf"))
+            new = tl.maximum(largest, tl.max(score, 1) * factor)
+            weight = tl.exp2(score * factor - new[:, None])
+            shrink = tl.exp2(largest - new)
+            total = total * shrink + tl.sum(weight, 1)
+            if THRESHOLD > 0:
+                of_column = column_numbers(other, first, second)
+                weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), weight, 0.0)
+            context = tl.dot(weight.to(value.dtype), value, context * shrink[:, None], input_precision=PRECISION)
+            largest = new
+        total = tl.where(keys > 0, total, 1.0)
+        context = context * (SCALE / total)[:, None]
+        _store_rows(out, first_query, HEADS * HEAD, row, queries, column, context, HEAD)
+        place = head.to(tl.int64) * num_queries + first_query + row
+        tl.store(logs + place, largest + tl.log2(total), mask=row < queries)
+
+
+@triton.jit
+def products(
+    out, grad, along, num_queries, HEADS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`along` [HEADS, queries]: the product of each head's output and its gradient."""
+    row, head, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, WIDTH)
+    a = _rows(out + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
+    b = _rows(grad + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
+    tl.store(along + head.to(tl.int64) * num_queries + row, tl.sum(a * b, 1), mask=row < num_queries)
+
+
+@triton.jit
+def attend_backward(
+    q, k, v, grad, logs, along, grad_q, grad_k, grad_v, bounds, seed,
+    sentences, tokens, num_queries, q_stride, k_stride, factor, scale,
+    PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    KEY_TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The first KEY_TILES programs of a sentence's head make the gradients of keys and values, the others of queries.
+
+    Gradients stand like what they are of, with its strides. `scale` is what scores are multiplied by.
+    """
+    s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
+    column = tl.arange(0, WIDTH)
+    q, k, v, grad = q + head * HEAD, k + head * HEAD, v + head * HEAD, grad + head * HEAD
+    grad_q, grad_k, grad_v = grad_q + head * HEAD, grad_k + head * HEAD, grad_v + head * HEAD
+    logs += head.to(tl.int64) * num_queries + first_query
+    along += head.to(tl.int64) * num_queries + first_query
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, s * HEADS + head)
+    # What dropout keeps is multiplied by SCALE: here everything else is divided by it, and the results multiplied.
+    if tile < KEY_TILES:
+        for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
+            other = start_key + tl.arange(0, KEYS)
+            of_column = column_numbers(other, first, second) if THRESHOLD > 0 else other
+            key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
+            value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
+            of_key, of_value = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32)
+            for start in range(0, tl.where(start_key < keys, queries, 0), TILE):
+                row = start + tl.arange(0, TILE)
+                query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
+                above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
+                log = tl.load(logs + row, mask=row < queries, other=float("inf"))
+                product = tl.load(along + row, mask=row < queries, other=0.0) / SCALE
+                score = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+                score = tl.where((other < keys)[:, None], score, -float("inf"))
+                weight = tl.exp2(score * factor - log[None, :])
+                of_weight = tl.dot(value, tl.trans(above), input_precision=PRECISION)
+                dropped = weight
+                if THRESHOLD > 0:
+                    of_row = row_numbers(row, first, second)
+                    kept = is_kept(of_row[None, :], of_column[:, None], THRESHOLD)
+                    dropped = tl.where(kept, weight, 0.0)
+                    of_weight = tl.where(kept, of_weight, 0.0)
+                of_value = tl.dot(dropped.to(above.dtype), above, of_value, input_precision=PRECISION)
+                of_score = weight * (of_weight - product[None, :])
+                of_key = tl.dot(of_score.to(query.dtype), query, of_key, input_precision=PRECISION)
+            _store_rows(grad_k, begin, k_stride, other, rows, column, of_key * (scale * SCALE), HEAD)
+            _store_rows(grad_v, begin, k_stride, other, rows, column, of_value * SCALE, HEAD)
+    else:
+        query_tiles = tl.num_programs(0) - KEY_TILES
+        for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
+            row = start + tl.arange(0, TILE)
+            of_row = row_numbers(row, first, second) if THRESHOLD > 0 else row
+            query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
+            above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
+            log = tl.load(logs + row, mask=row < queries, other=float("inf"))
+            product = tl.load(along + row, mask=row < queries, other=0.0) / SCALE
+            of_query = tl.zeros([TILE, WIDTH], tl.float32)
+            for start_key in range(0, keys, KEYS):
+                other = start_key + tl.arange(0, KEYS)
+                key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
+                value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
+                score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+                score = tl.where((other < keys)[None, :], score, -float("inf"))
+                weight = tl.exp2(score * factor - log[:, None])
+                of_weight = tl.dot(above, tl.trans(value), input_precision=PRECISION)
+                if THRESHOLD > 0:
+                    of_column = column_numbers(other, first, second)
+                    of_weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), of_weight, 0.0)
+                of_score = weight * (of_weight - product[:, None])
+                of_query = tl.dot(of_score.to(key.dtype), key, of_query, input_precision=PRECISION)
+            _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query * (scale * SCALE), HEAD)

@@ -1,0 +1,65 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""Softmax and dropout of attention's scores where they are in memory: [sentences * HEADS, LONGEST, LONGEST].
+
+A program works for some queries of one head of one sentence, the first bounds[s] places of which are keys.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+
+
+@triton.jit
+def _places(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows and columns of a program, where its numbers are, which of them there are, and which are of keys."""
+    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    head = tl.program_id(2) * HEADS + tl.program_id(1)
+    place = (head.to(tl.int64) * LONGEST + row[:, None]) * LONGEST + column[None, :]
+    wanted = (row < LONGEST)[:, None] & (column < LONGEST)[None, :]
+    return row, column, place, wanted, (column < tl.load(bounds + tl.program_id(2)))[None, :]
+
+
+@triton.jit
+def _kept(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
+    """As in `attention_triton`."""
+    first, second = keys_of(seed, tl.program_id(2) * HEADS + tl.program_id(1))
+    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
+    return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
+
+
+@triton.jit
+def soften(
+    scores, dropped, bounds, seed, factor,
+    HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Scores become weights, which `dropped` gets after dropout if there is any; `factor` as in `attention_triton`."""
+    row, column, place, wanted, is_key = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
+    score = tl.load(scores + place, mask=wanted & is_key, other=-float("inf")) * factor
+    largest = tl.max(score, 1)
+    weight = tl.exp2(score - tl.where(largest > -float("inf"), largest, 0.0)[:, None])
+    total = tl.sum(weight, 1)
+    weight = weight / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(scores + place, weight, mask=wanted)
+    if THRESHOLD > 0:
+        weight = tl.where(_kept(seed, row, column, HEADS, THRESHOLD), weight * SCALE, 0.0)
+        tl.store(dropped + place, weight, mask=wanted)
+
+
+@triton.jit
+def soften_backward(
+    weights, grads, dropped, bounds, seed, scale,
+    HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradients of what `dropped` held become those of the scores, times `scale`; `dropped` is made again."""
+    row, column, place, wanted, _ = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
+    weight = tl.load(weights + place, mask=wanted, other=0.0)
+    grad = tl.load(grads + place, mask=wanted, other=0.0)
+    if THRESHOLD > 0:
+        kept = _kept(seed, row, column, HEADS, THRESHOLD)
+        grad = tl.where(kept, grad * SCALE, 0.0)
+        tl.store(dropped + place, tl.where(kept, weight * SCALE, 0.0), mask=wanted)
+    along = tl.sum(grad * weight, 1)
+    tl.store(grads + place, weight * (grad - along[:, None]) * scale, mask=wanted)

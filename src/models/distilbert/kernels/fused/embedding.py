@@ -1,0 +1,66 @@
+"""The embedding as one differentiable function."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.distilbert.kernels.fused import rows
+from src.models.distilbert.kernels.fused.rows import Drop, Words
+from src.models.distilbert.layout import Tokens
+from src.tokens import PAD, PaddedTokens
+
+
+class Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, words: Words, drop: Drop, eps: float, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+        out, statistics = rows.embed(words, *parameters, eps, drop, dtype)  # type: ignore[arg-type]
+        ctx.save_for_backward(statistics, *parameters[:-1])
+        ctx.words, ctx.drop = words, drop
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        statistics, word_vectors, position_vectors, weight = ctx.saved_tensors
+        words, dim = ctx.words, len(weight)
+        shares = rows.new_shares(len(statistics), 2 * dim, weight)
+        grad = rows.embed_backward(
+            grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, shares
+        )
+        of_weight, of_bias = shares.sum(0).view(2, dim)
+        of_words = summed_by(grad, words.ids, len(word_vectors), PAD)
+        if words.positions is None:
+            of_positions = grad.new_zeros(position_vectors.shape)
+            torch.sum(grad.view(-1, words.length, dim), 0, out=of_positions[: words.length])
+        else:
+            of_positions = summed_by(grad, words.positions, len(position_vectors), -1)
+        found = (of_words, of_positions, of_weight, of_bias)
+        return None, None, None, None, *(x.to(word_vectors.dtype) for x in found)
+
+
+def summed_by(grad: Tensor, ids: Tensor, rows: int, padding: int) -> Tensor:
+    """The sum of the rows of each id, the same every time; 0 for the id `padding`."""
+    return torch.ops.aten.embedding_dense_backward(grad, ids, rows, padding, False)
+
+
+def words_of(batch: Tokens) -> Words:
+    if isinstance(batch, PaddedTokens):
+        return Words(batch.ids.flatten(), None, batch.ids.shape[1])
+    return Words(batch.ids, batch.positions, 0)
+
+
+def embed(
+    batch: Tokens,
+    word_vectors: Float[Tensor, "vocabulary dim"],
+    position_vectors: Float[Tensor, "positions dim"],
+    weight: Float[Tensor, " dim"],
+    bias: Float[Tensor, " dim"],
+    eps: float,
+    dropout: float,
+    dtype: torch.dtype,
+) -> Float[Tensor, "tokens dim"]:
+    """Dropout of `layers.embed`, in `dtype`."""
+    (drop,) = Drop.drawn([dropout], word_vectors)
+    parameters = (word_vectors, position_vectors, weight, bias)
+    return Embed.apply(words_of(batch), drop, eps, dtype, *parameters)  # type: ignore[return-value]

@@ -1,0 +1,223 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""What is done to hidden states row by row: dropout, sum and layer norm, embeddings, GELU; each once over memory.
+
+Sums over rows (gradients of norms and biases) are made by program: `shares` has a row of numbers for each of them, and
+adding those up has one order.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+
+
+@triton.jit
+def _dropped(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
+    """Numbers of rows and columns after dropout."""
+    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
+    return tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), x * SCALE, 0.0)
+
+
+@triton.jit
+def _statistics(x, is_column, eps, COLUMNS: tl.constexpr):
+    """Mean and 1 / deviation of each row; columns that are none hold 0."""
+    mean = tl.sum(x, 1) / COLUMNS
+    off = tl.where(is_column[None, :], x - mean[:, None], 0.0)
+    return mean, 1.0 / tl.sqrt(tl.sum(off * off, 1) / COLUMNS + eps)
+
+
+@triton.jit
+def _norm_gradient(grad, unit, inverse, w, COLUMNS: tl.constexpr):
+    """Of the rows before a layer norm; `unit` are the normalised ones."""
+    g = grad * w[None, :]
+    along = tl.sum(g * unit, 1) / COLUMNS
+    return (g - (tl.sum(g, 1) / COLUMNS)[:, None] - unit * along[:, None]) * inverse[:, None]
+
+
+@triton.jit
+def add_norm(
+    x, residual, weight, bias, out, statistics, seed, rows, eps,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`out`: the layer norm of residual + dropout(x); `statistics` [rows, 2]: mean and 1 / deviation."""
+    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    wanted = (row < rows)[:, None] & is_column[None, :]
+    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, 0)
+        total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
+    total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
+    mean, inverse = _statistics(total, is_column, eps, COLUMNS)
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+    normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=wanted)
+    tl.store(statistics + 2 * row, mean, mask=row < rows)
+    tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
+
+
+@triton.jit
+def add_norm_backward(
+    grad, x, residual, weight, statistics, grad_x, grad_residual, shares, seed, rows, share_width,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Without dropout `grad_residual` is that of x too. `shares`: gradients of weight and bias, and the sum of that of
+    x (which is the gradient of a bias in it), one behind the other.
+    """
+    column = tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
+    of_x = tl.zeros([BLOCK, WIDTH], tl.float32)
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, 0)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        wanted = (row < rows)[:, None] & is_column[None, :]
+        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        if THRESHOLD > 0:
+            total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
+        total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
+        mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
+        inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
+        unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
+        g = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32)
+        of_weight += g * unit
+        of_bias += g
+        found = _norm_gradient(g, unit, inverse, w, COLUMNS)
+        tl.store(grad_residual + place, found.to(grad_residual.dtype.element_ty), mask=wanted)
+        if THRESHOLD > 0:
+            found = _dropped(found, first, second, row, column, THRESHOLD, SCALE)
+            tl.store(grad_x + place, found.to(grad_x.dtype.element_ty), mask=wanted)
+        of_x += found
+    begin = shares + tl.program_id(0) * share_width + column
+    tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
+    tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
+    tl.store(begin + 2 * COLUMNS, tl.sum(of_x, 0), mask=is_column)
+
+
+@triton.jit
+def _vectors(
+    ids, positions, words, places, row, column, wanted, rows,
+    LENGTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Each token's word vector plus its position's; with a LENGTH all sentences have that many tokens."""
+    word = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)
+    position = row % LENGTH if LENGTH > 0 else tl.load(positions + row, mask=row < rows, other=0)
+    total = tl.load(words + word[:, None] * COLUMNS + column[None, :], mask=wanted, other=0.0).to(tl.float32)
+    place = position.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    return total + tl.load(places + place, mask=wanted, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def embed(
+    ids, positions, words, places, weight, bias, out, statistics, seed, rows, eps,
+    LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`out`: dropout of the layer norm of each token's vectors; `statistics` as in add_norm."""
+    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    wanted = (row < rows)[:, None] & is_column[None, :]
+    total = _vectors(ids, positions, words, places, row, column, wanted, rows, LENGTH, COLUMNS)
+    mean, inverse = _statistics(total, is_column, eps, COLUMNS)
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+    normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, 0)
+        normed = _dropped(normed, first, second, row, column, THRESHOLD, SCALE)
+    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=wanted)
+    tl.store(statistics + 2 * row, mean, mask=row < rows)
+    tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
+
+
+@triton.jit
+def embed_backward(
+    grad, ids, positions, words, places, weight, statistics, out, shares, seed, rows, share_width,
+    LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`out`: the gradient of each token's vector; `shares`: gradients of weight and bias."""
+    column = tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
+    if THRESHOLD > 0:
+        first, second = keys_of(seed, 0)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        wanted = (row < rows)[:, None] & is_column[None, :]
+        total = _vectors(ids, positions, words, places, row, column, wanted, rows, LENGTH, COLUMNS)
+        mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
+        inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
+        unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
+        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        g = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32)
+        if THRESHOLD > 0:
+            g = _dropped(g, first, second, row, column, THRESHOLD, SCALE)
+        of_weight += g * unit
+        of_bias += g
+        found = _norm_gradient(g, unit, inverse, w, COLUMNS)
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+    begin = shares + tl.program_id(0) * share_width + column
+    tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
+    tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
+
+
+@triton.jit
+def _normal(x):
+    """The normal distribution's function and density, by formula 26.2.17 of Abramowitz and Stegun (1964).
+
+    The function is off by less than 7.5e-8, about as much as float32 rounds it; both need the one exponential.
+    """
+    density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * x * x)
+    t = 1.0 / (1.0 + 0.2316419 * tl.abs(x))
+    tail = 1.781477937 + t * (-1.821255978 + t * 1.330274429)
+    tail = density * t * (0.319381530 + t * (-0.356563782 + t * tail))
+    return tl.where(x < 0, tail, 1.0 - tail), density
+
+
+@triton.jit
+def gelu(x, out, total, BLOCK: tl.constexpr):
+    """x times the normal distribution's function of x."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(x + place, mask=place < total, other=0.0).to(tl.float32)
+    below, _ = _normal(found)
+    tl.store(out + place, (found * below).to(out.dtype.element_ty), mask=place < total)
+
+
+@triton.jit
+def gelu_backward(
+    grad, x, out, shares, rows, share_width,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """`shares`: the gradient of a bias in x."""
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    of_bias = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        wanted = (row < rows)[:, None] & is_column[None, :]
+        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        h = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        below, density = _normal(h)
+        found = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32) * (below + h * density)
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+        of_bias += found
+    tl.store(shares + tl.program_id(0) * share_width + column, tl.sum(of_bias, 0), mask=is_column)
+
+
+@triton.jit
+def transpose(x, out, rows, columns, row_stride, BLOCK: tl.constexpr):
+    """`out` [columns, rows] of x, the rows of which are `row_stride` numbers apart."""
+    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wanted = (row < rows)[:, None] & (column < columns)[None, :]
+    found = tl.load(x + row.to(tl.int64)[:, None] * row_stride + column[None, :], mask=wanted, other=0.0)
+    place = column.to(tl.int64)[:, None] * rows + row[None, :]
+    tl.store(out + place, tl.trans(found), mask=(column < columns)[:, None] & (row < rows)[None, :])

@@ -1,0 +1,63 @@
+"""Synthetic sentences: of the lengths that are asked for, the same every time, with something to learn."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from src.datamodules.token_synthetic import CLS, FIRST_WORD, SEP, SyntheticTokensDataModule
+from src.errors import UserError
+from src.tokens import PackedTokens, PaddedTokens
+
+
+def made(**options: Any) -> SyntheticTokensDataModule:
+    given = {"name": "synthetic", "sentences": {"train": 4000, "dev": 50}, "batch_size": 8, "seed": 1, **options}
+    datamodule = SyntheticTokensDataModule(**given)
+    datamodule.setup("fit")
+    return datamodule
+
+
+def test_lengths_are_like_those_of_sst2() -> None:
+    loader = made(padding="packed").loader("train")
+    assert float(loader.tokens.lengths.float().mean()) == pytest.approx(13.3, rel=0.03)
+    assert (int(loader.tokens.lengths.min()), loader.tokens.longest) == (3, 66)
+    batch = next(iter(loader))
+    assert isinstance(batch, PackedTokens)
+    starts = batch.starts.long()
+    assert (batch.ids[starts[:-1]] == CLS).all() and (batch.ids[starts[1:] - 1] == SEP).all()
+
+
+def test_every_place_can_be_a_token() -> None:
+    batch = next(iter(made(length=32, max_length=32).loader("dev")))
+    assert isinstance(batch, PaddedTokens)
+    assert batch.ids.shape == (8, 32) and (batch.ids > 0).all() and (batch.lengths == 32).all()
+
+
+def test_sentences_are_the_same_every_time_and_those_of_splits_are_not() -> None:
+    first, again, other = (made(data_seed=seed, length=20) for seed in (0, 0, 1))
+    ids = [each.loader("dev").tokens.ids for each in (first, again, other)]
+    assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
+    assert not torch.equal(ids[0], first.loader("train").tokens.ids[: len(ids[0])])
+
+
+def test_a_sentence_shows_its_label_by_most_of_its_words() -> None:
+    tokens = made(length=40, vocabulary_size=2001).loader("train").tokens
+    words = tokens.ids.view(-1, 40)[:, 1:-1]
+    assert int(words.min()) >= FIRST_WORD and int(words.max()) < 2001
+    is_upper = (words >= FIRST_WORD + 501).float().mean(1)
+    assert float(is_upper[tokens.labels == 1].mean()) == pytest.approx(0.75, abs=0.01)
+    assert float(is_upper[tokens.labels == 0].mean()) == pytest.approx(0.25, abs=0.01)
+    assert 0.45 < float(tokens.labels.float().mean()) < 0.55
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"sentences": {"train": 5}}, "datamodule.sentences wants 1 or more for each of train and dev"),
+        ({"length": 513}, "datamodule.length=513 is no length of a sentence; give 3 to 512"),
+        ({"vocabulary_size": 1000}, "datamodule.vocabulary_size=1000 is too few; give 1001 or more"),
+    ],
+)
+def test_what_makes_no_sentences(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        made(**options)
