@@ -17,7 +17,7 @@ for model in "${models[@]}"; do
   case $model in
     moflow) given=(hp.batch_size=512 hp.lr=5e-4) ;;
     se3_transformer) ;;
-    distilbert) given=(model.task.weights=random hp.accumulate=1) ;;
+    distilbert) given=(model.task.weights=random hp.accumulate=1 datamodule=token_synthetic datamodule.length=512) ;;
     dlrm) given=(datamodule=criteo_resident datamodule.pool_batches=2 datamodule.steps_per_epoch=200 hp.lr=1) ;;
     mobilenet_v1) given=(datamodule=image_synthetic datamodule.pool_batches=2) ;;
     *) echo "auto.sh: there is no model '$model'" >&2; exit 2 ;;

@@ -9,6 +9,7 @@ shift 2
 python=${PYTHON:-python3} precision=${PRECISION:-amp}
 common=("model=$model" "output_root=$out/hydra" "precision=$precision" logger=none callbacks=bare hp.accumulate=1
   fit.eval_every_n_epochs=null fit.evaluate_first=false fit.final_evaluation=false)
+plain=(model.task.augment.flip=false model.task.augment.jitter=0 model.task.augment.lighting=0)  # as in mobilenet_v1.sh
 
 weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
   local gpus
@@ -26,10 +27,10 @@ case $model in
   se3_transformer)
     weak 240 1000 "$@"
     weak 1600 420 "$@" ;;
-  distilbert)  # rates do not depend on the weights
-    weak 96 420 model.task.weights=random "$@" ;;
+  distilbert)  # every place is a token; rates do not depend on the weights
+    weak 96 420 model.task.weights=random datamodule=token_synthetic datamodule.length=512 "$@" ;;
   mobilenet_v1)  # synthetic images that are on the GPU already
-    weak 64 1500 datamodule=image_synthetic "$@"
-    weak 256 500 datamodule=image_synthetic "$@" ;;
+    weak 64 1500 datamodule=image_synthetic "${plain[@]}" "$@"
+    weak 256 500 datamodule=image_synthetic "${plain[@]}" "$@" ;;
   *) echo "scaling.sh: '$model' is none of moflow, se3_transformer, distilbert and mobilenet_v1" >&2; exit 2 ;;
 esac
