@@ -55,10 +55,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def cause_of(error: BaseException) -> BaseException:
     """The error itself, or the lack of memory that it followed from: the end of a broken capture raises its own."""
-    followed: BaseException | None = error
-    while followed is not None and not is_out_of_memory(followed):
-        followed = followed.__cause__ or followed.__context__
-    return followed or error
+    followed, seen = error, set[int]()
+    while not is_out_of_memory(followed):
+        seen.add(id(followed))
+        before = followed.__cause__ or (None if followed.__suppress_context__ else followed.__context__)
+        if before is None or id(before) in seen:  # what is unwrapped and raised again may go round in circles
+            return error
+        followed = before
+    return followed
 
 
 def first_failure(failures: dict[int, Any]) -> Failure:

@@ -69,5 +69,6 @@ def test_what_followed_from_a_lack_of_memory_is_not_the_cause() -> None:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
     except RuntimeError as error:
         assert cause_of(error) is full
-    other = raised("broken")
-    assert cause_of(other) is other
+    other, wrapped = raised("broken"), raised("wrapped")
+    other.__context__, wrapped.__cause__ = wrapped, other
+    assert cause_of(other) is other and cause_of(wrapped) is wrapped
