@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_differences import random
 from mobilenet_kernels import Shape, layers, network, plain_features
 
 from src.models.mobilenet_v1.kernels import dispatch, fused
@@ -62,6 +63,21 @@ def test_statistics_of_numbers_far_from_0(kinds: str) -> None:
     found = layers(fused, (6, 16, 5, 5), kinds, 16, torch.float32, offset=30.0)
     variance = max(value for name, value in found.buffers.items() if name.endswith("running_var"))
     assert variance < 2e-6, found
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_statistics_of_a_depthwise_layer_far_from_0(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means 300 times the deviations at borders too, where one tap alone counts; a strip goes down a whole image."""
+    monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=1))
+    z, norm = random(2, 23, 15, 16, seed=0).float(), torch.tensor([[0.0], [1.0], [1.0], [300.0]]).repeat(1, 16)
+    out, partials = fused.depthwise.forward(z, norm, torch.eye(9)[4].repeat(16, 1), stride)
+    assert torch.equal(out, (z + 300)[:, ::stride, ::stride])
+    follower = torch.nn.BatchNorm2d(16, momentum=1.0)
+    fused.norm.conclude(partials, follower)
+    assert follower.running_var is not None and follower.running_mean is not None
+    expected = out.double().flatten(0, 2)
+    torch.testing.assert_close(follower.running_mean.double(), expected.mean(0), rtol=2e-7, atol=0)
+    torch.testing.assert_close(follower.running_var.double(), expected.var(0), rtol=2e-5, atol=0)
 
 
 def test_a_network_with_small_strides() -> None:

@@ -29,7 +29,9 @@ def _met(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
 @triton.jit
 def _written(out, totals, wanted, is_first, near, sums, squares, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
     """Writes a row; the sums that statistics are made of, of distances from `near`, which the first row tells."""
-    near = tl.where(is_first, totals[COLUMNS // 2].to(out.dtype.element_ty).to(tl.float32), near)
+    # One in the middle: at a border fewer taps count.
+    first = tl.where(wanted[COLUMNS // 2], totals[COLUMNS // 2], totals[0])
+    near = tl.where(is_first, first.to(out.dtype.element_ty).to(tl.float32), near)
     for i in tl.static_range(COLUMNS):
         found = totals[i].to(out.dtype.element_ty)
         tl.store(out + i * CHANNELS, found, mask=wanted[i])

@@ -51,7 +51,7 @@ def strips_by_rule(kernel: str, across: int, channels: int, size: int, columns: 
     strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
     block = block_of(channels, lanes // strips)
     warps = min(warps, max(1, strips * block * size // 128))
-    # Forward there are 96 registers a thread; backward 128 in float32, else more than the 168 with which 12 warps run.
+    # With 128 registers a thread 16 warps run, with 168 12: backward in half precision would take more.
     if kernel == "backward" and size < 4:
         return Strips(columns, strips, block, warps, 168, 3 * 132 * 4 // warps)
     return Strips(columns, strips, block, warps, None, 4 * 132 * 4 // warps)
