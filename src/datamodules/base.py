@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from src.measure.clock import Clock
 
@@ -17,9 +18,20 @@ class DataModule(pl.LightningDataModule):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self.device: torch.device | None = None  # where the data goes without a trainer
         self.clock = Clock()
         self._training: Metered | None = None
         self._resumed: dict[str, Any] = {}
+
+    @property
+    def target_device(self) -> torch.device:
+        """Where batches are wanted: where the trainer trains."""
+        return self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
+
+    @property
+    def rank_and_world(self) -> tuple[int, int]:
+        """This rank's number and how many there are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def metered(self, loader: Any) -> "Metered":
         self._training = Metered(loader, self.clock)

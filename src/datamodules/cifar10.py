@@ -62,7 +62,7 @@ class CIFAR10DataModule(ImageDataModule):
         if self.tensors:
             return
         opened(self.prepared)
-        device = self._target_device()
+        device = self.target_device
         for split, theirs in SPLIT_OF.items():
             arrays = [np.load(self.prepared / f"{theirs}_{part}.npy") for part in Labelled._fields]
             self.tensors[split] = tuple(torch.from_numpy(array).to(device) for array in arrays)
@@ -73,7 +73,7 @@ class CIFAR10DataModule(ImageDataModule):
     def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> ResidentImages:
         """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
         self._check_split(split)
-        rank, world_size = self._rank_and_world()
+        rank, world_size = self.rank_and_world
         return ResidentImages(
             self.tensors[split],
             torch.arange(self.splits[split]),

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from src.clicks import ClickLayout, Table
 from src.datamodules.base import DataModule, Metered
 from src.datamodules.criteo_check import check_values
@@ -39,7 +37,6 @@ class ClickDataModule(DataModule):
         self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
         if self.test_batch_size < 1:
             raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
-        self.device: torch.device | None = None  # where the batches go without a trainer
         self.layout = ClickLayout(0, (), ())
         self.splits: dict[str, range] = {}
         self.bayes_auc: float | None = None
@@ -67,12 +64,6 @@ class ClickDataModule(DataModule):
 
     def predict_dataloader(self) -> OrderedLoader[Any]:
         return self.loader(self.predict)
-
-    def _target_device(self) -> torch.device:
-        return self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _check_split(self, split: str) -> None:
         if split not in self.splits:
@@ -143,7 +134,7 @@ class CriteoDataModule(ClickDataModule):
     def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> SplitLoader:
         """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
         self._check_split(split)
-        rank, world_size = self._rank_and_world()
+        rank, world_size = self.rank_and_world
         return SplitLoader(
             self._splits[split],
             batch_size or self.test_batch_size,
@@ -152,7 +143,7 @@ class CriteoDataModule(ClickDataModule):
             seed=self.seed,
             rank=rank,
             world_size=world_size,
-            device=self._target_device(),
+            device=self.target_device,
             threads=self.threads,
             prefetch=self.prefetch,
         )

@@ -64,7 +64,7 @@ class ResidentClicksDataModule(ClickDataModule):
         self._pools: dict[tuple[str, int], list[ClickBatch]] = {}
 
     def setup(self, stage: str) -> None:
-        device, (_, world) = self._target_device(), self._rank_and_world()
+        device, (_, world) = self.target_device, self.rank_and_world
         self.splits = {
             "train": range(self.steps_per_epoch * self.batch_size * world),
             "test": range(self.num_batches["test"] * self.test_batch_size * world),
@@ -84,7 +84,7 @@ class ResidentClicksDataModule(ClickDataModule):
         return PoolLoader(pool, self.steps_per_epoch if train else len(pool))
 
     def _drawn(self, split: str, size: int) -> list[ClickBatch]:
-        device, (rank, world) = self._target_device(), self._rank_and_world()
+        device, (rank, world) = self.target_device, self.rank_and_world
         pool = []
         for number in range(rank, self.num_batches[split] * world, world):
             sample = self.law.sample(size, number, test=split == "test", device=device)

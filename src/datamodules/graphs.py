@@ -46,7 +46,6 @@ class GraphDataModule(DataModule):
         self.source, self.data_dir = source, Path(data_dir)
         self.batch_size, self.seed = batch_size, seed
         self.task, self.edges, self.predict = task, edges or Edges(), predict
-        self.device: torch.device | None = None  # where the molecules go without a trainer
         self.data: GraphData | None = None
         self.splits: dict[str, Int[np.ndarray, " rows"]] = {}
         self.mean = self.std = float("nan")
@@ -70,8 +69,7 @@ class GraphDataModule(DataModule):
         if len(trained) > 1:
             self.mean, self.std = float(trained.mean()), float(trained.std(ddof=1))
         self.unit = data.units.get(self.task or "", "")
-        device = self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
-        self._graphs = ResidentGraphs(data.arrays, self.edges.of(data.arrays), targets, device)
+        self._graphs = ResidentGraphs(data.arrays, self.edges.of(data.arrays), targets, self.target_device)
 
     def _usable(self, data: GraphData) -> dict[str, Int[np.ndarray, " rows"]]:
         """The splits without molecules that have no edge to send a message over. Raises UserError if there are any."""
@@ -88,7 +86,7 @@ class GraphDataModule(DataModule):
         assert self._graphs is not None
         if split not in self.splits:
             raise UserError(f"datamodule.predict={split}: there is no such split; choose from {', '.join(self.splits)}")
-        batch_size = batch_size or self.batch_size
+        batch_size, (rank, world_size) = batch_size or self.batch_size, self.rank_and_world
         return GraphLoader(
             self._graphs,
             Buckets(self._graphs.num_nodes, self._graphs.num_edges, batch_size),
@@ -96,8 +94,8 @@ class GraphDataModule(DataModule):
             batch_size,
             shuffle=shuffle,
             seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
+            rank=rank,
+            world_size=world_size,
         )
 
     def train_dataloader(self) -> Metered:

@@ -3,8 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import torch
-
 from src.datamodules.base import DataModule, Metered
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
@@ -45,7 +43,6 @@ class ImageDataModule(DataModule):
             raise UserError(
                 f"datamodule.test_batch_size={self.test_batch_size} and image_size={image_size}: give 1 or more of each"
             )
-        self.device: torch.device | None = None  # where the batches go without a trainer
         self.class_names: Sequence[str] | None = None
         self.splits: dict[str, int] = {}
 
@@ -76,12 +73,6 @@ class ImageDataModule(DataModule):
                 f"{where} has {len(names)} classes, {self.num_classes} are expected: give "
                 f"datamodule.num_classes={len(names)}"
             )
-
-    def _target_device(self) -> torch.device:
-        return self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _check_split(self, split: str) -> None:
         if split not in self.splits:

@@ -84,7 +84,7 @@ class _Decoded(ImageDataModule):
     def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> DecodingLoader:
         """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
         self._check_split(split)
-        rank, world_size = self._rank_and_world()
+        rank, world_size = self.rank_and_world
         return DecodingLoader(
             self.files[split],
             batch_size or self.test_batch_size,
@@ -95,7 +95,7 @@ class _Decoded(ImageDataModule):
             world_size=world_size,
             threads=self.threads,
             prefetch=self.prefetch,
-            device=self._target_device(),
+            device=self.target_device,
             clock=self.clock,
         )
 

@@ -55,7 +55,7 @@ class SyntheticImagesDataModule(ImageDataModule):
         self._pools: dict[tuple[str, int], list[ImageBatch]] = {}
 
     def setup(self, stage: str) -> None:
-        _, world = self._rank_and_world()
+        _, world = self.rank_and_world
         self.class_names = [f"class_{number}" for number in range(self.num_classes)]
         self.splits = {
             "train": self.steps_per_epoch * self.batch_size * world,
@@ -72,7 +72,7 @@ class SyntheticImagesDataModule(ImageDataModule):
         return ImagePoolLoader(pool, self.steps_per_epoch if train else len(pool))
 
     def _drawn(self, split: str, size: int) -> list[ImageBatch]:
-        device, (rank, _) = self._target_device(), self._rank_and_world()
+        device, (rank, _) = self.target_device, self.rank_and_world
         shape = self.num_classes, 3, PATTERN, PATTERN
         patterns = 255 * torch.rand(shape, generator=torch.Generator().manual_seed(self.data_seed)).to(device)
         generator = torch.Generator(device).manual_seed((self.data_seed << 20) + 2 * rank + (split == "val"))

@@ -38,8 +38,10 @@ class MoleculeDataModule(DataModule):
     def setup(self, stage: str) -> None:
         if self.tensors is None:
             self.data = self.source(self.data_dir)
-            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-            self.tensors = to_device(self.data.nodes, device), to_device(self.data.edges, device)
+            self.tensors = (
+                to_device(self.data.nodes, self.target_device),
+                to_device(self.data.edges, self.target_device),
+            )
 
     def train_dataloader(self) -> Metered:
         return self.metered(self._loader(training=True))
@@ -52,6 +54,7 @@ class MoleculeDataModule(DataModule):
     def _loader(self, training: bool) -> ResidentLoader:
         assert self.data is not None and self.tensors is not None
         index = self.data.train_index if training else self.data.valid_index
+        rank, world_size = self.rank_and_world
         return ResidentLoader(
             self.tensors,
             torch.from_numpy(np.ascontiguousarray(index)),
@@ -59,8 +62,8 @@ class MoleculeDataModule(DataModule):
             shuffle=training,
             drop_last=training,
             seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
+            rank=rank,
+            world_size=world_size,
         )
 
 

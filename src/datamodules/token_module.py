@@ -2,8 +2,6 @@
 
 from abc import abstractmethod
 
-import torch
-
 from src.datamodules.base import DataModule, Metered
 from src.datamodules.token_data import TokenData
 from src.datamodules.token_loader import PADDINGS, ResidentTokens, TokenLoader
@@ -47,7 +45,6 @@ class TokenDataModule(DataModule):
             raise UserError(f"datamodule.max_length={max_length} leaves no word of a sentence; give {SHORTEST} or more")
         if self.test_batch_size < 1:
             raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
-        self.device: torch.device | None = None  # where the sentences go without a trainer
         self._splits: dict[str, ResidentTokens] = {}
 
     @abstractmethod
@@ -62,6 +59,7 @@ class TokenDataModule(DataModule):
         if isinstance(sentences, str) and sentences not in self._splits:
             known = ", ".join(self._splits)
             raise UserError(f"datamodule.predict={sentences}: there is no such split; choose from {known}")
+        rank, world_size = self.rank_and_world
         return TokenLoader(
             self._splits[sentences] if isinstance(sentences, str) else self.resident(sentences),
             batch_size or self.test_batch_size,
@@ -69,8 +67,8 @@ class TokenDataModule(DataModule):
             max_length=self.max_length,
             train=train,
             seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
+            rank=rank,
+            world_size=world_size,
         )
 
     def train_dataloader(self) -> Metered:
@@ -92,5 +90,4 @@ class TokenDataModule(DataModule):
 
     def resident(self, data: TokenData) -> ResidentTokens:
         """On the training device, where there is a trainer."""
-        device = self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
-        return ResidentTokens(data, device)
+        return ResidentTokens(data, self.target_device)

@@ -29,7 +29,7 @@ class Tiles(NamedTuple):
 
 
 # By how products are computed, then by the longest sentence, which is not above the first number: (forward, backward).
-# The fastest of those tried on an H200 at 64 numbers a head: docs/results/distilbert.md.
+# Of those tried on an H200 at 64 numbers a head the fastest.
 TILES = {
     "half": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 3), Tiles(64, 64, 4, 3))),
     "tf32": ((128, Tiles(16, 16, 2, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 2), Tiles(64, 32, 4, 2))),

@@ -11,10 +11,10 @@ from src.models.distilbert.kernels.fused import rows_triton as kernels
 from src.models.kernels import launch, power_of_2
 
 MAX_DIM = 2048  # numbers of a row that one program holds
-FORWARD = {"BLOCK": 4, "num_warps": 4}  # rows of one program at a time
+FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows of one program at a time
 BACKWARD = {"BLOCK": 2, "num_warps": 4}
 GELU = {"BLOCK": 1024, "num_warps": 4}
-GELU_BACKWARD = {"BLOCK": 8, "WIDTH": 256, "num_warps": 4}
+GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
 TRANSPOSE = {"BLOCK": 64, "num_warps": 8}
 PROGRAMS, LEAST_ROWS = 768, 8  # programs that a sum over rows is spread over, where they get so many rows each
 
