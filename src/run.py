@@ -118,6 +118,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     pl.seed_everything(config.seed + group.rank(), verbose=False)
     datamodule: DataModule = made(config.datamodule)
     task: Task = made(config.model.task)
+    task.readable(datamodule)
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm = made(config.execution, _convert_="object"), config.fit.clip_norm
     task.accumulate = config.hp.accumulate

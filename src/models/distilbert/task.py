@@ -44,6 +44,8 @@ class DistilBertTask(Task):
 
     unit = "samples"
     curves = ("loss", "acc", "lr")
+    data_kind = TokenDataModule
+    data_wish = "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
 
     def __init__(
         self,
@@ -70,17 +72,16 @@ class DistilBertTask(Task):
 
     def meet(self, datamodule: DataModule) -> None:
         """Checks that the words are those that the weights know. Raises UserError if not."""
-        if not isinstance(datamodule, TokenDataModule):
-            raise UserError("DistilBERT needs sentences; give datamodule=sst2 or token_synthetic")
-        sizes, (count, source) = self.network.sizes, datamodule.words()
+        sentences: TokenDataModule = self.readable(datamodule)
+        sizes, (count, source) = self.network.sizes, sentences.words()
         if count != sizes.vocab_size:
             raise UserError(
                 f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "
                 f"belongs to them as datamodule.vocabulary"
             )
-        if datamodule.max_length > sizes.max_position_embeddings:
+        if sentences.max_length > sizes.max_position_embeddings:
             raise UserError(
-                f"datamodule.max_length={datamodule.max_length} is beyond the network's "
+                f"datamodule.max_length={sentences.max_length} is beyond the network's "
                 f"{sizes.max_position_embeddings} positions; give at most as many"
             )
         if self.model_config is not None:  # so that a checkpoint is read without the files that training began with

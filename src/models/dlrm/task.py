@@ -44,6 +44,8 @@ class DLRMTask(Task):
 
     unit = "samples"
     curves = ("loss", "auc", "lr")
+    data_kind = ClickDataModule
+    data_wish = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
 
     def __init__(
         self,
@@ -68,18 +70,17 @@ class DLRMTask(Task):
 
     def meet(self, datamodule: DataModule) -> None:
         """Makes the network for the datamodule's tables, or checks that it fits them. Raises UserError if not."""
-        if not isinstance(datamodule, ClickDataModule):
-            raise UserError("DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident")
-        datamodule.setup("meet")
+        clicks: ClickDataModule = self.readable(datamodule)
+        clicks.setup("meet")
         spread = self._trainer is not None and self.trainer.world_size > 1
         if not self.layout.tables or spread is not isinstance(self.network.embeddings, ShardedEmbeddings):
             device = self.trainer.strategy.root_device if self._trainer else self.device
             with torch.device(device):  # gigabytes of random numbers
-                self._make_network(self.layout if self.layout.tables else datamodule.layout, spread)
+                self._make_network(self.layout if self.layout.tables else clicks.layout, spread)
             if self.model_config is not None:
                 sizes = [[table.cardinality, table.hotness] for table in self.layout.tables]
                 self.model_config["task"] |= {"tables": sizes, "num_numerical": self.layout.num_numerical}
-        check_fit(self.layout, datamodule.layout)
+        check_fit(self.layout, clicks.layout)
 
     def _make_network(self, layout: ClickLayout, spread: bool = False) -> None:
         self.layout = layout
@@ -179,9 +180,8 @@ class DLRMTask(Task):
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Probabilities of clicks; see `src.models.dlrm.predict`."""
-        datamodule = job.datamodule()
-        if isinstance(datamodule, ClickDataModule):
-            datamodule.device = self.device
+        datamodule = self.readable(job.datamodule())
+        datamodule.device = self.device
         datamodule.prepare_data()
         self.meet(datamodule)
         self.to(self.device).eval()

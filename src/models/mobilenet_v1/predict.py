@@ -101,11 +101,10 @@ def predict_images(task: "MobileNetV1Task", job: PredictionJob, clock: Clock) ->
 def met(task: "MobileNetV1Task", job: PredictionJob) -> ImageDataModule:
     """The configured images, of the size and with as many classes as the network has, ready to be loaded."""
     sizes = {"image_size": task.image_size, "num_classes": task.network.num_classes}
-    datamodule = job.datamodule()
-    if isinstance(datamodule, ImageDataModule):
-        datamodule = job.datamodule(**sizes)
-        datamodule.device = task.device
-        datamodule.prepare_data()
+    task.readable(job.datamodule())
+    datamodule = job.datamodule(**sizes)
+    datamodule.device = task.device
+    datamodule.prepare_data()
     task.meet(datamodule)
     return datamodule
 

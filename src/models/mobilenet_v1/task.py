@@ -38,6 +38,8 @@ class MobileNetV1Task(Task):
 
     unit = "images"
     curves = ("loss", "top1", "lr")
+    data_kind = ImageDataModule
+    data_wish = "MobileNetV1 needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
     mixing: Tensor  # 1, or 0 once mixing is over; on the device, because a graph holds the step
 
     def __init__(
@@ -68,10 +70,7 @@ class MobileNetV1Task(Task):
 
     def meet(self, datamodule: Any) -> None:
         """Takes the names of the classes, or checks them. Raises UserError where they are not the network's."""
-        if not isinstance(datamodule, ImageDataModule):
-            raise UserError(
-                "MobileNetV1 needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
-            )
+        datamodule = self.readable(datamodule)
         datamodule.setup("meet")
         names, classes = datamodule.class_names, self.network.num_classes
         if names is None:  # images without labels

@@ -9,6 +9,7 @@ from torch import Tensor, distributed
 from torchmetrics import MeanMetric
 
 from src.datamodules.molecular import MolecularData
+from src.datamodules.molecules import MoleculeDataModule
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.exact import exact_products
@@ -38,6 +39,8 @@ class MoFlowTask(Task):
 
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
+    data_kind = MoleculeDataModule
+    data_wish = "MoFlow needs molecules; give datamodule=zinc250k, qm9_molecules or smiles_file"
     predictions_name = "molecules.csv"
 
     def __init__(

@@ -60,6 +60,7 @@ def test_data_without_clicks(tmp_path: Path) -> None:
     molecules = "datamodule=smiles_file", f"datamodule.source.file={file}", "+datamodule.source.workers=1"
     line = refusal(tiny_dlrm(tmp_path, data=molecules))
     assert line == "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
+    assert not (tmp_path / "data").exists()  # nothing was prepared, or fetched
 
 
 @pytest.mark.parametrize(
