@@ -5,6 +5,8 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,8 +77,9 @@ def train(config: DictConfig) -> Record:
             if status != "interrupted":
                 failures.note(raised, described(error))
             if job is not None:
-                job.task.teardown("fit")  # Lightning leaves it out after an error, and worker processes would live on
-        record = make_record(config, clock, job, status, error)
+                with suppress(Exception):  # of a device that is broken; that it is, is known
+                    job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
+        record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
             finish(config, job, record)
     if error is not None:
@@ -193,6 +196,16 @@ def status_of(error: BaseException) -> str:
     return "interrupted" if isinstance(error, Interrupted) else "failed"
 
 
+def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
+    """The record of this run, with its figures unless the device that failed it gives no more."""
+    try:
+        return make_record(config, clock, job, status, error)
+    except Exception:
+        if error is None:
+            raise
+        return make_record(config, clock, None, status, error)
+
+
 def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
     """The record of this run, complete except for what a failed run never measured."""
     fields: dict[str, Any] = {"unit": "samples"}
@@ -247,22 +260,31 @@ def described(error: BaseException) -> dict[str, Any]:
 
 def finish(config: DictConfig, job: Job | None, record: Record) -> None:
     """Writes the record and its pictures and prints what a person wants to know."""
-    from src.report.plots import history_picture, phases_picture
     from src.report.text import summary
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
     write_record(record, files["record"])
-    if record.phases_s and record.samples:
-        files["where the time went"] = folder / "phases.png"
-        phases_picture(record, files["where the time went"])
+    if config.pictures:
+        files |= draw(folder, record, job.task.curves if job is not None else ())
     if job is not None:
-        known = {name for row in record.history for name, value in row.items() if value is not None}
-        if curves := [name for name in job.task.curves if name in known]:
-            files["curves"] = folder / "curves.png"
-            history_picture([record], files["curves"], curves)
         files |= job.task.artifacts
     if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
         sys.modules["wandb"].finish(exit_code=int(record.status != "done"))
     print(summary(record, files), file=sys.stdout, flush=True)
     say(config.note)
+
+
+def draw(folder: Path, record: Record, curves: Sequence[str]) -> dict[str, Path]:
+    """The pictures of a run that there is something for, by what they show."""
+    from src.report.plots import history_picture, phases_picture
+
+    files = {}
+    if record.phases_s and record.samples:
+        files["where the time went"] = folder / "phases.png"
+        phases_picture(record, files["where the time went"])
+    known = {name for row in record.history for name, value in row.items() if value is not None}
+    if found := [name for name in curves if name in known]:
+        files["curves"] = folder / "curves.png"
+        history_picture([record], files["curves"], found)
+    return files

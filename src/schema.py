@@ -106,6 +106,7 @@ class TrainConfig:
     measure: Measure = field(default_factory=Measure)
     sweep: Sweep = field(default_factory=Sweep)
     seed: int = 1
+    pictures: bool = True  # of where the time went and of the curves, beside the record
     note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
     resume: bool = False  # resume from the newest checkpoint of the same case under output_root

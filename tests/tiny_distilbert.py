@@ -42,7 +42,8 @@ def tiny_overrides(home: Path, padding: str = "packed") -> list[str]:
         "model=distilbert", *MODEL, f"datamodule.padding={padding}", f"datamodule.raw={home / 'raw'}",
         f"datamodule.vocabulary={home / 'raw'}", "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "hp.batch_size=8", "hp.accumulate=1", "hp.lr=3e-3", "model.task.schedule.total=40", "fit.evaluate_first=false",
-        "fit.max_epochs=1", "measure.window=2", "measure.warmup_steps=2", f"data_root={home / 'data'}",
+        "fit.max_epochs=1", "measure.window=2", "measure.warmup_steps=2",
+        "pictures=false", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'run'}",
     ]  # fmt: skip
 

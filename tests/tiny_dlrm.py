@@ -33,7 +33,7 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = ON_DEVICE, model: str = "
     return [
         f"model={model}", *data, "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress", TABLES, *SIZES,
         *(SCHEDULE if model == "dlrm" else ()), "hp.batch_size=64", "hp.lr=2", "fit.max_epochs=1", "measure.window=2",
-        "measure.warmup_steps=2", f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
+        "measure.warmup_steps=2", "pictures=false", f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
         f"output_dir={home / 'run'}",
     ]  # fmt: skip
 

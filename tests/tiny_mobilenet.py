@@ -24,7 +24,8 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = SYNTHETIC) -> list[str]:
     return [
         "model=mobilenet_v1", *data, "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "model.task.network.width_multiplier=0.125", f"model.task.network.strides={STRIDES}", "hp.batch_size=8",
-        "hp.lr=0.05", "fit.max_epochs=1", "measure.window=2", "measure.warmup_steps=2", f"data_root={home / 'data'}",
+        "hp.lr=0.05", "fit.max_epochs=1", "measure.window=2", "measure.warmup_steps=2",
+        "pictures=false", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'run'}",
     ]  # fmt: skip
 

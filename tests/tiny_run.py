@@ -104,7 +104,7 @@ def tiny_overrides(home: Path) -> list[str]:
     """The command line of a tiny run of MoFlow with its files in `home`: 8 steps of 8 molecules an epoch."""
     file = home / "my.smiles"
     return [
-        "model=moflow", "datamodule=smiles_file", "precision=fp32", "hardware=cpu", "logger=none",
+        "model=moflow", "datamodule=smiles_file", "precision=fp32", "hardware=cpu", "logger=none", "pictures=false",
         "~callbacks.progress", f"datamodule.source.file={file if file.exists() else write_smiles(file)}",
         "+datamodule.source.workers=1", f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
         *(f"model.task.network.{size}" for size in NETWORK),

@@ -36,7 +36,8 @@ def tiny_se3(home: Path, *overrides: str) -> DictConfig:
     mine = [
         *molecules_in(home), "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "hp.batch_size=8", "hp.lr=1e-2", "fit.max_epochs=1", "fit.eval_every_n_epochs=1",
-        "fit.checkpoint_every_n_epochs=1", "measure.window=2", "measure.warmup_steps=2", f"output_dir={home / 'run'}",
+        "fit.checkpoint_every_n_epochs=1", "measure.window=2", "measure.warmup_steps=2",
+        "pictures=false", f"output_dir={home / 'run'}",
     ]  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("train", [*mine, *overrides])

@@ -33,12 +33,12 @@ POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
 SURE = 0.98  # of the batch that memory seems to suffice for
 RESOLUTION = 16  # the search ends when the batch is known to within this part of it
 TRIAL = (
-    "callbacks=bare", "logger=none", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
+    "callbacks=bare", "logger=none", "pictures=false", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
     "fit.evaluate_first=false", "fit.final_evaluation=false",
 )  # fmt: skip
 NOT_OF_A_TRIAL = (
-    "fix_hp", "hp.batch_size", "hp.lr", "callbacks=", "~callbacks", "logger", "output_dir", "resume", "ckpt_path",
-    "fit.max_steps",
+    "fix_hp", "hp.batch_size", "hp.lr", "callbacks=", "~callbacks", "logger", "pictures", "output_dir", "resume",
+    "ckpt_path", "fit.max_steps",
 )  # fmt: skip
 WHAT_FITS_DEPENDS_ON = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
 TOO_LARGE = "larger than the training split"

@@ -9,16 +9,6 @@ from started import LONG, provoked, run
 from src.report.record import read_record
 
 
-def test_one_command_trains_on_its_ranks_and_leaves_one_record(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "trainer=1x2", "note='a note, with ${trainer.name}'")
-    assert code == 0, err
-    assert out.count("train done: mobilenet_v1 on image_synthetic, cpu 1x2") == 1
-    assert out.count("note: a note, with 1x2") == 2  # at the beginning and at the end
-    record = read_record(tmp_path / "run")
-    assert (record.status, record.ranks, record.samples) == ("done", 2, 2 * 8 * 8)
-    assert {"trainer=1x2", "note='a note, with ${trainer.name}'"} <= set(record.environment["overrides"])
-
-
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="fails", step=3, rank=1))
     assert code == 1

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: two agents of torchrun that know each other by an address only."""
+"""One command for the ranks of one node; two nodes on one machine: two agents of torchrun that know an address only."""
 
 import os
 import signal
@@ -28,17 +28,38 @@ def final_weights(home: Path) -> dict[str, torch.Tensor]:
     return torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_two_nodes_train_as_one_with_as_many_ranks(devices: int, tmp_path: Path) -> None:
-    code, _, err = run(tmp_path / "one", f"trainer=1x{2 * devices}")
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run on two ranks of one node, and what it printed."""
+    home = tmp_path_factory.mktemp("two_ranks")
+    code, out, err = run(home, "trainer=1x2", "note='a note, with ${trainer.name}'")
     assert code == 0, err
+    return home, out
+
+
+def test_one_command_trains_on_its_ranks_and_leaves_one_record(two_ranks: tuple[Path, str]) -> None:
+    home, out = two_ranks
+    assert out.count("train done: mobilenet_v1 on image_synthetic, cpu 1x2") == 1
+    assert out.count("note: a note, with 1x2") == 2  # at the beginning and at the end
+    record = read_record(home / "run")
+    assert (record.status, record.ranks, record.samples) == ("done", 2, 2 * 8 * 8)
+    assert {"trainer=1x2", "note='a note, with ${trainer.name}'"} <= set(record.environment["overrides"])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_two_nodes_train_as_one_with_as_many_ranks(devices: int, tmp_path: Path, two_ranks: tuple[Path, str]) -> None:
+    alone, _ = two_ranks
+    if devices == 2:
+        alone = tmp_path / "one"
+        code, _, err = run(alone, "trainer=1x4")
+        assert code == 0, err
     for code, _, err in run_on_two_nodes(tmp_path / "two", devices):
         assert code == 0, err
-    one, two = (read_record(tmp_path / name / "run") for name in ("one", "two"))
+    one, two = (read_record(home / "run") for home in (alone, tmp_path / "two"))
     assert one.ranks == two.ranks == 2 * devices and one.samples == two.samples
     losses = [[row["loss"] for row in record.history if "loss" in row] for record in (one, two)]
     assert losses[0] == losses[1] and len(losses[0]) == 4
-    torch.testing.assert_close(final_weights(tmp_path / "two"), final_weights(tmp_path / "one"), rtol=0, atol=0)
+    torch.testing.assert_close(final_weights(tmp_path / "two"), final_weights(alone), rtol=0, atol=0)
 
 
 def test_a_killed_agent_ends_both_nodes_with_a_checkpoint(tmp_path: Path) -> None:

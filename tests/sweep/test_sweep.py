@@ -67,14 +67,14 @@ def test_a_sweep_outlives_its_failures_and_its_launcher(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_running_jobs_and_the_sweep_goes_on_from_their_checkpoints(tmp_path: Path) -> None:
     asked = (
-        "seed=1,2,3", "callbacks=default", "~callbacks.progress", fault(tmp_path, stop=1), "sweep.parallel=1",
+        "seed=1,2", "callbacks=default", "~callbacks.progress", fault(tmp_path, stop=1), "sweep.parallel=1",
         "fit.checkpoint_every_n_steps=1",
     )  # fmt: skip
     stopped = sweep(tmp_path, *asked)
     assert stopped.returncode == 130, stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert f"sweep.resume={tmp_path / 'sweep'}" in stopped.stderr
-    assert [row["state"] for row in rows(tmp_path).values()] == ["interrupted", "waiting", "waiting"]
+    assert [row["state"] for row in rows(tmp_path).values()] == ["interrupted", "waiting"]
     first = tmp_path / "sweep" / "0"
     assert read_record(first).samples == 2 * 8  # the step that it was in is not the last
     ended = sweep(tmp_path, f"sweep.resume={tmp_path / 'sweep'}", *asked)
