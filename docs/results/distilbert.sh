@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measured rows of docs/results/distilbert.md, on one NVIDIA GPU:
+# DistilBERT's rows, on one NVIDIA GPU:
 #   docs/results/distilbert.sh OUT padded|full|packed|minilm [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR. Where there is no
 # network, padded, packed and minilm need datamodule.raw=DIR with SST-2's files, padded and packed also

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measured rows of docs/results/mobilenet_v1.md, on one NVIDIA GPU:
+# MobileNetV1's rows, on one NVIDIA GPU:
 #   docs/results/mobilenet_v1.sh OUT speed|predict|cifar10 [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR; cifar10 takes
 # datamodule.source=FILE where there is no network.

@@ -1,6 +1,6 @@
 """Attention over padded sentences with all scores in memory, between cuBLAS's products of each head.
 
-Memory moves as many bytes as 8 passes over the scores take. Where a GPU's products are slow, in float32 without TF32,
+The scores pass through memory 13 times. Where a GPU's products are slow, in float32 without TF32,
 that is a small part of the time, and cuBLAS's are several times as fast as a Triton kernel's. `heads` of a shape are
 those of all sentences.
 """
