@@ -4,6 +4,7 @@
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR. Where there is no
 # network, padded, packed and minilm need datamodule.raw=DIR with SST-2's files, padded and packed also
 # datamodule.vocabulary=DIR; minilm takes model.task.weights=DIR, which src.models.distilbert.convert makes.
+# ROWS=PATTERN in the environment runs the rows of such names only.
 set -euo pipefail
 out=$1 what=$2
 shift 2
@@ -11,6 +12,7 @@ python=${PYTHON:-python3}
 common=("output_root=$out/hydra" logger=none callbacks=bare "$@")
 
 train() {  # NAME option=value ...
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" train.py "${common[@]}" "output_dir=$out/$1" "${@:2}"
 }
 speed() {  # NAME option=value ...: the published row of 96 sentences in 512 places; rates do not depend on the weights

@@ -2,7 +2,7 @@
 # MobileNetV1's rows, on one NVIDIA GPU:
 #   docs/results/mobilenet_v1.sh OUT speed|predict|cifar10 [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR; cifar10 takes
-# datamodule.source=FILE where there is no network.
+# datamodule.source=FILE where there is no network. ROWS=PATTERN in the environment runs the rows of such names only.
 set -euo pipefail
 out=$1 what=$2
 shift 2
@@ -10,6 +10,7 @@ python=${PYTHON:-python3}
 common=("output_root=$out/hydra" "$@")
 
 speed() {  # NAME option=value ...: synthetic images that are on the GPU already
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" train.py "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic logger=none callbacks=bare \
     "output_dir=$out/$1" fit.max_steps=600 fit.max_epochs=2 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }

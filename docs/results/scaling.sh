@@ -2,7 +2,8 @@
 # Rows of weak scaling on 1, 2 and 4 NVIDIA GPUs of one machine, as many as it has, each about 20 s:
 #   docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]
 # Each row's record is OUT/NAME/result.json; `report.py scaling OUT/weak_*` makes the table. Further options go to every run, for
-# example data_root=DIR. PRECISION=tf32 in the environment takes another precision than amp. DLRM's rows: dlrm.sh.
+# example data_root=DIR. PRECISION=tf32 in the environment takes another precision than amp, ROWS=PATTERN runs
+# the rows of such names only. DLRM's rows: dlrm.sh.
 set -euo pipefail
 out=$1 model=$2
 shift 2
@@ -12,10 +13,12 @@ common=("model=$model" "output_root=$out/hydra" "precision=$precision" logger=no
 plain=(model.task.augment.flip=false model.task.augment.jitter=0 model.task.augment.lighting=0)  # as in mobilenet_v1.sh
 
 weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
-  local gpus
+  local gpus row
   for gpus in 1 2 4; do
     [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
-    "$python" train.py "${common[@]}" "trainer=1x$gpus" "output_dir=$out/weak_$1_${precision}_x$gpus" "hp.batch_size=$1" \
+    row=weak_$1_${precision}_x$gpus
+    [[ $row == ${ROWS:-*} ]] || continue
+    "$python" train.py "${common[@]}" "trainer=1x$gpus" "output_dir=$out/$row" "hp.batch_size=$1" \
       "fit.max_steps=$2" "${@:3}"
   done
 }

@@ -1,0 +1,187 @@
+"""Which blocks suit MobileNetV1's kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles [half|tf32|single]
+[BATCH ...] [depthwise] [pointwise]`, half precision, batches of 64 and 256 and all kernels if not given.
+
+For each layer of another shape and each kernel, what is chosen now and the three best of all that were tried, with
+milliseconds for each batch; what is 2 % better than the present choice stands there as a line for the tables STRIPS and
+TILES in src/models/mobilenet_v1/kernels/fused/tiles.py. All are compiled beforehand, on all cores.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from src.measure.replay import device_ms
+from src.models.kernels import precision
+from src.models.mobilenet_v1 import MobileNetV1
+from src.models.mobilenet_v1.kernels import dispatch
+from src.models.mobilenet_v1.network import ConvNormReLU
+
+DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
+
+
+class Group(NamedTuple):
+    """A kernel of a layer whose input has so many pixels a side."""
+
+    kernel: str
+    layer: ConvNormReLU
+    side: int
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.layer.conv.kernel_size == (1, 1)
+
+    def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """In the table of its kind."""
+        conv: nn.Conv2d = self.layer.conv
+        if self.is_pointwise:
+            name = "half" if dtype != torch.float32 else precision(dtype)
+            return self.kernel, conv.in_channels, conv.out_channels, name
+        return self.kernel, conv.stride[0], -(-self.side // conv.stride[0]), conv.in_channels, dtype.itemsize
+
+
+def main() -> None:
+    """Prints the table."""
+    words = sys.argv[1:]
+    name = next((word for word in words if word in DTYPES), "half")
+    kinds = [word for word in words if word in ("depthwise", "pointwise")] or ["depthwise", "pointwise"]
+    batches = [int(word) for word in words if word.isdigit()] or [64, 256]
+    torch.set_float32_matmul_precision("highest" if name == "single" else "high")
+    dtype = DTYPES[name]
+    fused: Any = dispatch.kernels()
+    tried = {group: choices(fused, group, dtype) for group in groups() if kind(group) in kinds}
+    with fused.ahead.noted() as launches:
+        for group, found in tried.items():
+            for choice in found:
+                for batch in batches:
+                    with chosen(fused, group, dtype, choice):
+                        call(fused, group, batch, dtype, "meta")()
+    print(f"{torch.cuda.get_device_name()}, {name}, batches {batches}: {len(launches)} kernels to compile", flush=True)
+    fused.ahead.compile_all(launches)
+    for group, found in tried.items():
+        report(group.key(dtype), timed(fused, group, found, batches, dtype))
+
+
+def kind(group: Group) -> str:
+    return "pointwise" if group.is_pointwise else "depthwise"
+
+
+def groups() -> Iterator[Group]:
+    side, seen = 112, set()
+    for layer in MobileNetV1().layers()[1:]:
+        conv = layer.conv
+        shape = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, side)
+        if shape not in seen:
+            seen.add(shape)
+            for kernel in ("forward", "backward", "weight")[: 3 if conv.kernel_size == (1, 1) else 2]:
+                yield Group(kernel, layer, side)
+        side = -(-side // conv.stride[0])
+
+
+def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
+    """What is chosen now, then what is to be tried."""
+    found = list(products(fused, group, dtype) if group.is_pointwise else strips(fused, group, dtype))
+    return list(dict.fromkeys(found))
+
+
+def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
+    kernel, stride, across, channels, size = group.key(dtype)
+    yield fused.tiles.strips_of(kernel, stride, across, channels, dtype)
+    for columns, warps in ((7, 4), (7, 2), (4, 4)):
+        if columns <= across:
+            found = fused.tiles.strips_by_rule(kernel, across, channels, size, columns, warps)
+            yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
+            if (columns, warps) == (7, 4) and kernel == "forward":  # twice as many channels a thread; fewer registers
+                yield found._replace(warps=max(1, found.warps // 2))
+                yield found._replace(registers=80)
+            elif (columns, warps) == (7, 4):
+                yield found._replace(registers=None)
+            if found.strips >= 2 and 2 * found.channels <= channels:
+                yield found._replace(strips=found.strips // 2, channels=2 * found.channels)
+
+
+def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
+    kernel, inputs, outputs, name = group.key(dtype)
+    yield fused.tiles.tile_of(kernel, fused.tiles.MANY, inputs, outputs, name)
+    sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+             (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
+    rows, columns, summed = outputs, inputs, fused.tiles.MANY
+    if kernel != "weight":
+        rows = fused.tiles.MANY
+        columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
+    for height, width, depth, warps, stages in sizes:
+        deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
+        if height <= rows and width <= columns and deep <= summed:
+            yield fused.tiles.Tile(height, width, deep, warps, stages, programs)
+            if kernel != "weight":
+                yield fused.tiles.Tile(height, width, deep, warps, stages, 2 * programs)
+
+
+@contextmanager
+def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
+    """It stands in its table for a while."""
+    table, key = fused.tiles.TILES if group.is_pointwise else fused.tiles.STRIPS, group.key(dtype)
+    before = dict(table)
+    table[key] = choice
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
+
+
+def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+    """What is timed; it holds what it computes on."""
+    conv: nn.Conv2d = group.layer.conv
+    stride, side = conv.stride[0], -(-group.side // conv.stride[0])
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.rand(*shape, device=device, dtype=dtype)
+
+    z = numbers(batch, group.side, group.side, conv.in_channels, dtype=dtype)
+    norm, slopes = numbers(4, conv.in_channels), numbers(3, conv.out_channels)
+    weight = fused.body.matrices([group.layer], dtype)[0].to(device)
+    out, g = (numbers(batch, side, side, conv.out_channels, dtype=dtype) for _ in range(2))
+    module = fused.pointwise if group.is_pointwise else fused.depthwise
+    strides = () if group.is_pointwise else (stride,)
+    return {
+        "forward": lambda: module.forward(z, norm, weight, *strides),
+        "backward": lambda: module.backward(g, out, slopes, weight, z, norm, *strides),
+        "weight": lambda: module.backward_weight(g, out, slopes, z, norm),
+    }[group.kernel]
+
+
+def timed(
+    fused: Any, group: Group, found: list[Any], batches: list[int], dtype: torch.dtype
+) -> dict[Any, tuple[float, ...]]:
+    """Milliseconds of each choice, for each batch; infinitely many of what the device has no room for."""
+    times: dict[Any, list[float]] = {choice: [] for choice in found}
+    for batch in batches:
+        run = call(fused, group, batch, dtype, "cuda")
+        for choice, so_far in times.items():
+            with chosen(fused, group, dtype, choice):
+                try:
+                    so_far.append(device_ms(run, calls=5, repeats=3))
+                except Exception as error:  # of Triton, which says so by several classes
+                    print(f"# {group.key(dtype)} {choice}: {str(error).splitlines()[0]}")
+                    so_far.append(torch.inf)
+    return {choice: tuple(found) for choice, found in times.items()}
+
+
+def report(key: tuple[Any, ...], times: dict[Any, tuple[float, ...]]) -> None:
+    """The present choice, the best three, and the line for the table."""
+    now = next(iter(times))
+    best = sorted(times, key=lambda choice: prod(times[choice]))[:3]
+    for title, choice in (("now", now), *(("best", choice) for choice in best)):
+        milliseconds = " ".join(f"{ms:.4f}" for ms in times[choice])
+        print(f"# {title} {milliseconds} {tuple(choice)}")
+    if prod(times[best[0]]) < 0.98 ** len(times[now]) * prod(times[now]):
+        print(f"    {str(key).replace(chr(39), chr(34))}: {type(now).__name__}{tuple(best[0])},", flush=True)
+
+
+if __name__ == "__main__":
+    main()

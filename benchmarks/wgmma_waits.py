@@ -1,0 +1,121 @@
+"""Kernels whose machine code reads sums of products before they are there: `python -m benchmarks.wgmma_waits [DIR]`.
+
+On a Hopper GPU the instruction wgmma multiplies while others go on; its sums may be touched only after a wait. ptxas
+12.8 and 12.9, which come with Triton 3.6 and 3.7, may move a conversion to float16 in front of that wait, where what
+Triton wrote has it behind: some sums are then read too early, and equal calls give different numbers. This looks at
+all kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints
+a line for each kernel that reads too early and exits with 1 if there is one.
+
+Addition is not moved: `(total + 0.0).to(tl.float16)` is safe.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ADDRESS = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;")
+LABEL = re.compile(r"(\.L\S+):")
+REGISTER = re.compile(r"\bR(\d+)\b")
+TARGET = re.compile(r"\((\.L\S+?)\)")
+
+
+class Instruction(NamedTuple):
+    address: str
+    name: str
+    operands: str
+
+
+class Finding(NamedTuple):
+    instruction: Instruction
+    registers: tuple[int, ...]  # what it touches too early
+
+
+def findings(machine_code: str) -> Iterator[Finding]:
+    """Instructions, as nvdisasm lists them, that touch the sums of a product that may still run.
+
+    Follows the code downwards and each loop once more, so that what a loop leaves running meets its own beginning.
+    """
+    code, labels = parsed(machine_code)
+    running: list[set[int]] = []
+    repeated: set[int] = set()
+    at = 0
+    while at < len(code):
+        instruction = code[at]
+        if instruction.name.startswith("HGMMA"):
+            running.append(sums(instruction))
+        elif instruction.name.startswith("WARPGROUP.DEPBAR"):
+            left = int(instruction.operands.rsplit(",", 1)[1], 16)
+            del running[: max(0, len(running) - left)]
+        elif touched := registers(instruction) & set[int]().union(*running):
+            yield Finding(instruction, tuple(sorted(touched)))
+        target = TARGET.search(instruction.operands) if instruction.name == "BRA" else None
+        begin = labels.get(target[1], at + 1) if target else at + 1
+        if begin <= at and at not in repeated:
+            repeated.add(at)
+            at = begin
+        else:
+            at += 1
+
+
+def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
+    """Instructions, and where the labels point."""
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in machine_code.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(code)
+        elif found := ADDRESS.match(line):
+            code.append(Instruction(*found.groups()))
+    return code, labels
+
+
+def registers(instruction: Instruction) -> set[int]:
+    """Those that it names; of several in a row only the first."""
+    return {int(number) for number in REGISTER.findall(instruction.operands)}
+
+
+def sums(product: Instruction) -> set[int]:
+    """The registers of a thread where a product is summed up: half as many as it has columns (HGMMA.64x128x16.F32)."""
+    columns, first = int(product.name.split(".")[1].split("x")[1]), REGISTER.search(product.operands)
+    assert first is not None
+    return set(range(int(first[1]), int(first[1]) + columns // 2))
+
+
+def disassembled(kernel: Path) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return subprocess.run([tool, "-c", kernel], capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        print("usage: python -m benchmarks.wgmma_waits [DIR]", file=sys.stderr)
+        sys.exit(2)
+    home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else home)
+    kernels = sorted(folder.rglob("*.cubin"))
+    if not kernels:
+        print(f"{folder}: no compiled kernel (*.cubin); run what is to be checked on a GPU first", file=sys.stderr)
+        sys.exit(2)
+    using = early = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = pool.map(disassembled, kernels)
+    for kernel, code in zip(kernels, codes, strict=True):
+        using += "HGMMA" in code
+        found = list(findings(code))
+        if found:
+            early += 1
+            first = found[0].instruction
+            print(f"{kernel}: {len(found)} instructions too early, first {first.address} {first.name} {first.operands}")
+    print(f"{len(kernels)} kernels, {using} with wgmma, {early} that read sums too early")
+    sys.exit(1 if early else 0)
+
+
+if __name__ == "__main__":
+    main()

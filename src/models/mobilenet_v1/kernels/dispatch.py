@@ -1,0 +1,19 @@
+"""Chooses between the fused kernels and plain torch by device, dtype and shape; the log says why."""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from src.models.kernels import can_take, package
+
+
+def kernels() -> ModuleType | None:
+    """The package `fused`, None where Triton is not installed."""
+    return package("src.models.mobilenet_v1.kernels.fused")
+
+
+def fused_for(images: Tensor, parameter: Tensor) -> ModuleType | None:
+    """Triton's kernels, where they can train on these images a network whose parameters are like this one."""
+    wanted = parameter.dtype == torch.float32 and not images.requires_grad
+    return kernels() if wanted and can_take(images) else None

@@ -1,0 +1,131 @@
+"""All layers, from the images to means over an image, as one differentiable function.
+
+What is stored of a layer is z, what its convolution gives; BatchNorm and ReLU are applied by the kernel that loads it.
+What is stored of a gradient is g, that of what BatchNorm gives; the kernels that load it make that of z. Passes over
+activations (one is a read or a write of all numbers of a layer's output), by plain torch and here:
+
+- forward, torch 7: the convolution writes z, BatchNorm reads it twice and writes, ReLU reads and writes, and the next
+  convolution reads. Here 2: the convolution writes z, the next one reads it.
+- backward, torch 12: ReLU reads 2 and writes, BatchNorm reads 2 twice and writes, the kernel of the input's gradient
+  reads and writes, that of the weight's reads 2. Here a kernel reads g, z and the z of the input, and writes the g of
+  the input: 4, and a depthwise layer has the gradient of its weight too; a pointwise layer's takes 3 more.
+
+Everything that BatchNorm sums, forward and backward, is summed by the kernel that has it in registers, program by
+program, and concluded by a small kernel for each layer: nothing is added atomically, so equal inputs give equal bits.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.kernels import precision, working_dtype
+from src.models.mobilenet_v1.kernels.fused import ahead, depthwise, pointwise, stem
+from src.models.mobilenet_v1.kernels.fused.norm import conclude, conclude_backward, pool, pool_backward
+from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise
+
+compiled = set[tuple[object, ...]]()  # for what the kernels have been compiled in this process
+
+
+class Body(torch.autograd.Function):
+    """`parameters`: weight of the convolution, weight and bias of BatchNorm, for each layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype, *parameters: Tensor
+    ) -> Tensor:
+        images = images.permute(0, 2, 3, 1).contiguous()
+        weights = matrices(layers, dtype)
+        out, partials = stem.forward(images, weights[0], layers[0].conv.stride[0])
+        outputs, norms = [out], [conclude(partials, layers[0].norm)]
+        for layer, weight in zip(layers[1:], weights[1:], strict=True):
+            if is_depthwise(layer):
+                out, partials = depthwise.forward(out, norms[-1], weight, layer.conv.stride[0])
+            else:
+                out, partials = pointwise.forward(out, norms[-1], weight)
+            outputs.append(out)
+            norms.append(conclude(partials, layer.norm))
+        torch._foreach_add_([layer.norm.num_batches_tracked for layer in layers], 1)  # pyright: ignore
+        ctx.layers = layers
+        ctx.save_for_backward(images, *outputs, *norms, *weights)
+        return pool(out, norms[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        layers: Sequence[ConvNormReLU] = ctx.layers
+        count, images = len(layers), ctx.saved_tensors[0]
+        outputs, norms, weights = (ctx.saved_tensors[1 + k * count : 1 + (k + 1) * count] for k in range(3))
+        g, partials = pool_backward(grads[0], outputs[-1], norms[-1])
+        found: list[Tensor] = []  # gradients of parameters, from the last one to the first
+        for number in reversed(range(count)):
+            layer, out, weight = layers[number], outputs[number], weights[number]
+            of_norm = conclude_backward(partials, norms[number])
+            of_output, stride = (g, out, of_norm.slopes), layer.conv.stride[0]
+            if number == 0:
+                of_weight = stem.backward_weight(*of_output, images, weight, stride)
+            elif is_depthwise(layer):
+                of_input = outputs[number - 1], norms[number - 1]
+                g, partials, of_weight = depthwise.backward(*of_output, weight, *of_input, stride)
+            else:
+                of_input = outputs[number - 1], norms[number - 1]
+                of_weight = pointwise.backward_weight(*of_output, *of_input)
+                g, partials = pointwise.backward(*of_output, weight, *of_input)
+            found += [of_norm.bias, of_norm.weight, shaped(of_weight, layer)]
+        return None, None, None, *reversed(found)
+
+
+def features(
+    images: Float[Tensor, "images colours height width"], layers: Sequence[ConvNormReLU]
+) -> Float[Tensor, "images channels"]:
+    """Means over an image of what the last layer hands on, in training: running statistics follow the batch.
+
+    The first layer is a whole 3 x 3 convolution, others are depthwise or pointwise. Images get no gradient.
+    Raises ValueError where BatchNorm gets a single value of a channel, as torch's does.
+    """
+    dtype = working_dtype(images)
+    sizes = tuple((layer.conv.weight.shape, layer.conv.stride) for layer in layers)
+    key = images.shape, images.dtype, dtype, precision(dtype), sizes
+    if images.is_cuda and key not in compiled:
+        compiled.add(key)
+        ahead.compile_all(launches_of(images, layers, dtype))
+    return applied(images, layers, dtype)
+
+
+def launches_of(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> set[ahead.Launch]:
+    """All that a step forward and back will launch; nothing of it runs."""
+    with ahead.noted() as launches, torch.enable_grad():
+        applied(images, deepcopy(list(layers)), dtype).sum().backward()
+    return launches
+
+
+def applied(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> Tensor:
+    parameters = [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
+    return Body.apply(images, layers, dtype, *parameters)  # type: ignore[return-value]
+
+
+def is_depthwise(layer: ConvNormReLU) -> bool:
+    return isinstance(layer, Depthwise)
+
+
+def matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[Tensor]:
+    """Weights as the kernels take them, a row for each output: depthwise ones float32, others in `dtype`."""
+    # Taps before inputs: the order in memory of channels_last.
+    weights = [layer.conv.weight.detach().permute(0, 2, 3, 1).flatten(1).contiguous() for layer in layers]
+    wide = [number for number, layer in enumerate(layers) if not is_depthwise(layer)]
+    if dtype != torch.float32 and wide:
+        narrow = [torch.empty_like(weights[number], dtype=dtype) for number in wide]
+        torch._foreach_copy_(narrow, [weights[number] for number in wide])  # pyright: ignore
+        for number, weight in zip(wide, narrow, strict=True):
+            weights[number] = weight
+    return weights
+
+
+def shaped(
+    gradient: Float[Tensor, "outputs taps"], layer: ConvNormReLU
+) -> Float[Tensor, "outputs inputs height width"]:
+    """A gradient in the order of `matrices` as that of the convolution's weight."""
+    outputs, inputs, height, width = layer.conv.weight.shape
+    return gradient.reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)

@@ -1,0 +1,73 @@
+"""The kernels of `depthwise_triton`: 3 x 3 convolutions of each channel by itself, forward and backward."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.models.kernels import launch
+from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
+from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, at_once
+from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
+
+
+def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
+    """How many programs share a block of channels, how many blocks there are, what to tell each program of its share
+    (in how many segments an image is cut, of how many output rows) and what it is compiled for."""
+    images, height, width, channels = z.shape
+    down, across = -(-height // stride), -(-width // stride)
+    strips = strips_of(kernel, stride, across, channels, z.dtype)
+    groups, blocks = -(-across // (strips.columns * strips.strips)), -(-channels // strips.channels)
+    segments = min(down, max(1, strips.programs // (images * groups * blocks)))
+    rows = -(-down // segments)
+    segments = -(-down // rows)
+    constants = {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": down, "ACROSS": across,
+                 "CHANNELS": channels, "COLUMNS": strips.columns, "STRIPS": strips.strips, "GROUPS": groups,
+                 "BLOCK": strips.channels, "num_warps": strips.warps, "maxnreg": strips.registers}  # fmt: skip
+    return images * segments * groups, blocks, (segments, rows), constants
+
+
+def forward(
+    z: Float[Tensor, "images height width channels"],
+    norm: Float[Tensor, "4 channels"],
+    weight: Float[Tensor, "channels 9"],
+    stride: int,
+) -> tuple[Float[Tensor, "images down across channels"], Partials]:
+    """The convolution of what the layer of z hands on, and its statistics."""
+    programs, blocks, share, constants = plan(z, stride, "forward")
+    out = z.new_empty(len(z), constants["DOWN"], constants["ACROSS"], z.shape[-1])
+    values = z.new_empty(programs, 3, z.shape[-1], dtype=torch.float32)
+    launch(depthwise_triton.forward, (programs * blocks,), z, norm, weight, out, values, *share, **constants)
+    return out, Partials(values, out.numel() // z.shape[-1])
+
+
+def backward(
+    g: Float[Tensor, "images down across channels"],
+    out: Float[Tensor, "images down across channels"],
+    slopes: Float[Tensor, "3 channels"],
+    weight: Float[Tensor, "channels 9"],
+    z: Float[Tensor, "images height width channels"],
+    norm: Float[Tensor, "4 channels"],
+    stride: int,
+) -> tuple[Float[Tensor, "images height width channels"], Partials, Float[Tensor, "channels 9"]]:
+    """The gradient of what the layer of z has normalised, its sums, and the weight's gradient."""
+    programs, blocks, share, constants = plan(z, stride, "backward")
+    g_in = torch.empty_like(z)
+    values = z.new_empty(programs, 11, z.shape[-1], dtype=torch.float32)
+    launch(
+        depthwise_backward_triton.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values,
+        *share, **constants,
+    )  # fmt: skip
+    return g_in, Partials(values, z.numel() // z.shape[-1]), of_weight(values)
+
+
+def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "channels 9"]:
+    """The weight's gradient of what the programs have noted."""
+    programs, _, channels = values.shape
+    out = values.new_empty(channels, 9)
+    launch(
+        depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
+        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,107 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""3 x 3 depthwise convolutions with padding 1, forward, on rows of channels: HEIGHT x WIDTH pixels to DOWN x ACROSS.
+
+A program owns a block of channels of STRIPS strips of COLUMNS output columns (see strips_triton) and goes down
+`rows_each` output rows. Each row that it loads meets all the outputs it belongs to at once; the next row is being
+loaded meanwhile. `weight` [CHANNELS, 9] is float32.
+
+Statistics of an output are sums of distances from one of its strip's first row, and of their squares. With t the
+distance of that one from the mean in deviations, a strip's n numbers have a variance right to about (1 + t^2) n / 2^24.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.mobilenet_v1.kernels.fused.common_triton import note, together, vector
+from src.models.mobilenet_v1.kernels.fused.strips_triton import handed_on, loaded, nothing, row_at, share, taps, within
+
+
+@triton.jit
+def _met(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
+    """Totals of outputs and what three taps add to them from a row."""
+    found = ()
+    for i in tl.static_range(COLUMNS):
+        total = totals[i] + w0 * a[i * STRIDE] + w1 * a[i * STRIDE + 1] + w2 * a[i * STRIDE + 2]
+        found += (total,)
+    return found
+
+
+@triton.jit
+def _written(out, totals, wanted, is_first, near, sums, squares, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Writes a row; the sums that statistics are made of, of distances from `near`, which the first row tells."""
+    # One in the middle: at a border fewer taps count.
+    first = tl.where(wanted[COLUMNS // 2], totals[COLUMNS // 2], totals[0])
+    near = tl.where(is_first, first.to(out.dtype.element_ty).to(tl.float32), near)
+    for i in tl.static_range(COLUMNS):
+        found = totals[i].to(out.dtype.element_ty)
+        tl.store(out + i * CHANNELS, found, mask=wanted[i])
+        apart = tl.where(wanted[i], found.to(tl.float32) - near, 0.0)
+        sums += apart
+        squares += apart * apart
+    return near, sums, squares
+
+
+@triton.jit
+def forward(
+    z, norm, weight, out, partials, segments, rows_each,
+    STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`out`, and `partials` [programs, 3, CHANNELS]: mean, squared distances from it and how many."""
+    SEEN: tl.constexpr = (COLUMNS - 1) * STRIDE + 3
+    BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+    block, program, group, image, first, last = share(segments, rows_each, DOWN, GROUPS, BLOCKS)
+    channel = block * BLOCK + tl.arange(0, BLOCK)
+    scale, shift = vector(norm, 2, channel, CHANNELS)[None, :], vector(norm, 3, channel, CHANNELS)[None, :]
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps(weight, channel, CHANNELS)
+    x = (group * STRIPS + tl.arange(0, STRIPS)) * COLUMNS
+    column = x * STRIDE - 1
+    wanted = within(column, channel, SEEN, -1, COLUMNS * STRIDE, GROUPS * STRIPS, WIDTH, CHANNELS, STRIPS, BLOCK)
+    is_output = within(x, channel, COLUMNS, 0, COLUMNS, GROUPS * STRIPS, ACROSS, CHANNELS, STRIPS, BLOCK)
+    none = nothing(COLUMNS, STRIPS, BLOCK)
+    near, sums, squares = nothing(3, STRIPS, BLOCK)
+
+    y = first * STRIDE - 1
+    row = row_at(z, image, y, column, channel, HEIGHT, WIDTH, CHANNELS)
+    to = row_at(out, image, first, x, channel, DOWN, ACROSS, CHANNELS)
+    stored = loaded(row, y >= 0, wanted, SEEN, CHANNELS)
+    one = loaded(row + WIDTH * CHANNELS, True, wanted, SEEN, CHANNELS)
+    row += 2 * WIDTH * CHANNELS
+    two = loaded(row, y + 2 < HEIGHT, wanted, SEEN, CHANNELS)
+    upper = _met(none, handed_on(stored, y >= 0, wanted, scale, shift, SEEN), w0, w1, w2, COLUMNS, STRIDE)
+    if STRIDE == 1:
+        a = handed_on(one, True, wanted, scale, shift, SEEN)
+        upper = _met(upper, a, w3, w4, w5, COLUMNS, 1)
+        middle = _met(none, a, w0, w1, w2, COLUMNS, 1)
+        for y in range(first + 1, last + 1):
+            row += WIDTH * CHANNELS
+            ahead = loaded(row, (y < last) & (y + 1 < HEIGHT), wanted, SEEN, CHANNELS)
+            a = handed_on(two, y < HEIGHT, wanted, scale, shift, SEEN)
+            totals = _met(upper, a, w6, w7, w8, COLUMNS, 1)
+            upper = _met(middle, a, w3, w4, w5, COLUMNS, 1)
+            middle = _met(none, a, w0, w1, w2, COLUMNS, 1)
+            near, sums, squares = _written(
+                to, totals, is_output, y == first + 1, near, sums, squares, COLUMNS, CHANNELS
+            )  # fmt: skip
+            to += ACROSS * CHANNELS
+            two = ahead
+    else:
+        for y in range(first, last):
+            ahead = loaded(row + WIDTH * CHANNELS, y + 1 < last, wanted, SEEN, CHANNELS)
+            row += 2 * WIDTH * CHANNELS
+            after = loaded(row, (y + 1 < last) & (2 * y + 3 < HEIGHT), wanted, SEEN, CHANNELS)
+            a = handed_on(one, True, wanted, scale, shift, SEEN)
+            upper = _met(upper, a, w3, w4, w5, COLUMNS, STRIDE)
+            a = handed_on(two, 2 * y + 1 < HEIGHT, wanted, scale, shift, SEEN)
+            totals = _met(upper, a, w6, w7, w8, COLUMNS, STRIDE)
+            upper = _met(none, a, w0, w1, w2, COLUMNS, STRIDE)
+            near, sums, squares = _written(to, totals, is_output, y == first, near, sums, squares, COLUMNS, CHANNELS)
+            to += ACROSS * CHANNELS
+            one, two = ahead, after
+
+    count = ((last - first) * tl.minimum(tl.maximum(ACROSS - x, 0), COLUMNS)).to(tl.float32)
+    own = sums / tl.maximum(count, 1.0)[:, None]
+    mean, squares = together(near + own, squares - sums * own, count)
+    note(partials, program, 0, channel, mean, 3, CHANNELS)
+    note(partials, program, 1, channel, squares, 3, CHANNELS)
+    note(partials, program, 2, channel, tl.zeros([BLOCK], tl.float32) + tl.sum(count, 0), 3, CHANNELS)

@@ -1,0 +1,132 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""1 x 1 convolutions: products of rows of channels whose factors are normalised, or made gradients, as they are loaded.
+
+Rows are pixels of all images. INPUTS and OUTPUTS are channels; `weight` [OUTPUTS, INPUTS] has the products' dtype.
+UPCAST is for Triton's interpreter, which multiplies bfloat16 wrongly.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, passed, relu, slope, vector
+
+
+@triton.jit
+def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.constexpr):
+    """What the layer before hands on: [row, channel]."""
+    scale, shift = vector(norm, 2, channel, INPUTS), vector(norm, 3, channel, INPUTS)
+    wanted = (row < rows)[:, None] & (channel < INPUTS)[None, :]
+    place = row.to(tl.int64)[:, None] * INPUTS + channel[None, :]
+    values = relu(tl.load(z + place, mask=wanted, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :])
+    values = values.to(z.dtype.element_ty)
+    return values.to(tl.float32) if UPCAST else values
+
+
+@triton.jit
+def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: tl.constexpr):
+    """Gradients of the outputs: [row, channel]."""
+    p, q, r = (
+        vector(slopes, 0, channel, OUTPUTS),
+        vector(slopes, 1, channel, OUTPUTS),
+        vector(slopes, 2, channel, OUTPUTS),
+    )
+    wanted = (row < rows)[:, None] & (channel < OUTPUTS)[None, :]
+    place = row.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
+    values = slope(g, out, place, wanted, p[None, :], q[None, :], r[None, :]).to(g.dtype.element_ty)
+    return values.to(tl.float32) if UPCAST else values
+
+
+@triton.jit
+def forward(
+    z, norm, weight, out, partials, rows, tiles,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`out` [rows, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances, how many rows.
+
+    Neighbouring programs work on the same rows.
+    """
+    blocks: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    mean, squares = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    count = 0
+    for tile in range(tiles):
+        begin = (program * tiles + tile) * ROWS
+        row = begin + tl.arange(0, ROWS)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for k in range(0, INPUTS, DEPTH):
+            channel = k + tl.arange(0, DEPTH)
+            a = _activations(z, norm, row, channel, rows, INPUTS, UPCAST)
+            wanted = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
+            b = tl.load(weight + column[None, :] * INPUTS + channel[:, None], mask=wanted, other=0.0)
+            b = b.to(tl.float32) if UPCAST else b
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+        found = (total + 0.0).to(out.dtype.element_ty)  # see benchmarks.wgmma_waits
+        place = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+        tl.store(out + place, found, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
+        number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
+        mean, squares = merged(mean, squares, count, found.to(tl.float32), row < rows, number)
+        count += number
+    note(partials, program, 0, column, mean, 3, OUTPUTS)
+    note(partials, program, 1, column, squares, 3, OUTPUTS)
+    note(partials, program, 2, column, tl.zeros([COLUMNS], tl.float32) + count, 3, OUTPUTS)
+
+
+@triton.jit
+def backward(
+    g, out, slopes, weight, z, norm, g_in, partials, rows, tiles,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`g_in` [rows, INPUTS], and `partials` [programs, 2, INPUTS]: sums of it and of it times (z - mean)."""
+    blocks: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    gradients, products = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for k in range(0, OUTPUTS, DEPTH):
+            channel = k + tl.arange(0, DEPTH)
+            a = _slopes(g, out, slopes, row, channel, rows, OUTPUTS, UPCAST)
+            wanted = (channel < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
+            b = tl.load(weight + channel[:, None] * INPUTS + column[None, :], mask=wanted, other=0.0)
+            b = b.to(tl.float32) if UPCAST else b
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+        mean = vector(norm, 0, column, INPUTS)[None, :]
+        scale, shift = vector(norm, 2, column, INPUTS)[None, :], vector(norm, 3, column, INPUTS)[None, :]
+        wanted = (row < rows)[:, None] & (column < INPUTS)[None, :]
+        place = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+        before = tl.load(z + place, mask=wanted, other=0.0).to(tl.float32)
+        found = passed(total, before * scale + shift).to(g_in.dtype.element_ty)
+        tl.store(g_in + place, found, mask=wanted)
+        found = tl.where(wanted, found.to(tl.float32), 0.0)
+        gradients += tl.sum(found, 0)
+        products += tl.sum(found * (before - mean), 0)
+    note(partials, program, 0, column, gradients, 2, INPUTS)
+    note(partials, program, 1, column, products, 2, INPUTS)
+
+
+@triton.jit
+def backward_weight(
+    g, out, slopes, z, norm, shares, rows, tiles,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`shares` [programs, OUTPUTS, INPUTS]: the weight's gradient from DEPTH * tiles rows each.
+
+    A program's block of it is ROWS outputs by COLUMNS inputs.
+    """
+    across: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
+    blocks: tl.constexpr = across * ((OUTPUTS + ROWS - 1) // ROWS)
+    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    to, of = block // across * ROWS + tl.arange(0, ROWS), block % across * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * DEPTH + tl.arange(0, DEPTH)
+        a = _slopes(g, out, slopes, row, to, rows, OUTPUTS, UPCAST)
+        b = _activations(z, norm, row, of, rows, INPUTS, UPCAST)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+    place = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]
+    tl.store(shares + place, total, mask=(to < OUTPUTS)[:, None] & (of < INPUTS)[None, :])

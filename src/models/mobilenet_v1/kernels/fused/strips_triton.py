@@ -1,0 +1,111 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""How the depthwise kernels go over an image: strips of columns, from one row to the next.
+
+A strip is COUNT columns side by side, each a tensor [STRIPS, BLOCK] of a tuple: the first number says which of a
+program's strips, the second which channel. So a thread has all columns of its strips, and what is shared by
+neighbouring columns and rows is loaded and computed once.
+"""
+
+import triton
+import triton.language as tl
+
+from src.models.mobilenet_v1.kernels.fused.common_triton import relu
+
+
+@triton.jit
+def share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
+    """A program's block of channels, number among those of its block, group of strips, image, first row, last row.
+
+    Neighbouring programs work on the same rows; the last row is the first that is not theirs.
+    """
+    block, program = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    group, segment, image = program % GROUPS, program // GROUPS % segments, program // GROUPS // segments
+    first = segment * rows_each
+    return block, program, group, image, first, tl.minimum(first + rows_each, ROWS)
+
+
+@triton.jit
+def row_at(
+    numbers, image, row, column, channel, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Pointers to a row, at a column for each strip."""
+    start = numbers + image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
+    return start + (((row * WIDTH + column) * CHANNELS)[:, None] + channel[None, :])
+
+
+@triton.jit
+def within(
+    column, channel, COUNT: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, ALL: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Whether each of COUNT columns is in the image and each channel is one.
+
+    Strips begin at FIRST, STEP apart, ALL of them in a row: what is always true is known when the kernel is compiled.
+    """
+    found = ()
+    for i in tl.static_range(COUNT):
+        wanted = tl.full([STRIPS, BLOCK], True, tl.int1)
+        if CHANNELS % BLOCK != 0:
+            wanted = wanted & (channel < CHANNELS)[None, :]
+        if FIRST + i < 0:
+            wanted = wanted & (column + i >= 0)[:, None]
+        if FIRST + i + (ALL - 1) * STEP >= WIDTH:
+            wanted = wanted & (column + i < WIDTH)[:, None]
+        found += (wanted,)
+    return found
+
+
+@triton.jit
+def nothing(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
+    found = ()
+    for _ in tl.static_range(COUNT):
+        found += (tl.zeros([STRIPS, BLOCK], tl.float32),)
+    return found
+
+
+@triton.jit
+def taps(weight, channel, CHANNELS: tl.constexpr):
+    """The 9 weights of each channel."""
+    found = ()
+    for i in tl.static_range(9):
+        found += (tl.load(weight + channel * 9 + i, mask=channel < CHANNELS, other=0.0)[None, :],)
+    return found
+
+
+@triton.jit
+def loaded(row, is_row, wanted, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
+    """The columns of a row as they are stored; 0 outside of the image."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found += (tl.load(row + i * CHANNELS, mask=wanted[i] & is_row, other=0.0),)
+    return found
+
+
+@triton.jit
+def handed_on(stored, is_row, wanted, scale, shift, COUNT: tl.constexpr):
+    """What the layer before made of them; 0 outside of the image."""
+    shift = tl.where(is_row, shift, 0.0)
+    found = ()
+    for i in tl.static_range(COUNT):
+        found += (tl.where(wanted[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
+    return found
+
+
+@triton.jit
+def slopes_of(g, out, is_row, wanted, p, q, r, COUNT: tl.constexpr):
+    """Gradients of outputs, of what is stored; 0 outside of the image."""
+    r = tl.where(is_row, r, 0.0)
+    found = ()
+    for i in tl.static_range(COUNT):
+        d = p * g[i].to(tl.float32) + (q * out[i].to(tl.float32) + r)
+        found += (tl.where(wanted[i], d, 0.0),)
+    return found
+
+
+@triton.jit
+def rounded(numbers, dtype: tl.constexpr, COUNT: tl.constexpr):
+    """Columns as they would be stored, which takes half the registers where that is half precision."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found += (numbers[i].to(dtype),)
+    return found

@@ -1,0 +1,111 @@
+"""How work is cut into programs: sizes of blocks by shape, by rules that benchmarks/mobilenet_tiles.py can check."""
+
+from typing import NamedTuple
+
+import torch
+
+from src.models.kernels import power_of_2
+
+PROGRAMS = 4 * 132  # that go over rows, more or less: four on each multiprocessor of an H200
+
+
+class Tile(NamedTuple):
+    """A block of a product, rows by columns, and how much of what is summed over is loaded at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int  # at most so many: each goes over its share of the rows
+
+
+class Strips(NamedTuple):
+    """What a program of a depthwise layer owns at a time: strips of columns, of some channels; see strips_triton."""
+
+    columns: int
+    strips: int
+    channels: int
+    warps: int
+    registers: int | None  # of a thread at most: so that more programs run at a time
+    programs: int  # at most so many in all, if there are fewer images: those are cut into segments of rows
+
+
+# What was measured on an H200 to be better than the rules below; by kernel, stride, output columns, channels and bytes
+# of a number.
+STRIPS: dict[tuple[str, int, int, int, int], Strips] = {
+    ("backward", 2, 56, 64, 2): Strips(7, 4, 64, 4, None, 396),
+    ("forward", 2, 14, 256, 2): Strips(7, 1, 256, 4, None, 528),
+    ("backward", 2, 14, 256, 2): Strips(4, 4, 64, 4, 168, 396),
+    ("forward", 1, 14, 512, 2): Strips(7, 1, 128, 2, None, 1056),
+    ("backward", 1, 14, 512, 2): Strips(7, 1, 128, 2, 168, 792),
+    ("forward", 2, 7, 512, 2): Strips(7, 1, 128, 2, None, 1584),
+    ("backward", 2, 7, 512, 2): Strips(7, 1, 256, 4, None, 396),
+}
+# By kernel, inputs, outputs and precision, for many rows.
+TILES: dict[tuple[str, int, int, str], Tile] = {
+    ("forward", 64, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
+    ("forward", 128, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
+    ("forward", 128, 256, "half"): Tile(128, 64, 64, 4, 4, 1056),
+    ("forward", 256, 256, "half"): Tile(128, 128, 64, 4, 3, 264),
+    ("weight", 256, 256, "half"): Tile(128, 256, 64, 8, 3, 264),
+    ("forward", 256, 512, "half"): Tile(128, 128, 64, 4, 3, 528),
+    ("weight", 256, 512, "half"): Tile(64, 256, 64, 8, 3, 264),
+    ("forward", 512, 512, "half"): Tile(128, 128, 64, 4, 3, 528),
+    ("weight", 512, 512, "half"): Tile(128, 256, 64, 8, 3, 264),
+    ("forward", 512, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
+    ("backward", 512, 1024, "half"): Tile(64, 256, 64, 8, 3, 528),
+    ("weight", 512, 1024, "half"): Tile(64, 256, 64, 8, 3, 264),
+    ("forward", 1024, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
+    ("backward", 1024, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
+    ("weight", 1024, 1024, "half"): Tile(64, 256, 64, 8, 3, 264),
+}
+MANY = 2048
+
+
+def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch.dtype) -> Strips:
+    """For `across` output columns: a thread has 4 bytes of channels of a strip, or less where there are fewer."""
+    found = STRIPS.get((kernel, stride, across, channels, dtype.itemsize))
+    return found or strips_by_rule(kernel, across, channels, dtype.itemsize)
+
+
+def strips_by_rule(kernel: str, across: int, channels: int, size: int, columns: int = 7, warps: int = 4) -> Strips:
+    """Of strips of at most so many columns; `size` in bytes."""
+    lanes, columns = warps * 32 * 4 // size, min(across, columns)
+    # A warp loads the 128 bytes of a cache line, if there are as many channels.
+    strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
+    block = block_of(channels, lanes // strips)
+    warps = min(warps, max(1, strips * block * size // 128))
+    # With 128 registers a thread 16 warps run, with 168 12: backward in half precision would take more.
+    if kernel == "backward" and size < 4:
+        return Strips(columns, strips, block, warps, 168, 3 * 132 * 4 // warps)
+    return Strips(columns, strips, block, warps, None, 4 * 132 * 4 // warps)
+
+
+def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -> Tile:
+    """For forward, [rows, inputs] x [inputs, outputs]; backward, [rows, outputs] x [outputs, inputs]; or weight,
+    [outputs, rows] x [rows, inputs]."""
+    found = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY else None
+    if found:
+        return found
+    deep = 64 if precision == "half" else 32
+    if kernel == "weight":
+        size = block_of(outputs, 128), block_of(inputs, 128), block_of(rows, deep)
+        return Tile(*size, 8 if outputs > 64 else 4, 3, 2 * 132)
+    columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
+    size = 128 if rows >= 128 else block_of(rows, 128), block_of(columns, 128), block_of(summed, deep)
+    return Tile(*size, 8 if columns >= 64 else 4, 3, PROGRAMS)
+
+
+def tiles_each(length: int, block: int, wanted: int) -> int:
+    """Blocks of `length` that a program goes over, so that there are at most `wanted` programs."""
+    return -(-length // (block * max(1, wanted)))
+
+
+def programs_for(length: int, block: int, each: int) -> int:
+    return -(-length // (block * each))
+
+
+def block_of(size: int, most: int) -> int:
+    """The smallest block that holds `size`, between 16, which products need, and `most`."""
+    return min(most, max(16, 1 << (size - 1).bit_length()))
