@@ -1,12 +1,15 @@
-"""Kernels whose machine code reads sums of products before they are there: `python -m benchmarks.wgmma_waits [DIR]`.
+"""Kernels whose machine code does not wait for the tensor cores: `python -m benchmarks.wgmma_waits [DIR]`.
 
-On a Hopper GPU the instruction wgmma multiplies while others go on; its sums may be touched only after a wait. ptxas
-12.8 and 12.9, which come with Triton 3.6 and 3.7, may move a conversion to float16 in front of that wait, where what
-Triton wrote has it behind: some sums are then read too early, and equal calls give different numbers. This looks at
-all kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints
-a line for each kernel that reads too early and exits with 1 if there is one.
+On a Hopper GPU the instruction wgmma multiplies while others go on; its sums, and a left factor that it reads from
+registers, may be touched only after a wait. Two faults were found; with both, equal calls give different numbers:
 
-Addition is not moved: `(total + 0.0).to(tl.float16)` is safe.
+- Triton 3.6 lets the newest three products of a loop run into the next step, where ptxas has the next left factor
+  written into the same registers;
+- ptxas 12.8 and 12.9 (of Triton 3.6 and 3.7) may then move a conversion to float16 in front of the last wait.
+
+`settle` in src/models/wgmma_triton.py, at the end of each step of such a loop, prevents both. This looks at all
+kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints a line for
+each kernel that does not wait and exits with 1 if there is one.
 """
 
 import os
@@ -21,6 +24,9 @@ from typing import NamedTuple
 ADDRESS = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;")
 LABEL = re.compile(r"(\.L\S+):")
 REGISTER = re.compile(r"\bR(\d+)\b")
+FACTOR = 4  # registers of a thread
+WIDTHS = (("LDSM", 4), (".128", 4), (".64", 2), ("CS2R", 2), (".WIDE", 2))  # registers that an instruction writes
+READERS = ("ST", "RED", "ATOMS", "BAR", "LDGSTS", "SYNCS", "EXIT", "BRA")  # write none
 TARGET = re.compile(r"\((\.L\S+?)\)")
 
 
@@ -35,23 +41,33 @@ class Finding(NamedTuple):
     registers: tuple[int, ...]  # what it touches too early
 
 
+class Product(NamedTuple):
+    """The registers that it sums up in, and those that it reads."""
+
+    sums: set[int]
+    factor: set[int]
+
+
 def findings(machine_code: str) -> Iterator[Finding]:
-    """Instructions, as nvdisasm lists them, that touch the sums of a product that may still run.
+    """Instructions, as nvdisasm lists them, that touch the sums of a product that may still run, or write its factor.
 
     Follows the code downwards and each loop once more, so that what a loop leaves running meets its own beginning.
     """
     code, labels = parsed(machine_code)
-    running: list[set[int]] = []
+    running: list[Product] = []
     repeated: set[int] = set()
     at = 0
     while at < len(code):
         instruction = code[at]
         if instruction.name.startswith("HGMMA"):
-            running.append(sums(instruction))
+            running.append(product(instruction))
         elif instruction.name.startswith("WARPGROUP.DEPBAR"):
             left = int(instruction.operands.rsplit(",", 1)[1], 16)
             del running[: max(0, len(running) - left)]
-        elif touched := registers(instruction) & set[int]().union(*running):
+        elif touched := {
+            *(registers(instruction) & set[int]().union(*(one.sums for one in running))),
+            *(written(instruction) & set[int]().union(*(one.factor for one in running))),
+        }:
             yield Finding(instruction, tuple(sorted(touched)))
         target = TARGET.search(instruction.operands) if instruction.name == "BRA" else None
         begin = labels.get(target[1], at + 1) if target else at + 1
@@ -79,11 +95,24 @@ def registers(instruction: Instruction) -> set[int]:
     return {int(number) for number in REGISTER.findall(instruction.operands)}
 
 
-def sums(product: Instruction) -> set[int]:
-    """The registers of a thread where a product is summed up: half as many as it has columns (HGMMA.64x128x16.F32)."""
-    columns, first = int(product.name.split(".")[1].split("x")[1]), REGISTER.search(product.operands)
-    assert first is not None
-    return set(range(int(first[1]), int(first[1]) + columns // 2))
+def written(instruction: Instruction) -> set[int]:
+    """Those that it writes: it names them first."""
+    first = re.match(r"R(\d+)\b", instruction.operands)
+    if first is None or instruction.name.startswith(READERS):
+        return set()
+    width = next((width for part, width in WIDTHS if part in instruction.name), 1)
+    return set(range(int(first[1]), int(first[1]) + width))
+
+
+def product(instruction: Instruction) -> Product:
+    """Of HGMMA.64x128x16.F32 R24, R100, ...: half as many sums as columns, in one thread."""
+    columns = int(instruction.name.split(".")[1].split("x")[1])
+    operands = [operand.strip() for operand in instruction.operands.split(",")]
+    sums, factor = (REGISTER.match(operand) for operand in operands[:2])
+    assert sums is not None
+    first = int(sums[1])
+    of_factor = set(range(int(factor[1]), int(factor[1]) + FACTOR)) if factor else set[int]()
+    return Product(set(range(first, first + columns // 2)), of_factor)
 
 
 def disassembled(kernel: Path) -> str:
@@ -112,8 +141,10 @@ def main() -> None:
         if found:
             early += 1
             first = found[0].instruction
-            print(f"{kernel}: {len(found)} instructions too early, first {first.address} {first.name} {first.operands}")
-    print(f"{len(kernels)} kernels, {using} with wgmma, {early} that read sums too early")
+            print(
+                f"{kernel}: {len(found)} instructions do not wait, first {first.address} {first.name} {first.operands}"
+            )
+    print(f"{len(kernels)} kernels, {using} with wgmma, {early} that do not wait for it")
     sys.exit(1 if early else 0)
 
 

@@ -54,6 +54,11 @@ def thorough(dtype: torch.dtype) -> str:
     return {"tf32": "tf32x3"}.get(precision(dtype), "ieee")
 
 
+def reads_registers(tensor: Tensor) -> bool:
+    """Whether the device's products read registers while the program goes on: Hopper's do."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
+
+
 def power_of_2(count: int) -> int:
     """The smallest power of 2 that is not below `count`: what Triton's blocks are made of."""
     return 1 << (count - 1).bit_length()

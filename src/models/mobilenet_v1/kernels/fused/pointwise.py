@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch, precision
+from src.models.kernels import launch, precision, reads_registers
 from src.models.mobilenet_v1.kernels.fused import pointwise_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
 from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_each
@@ -22,7 +22,7 @@ def constants(z: Tensor, inputs: int, outputs: int, tile: Tile) -> dict[str, Any
     # Triton's interpreter multiplies bfloat16 wrongly.
     upcast = z.dtype == torch.bfloat16 and not z.is_cuda
     return {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
-            "PRECISION": precision(z.dtype), "UPCAST": upcast, "num_warps": tile.warps,
+            "PRECISION": precision(z.dtype), "UPCAST": upcast, "SETTLE": reads_registers(z), "num_warps": tile.warps,
             "num_stages": tile.stages}  # fmt: skip
 
 

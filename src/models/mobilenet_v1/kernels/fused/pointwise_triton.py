@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, passed, relu, slope, vector
+from src.models.wgmma_triton import settle
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: t
 def forward(
     z, norm, weight, out, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances, how many rows.
 
@@ -62,7 +63,8 @@ def forward(
             b = tl.load(weight + column[None, :] * INPUTS + channel[:, None], mask=wanted, other=0.0)
             b = b.to(tl.float32) if UPCAST else b
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        found = (total + 0.0).to(out.dtype.element_ty)  # see benchmarks.wgmma_waits
+            settle(SETTLE)
+        found = total.to(out.dtype.element_ty)
         place = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
         tl.store(out + place, found, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
         number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
@@ -77,7 +79,7 @@ def forward(
 def backward(
     g, out, slopes, weight, z, norm, g_in, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """`g_in` [rows, INPUTS], and `partials` [programs, 2, INPUTS]: sums of it and of it times (z - mean)."""
     blocks: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
@@ -94,6 +96,7 @@ def backward(
             b = tl.load(weight + channel[:, None] * INPUTS + column[None, :], mask=wanted, other=0.0)
             b = b.to(tl.float32) if UPCAST else b
             total = tl.dot(a, b, total, input_precision=PRECISION)
+            settle(SETTLE)
         mean = vector(norm, 0, column, INPUTS)[None, :]
         scale, shift = vector(norm, 2, column, INPUTS)[None, :], vector(norm, 3, column, INPUTS)[None, :]
         wanted = (row < rows)[:, None] & (column < INPUTS)[None, :]
@@ -112,7 +115,7 @@ def backward(
 def backward_weight(
     g, out, slopes, z, norm, shares, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """`shares` [programs, OUTPUTS, INPUTS]: the weight's gradient from DEPTH * tiles rows each.
 
@@ -128,5 +131,6 @@ def backward_weight(
         a = _slopes(g, out, slopes, row, to, rows, OUTPUTS, UPCAST)
         b = _activations(z, norm, row, of, rows, INPUTS, UPCAST)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+        settle(SETTLE)
     place = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]
     tl.store(shares + place, total, mask=(to < OUTPUTS)[:, None] & (of < INPUTS)[None, :])

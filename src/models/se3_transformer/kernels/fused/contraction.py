@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from src.models.kernels import launch, power_of_2, precision
+from src.models.kernels import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
 from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
@@ -243,11 +243,6 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return shares.sum(0)
-
-
-def reads_registers(tensor: Tensor) -> bool:
-    """Whether the device's products read registers while the program goes on: Hopper's do."""
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
 
 
 def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:

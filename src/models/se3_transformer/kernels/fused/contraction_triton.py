@@ -12,6 +12,8 @@ different widths are branches of one kernel, so that small ones fill the gaps th
 import triton
 import triton.language as tl
 
+from src.models.wgmma_triton import settle
+
 HEAD = tl.constexpr(8)  # scalars of a job
 
 
@@ -34,21 +36,6 @@ def _places(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
     if ALIGNED:
         return tl.max_contiguous(tl.multiple_of(places, 16), 16), tl.full([COUNT], 1, tl.int1)
     return places, places >= 0
-
-
-@triton.jit
-def _settle(SETTLE: tl.constexpr):
-    """Waits until no product on the tensor cores is under way any more.
-
-    Hopper's products read their left factor from registers while the program goes on. Triton 3.6 lets the newest three
-    of them run into the next step, which writes the next left factor into the same registers: a race that was seen
-    (gradients wrong by 4% of the largest, other ones at each call). So a step ends with this wait.
-    """
-    if SETTLE:
-        tl.inline_asm_elementwise(
-            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32)], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -86,7 +73,7 @@ def _forward_tile(
         a = tl.reshape(x[:, :, None] * h[:, None, :], [BE, IB * MID])
         is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
         acc = tl.dot(a, tl.load(weights + first, mask=is_weight, other=0.0), acc, input_precision=PRECISION)
-        _settle(SETTLE)
+        settle(SETTLE)
     target = out + rows64[:, None] * out_stride + places[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_place[None, :])
 
@@ -205,7 +192,7 @@ def _add_products(
         g = tl.load(g_rows[:, None] + edge[None, :], mask=is_place[:, None], other=0.0)
         a = tl.reshape(x[:, None, :] * h[None, :, :], [IB * MID, BE])
         acc = tl.dot(a, tl.trans(g), acc, input_precision=PRECISION)
-        _settle(SETTLE)
+        settle(SETTLE)
     return acc
 
 
