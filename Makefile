@@ -33,6 +33,7 @@ lint: env
 # On a machine with an NVIDIA GPU.
 test-gpu:
 	python3 -m pytest -m gpu
+	python3 -m benchmarks.wgmma_waits
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -142,6 +142,9 @@ class WithLoading:
     latency_s: Latency | None = None
 
 
+# What the first records of this version did not have: a new figure is named here, so that older records can be read.
+_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib")
+
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady"),
     "predict": ("throughput", "latency_s", "with_loading"),
@@ -232,9 +235,8 @@ def read_record(path: Path) -> Record:
             f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
             "read it with the code that wrote it, or run again"
         )
-    absent = (*_keys_of_other_kind(data.get("kind")), "rates_over_ranks", "with_loading", "tokens", "communication")
     try:
-        return build(Record, data, may_lack=absent)
+        return build(Record, data, may_lack=(*_keys_of_other_kind(data.get("kind")), *_LATER))
     except ValueError as error:
         raise UserError(f"{file}: {error}") from error
 

@@ -12,7 +12,8 @@ T = TypeVar("T")
 def build(cls: type[T], data: dict[str, Any], where: str = "", may_lack: Collection[str] = ()) -> T:
     """Returns a `cls` (a dataclass) made of `data`, nested dataclasses included.
 
-    Every field must be there, except those in `may_lack`. `where` is the prefix of the keys in messages ('case.').
+    Every field must be there, except those in `may_lack`, nested ones as 'case.precision'. `where` is the prefix of the
+    keys, in messages too ('case.').
     Raises ValueError that names the first key that is unknown, missing or of the wrong type.
     """
     names = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]  # T is a dataclass
@@ -22,24 +23,24 @@ def build(cls: type[T], data: dict[str, Any], where: str = "", may_lack: Collect
             hint = f"did you mean '{where}{near[0]}'?" if near else f"the keys are {', '.join(names)}"
             raise ValueError(f"unknown key '{where}{key}': {hint}")
     for name in names:
-        if name not in data and name not in may_lack:
+        if name not in data and f"{where}{name}" not in may_lack:
             raise ValueError(f"missing key '{where}{name}'")
     hints = get_type_hints(cls)
-    return cls(**{key: _value(hints[key], value, f"{where}{key}") for key, value in data.items()})
+    return cls(**{key: _value(hints[key], value, f"{where}{key}", may_lack) for key, value in data.items()})
 
 
-def _value(hint: Any, value: Any, key: str) -> Any:
+def _value(hint: Any, value: Any, key: str, may_lack: Collection[str]) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         origin = get_origin(option) or option
         if option is Any or (origin is Literal and value in get_args(option)):
             return value
         if is_dataclass(option) and isinstance(option, type) and isinstance(value, dict):
-            return build(option, value, f"{key}.")
+            return build(option, value, f"{key}.", may_lack)
         if origin is dict and isinstance(value, dict):
-            return {name: _value(get_args(option)[1], item, f"{key}.{name}") for name, item in value.items()}
+            return {name: _value(get_args(option)[1], item, f"{key}.{name}", may_lack) for name, item in value.items()}
         if origin is list and isinstance(value, list):
-            return [_value(get_args(option)[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+            return [_value(get_args(option)[0], item, f"{key}[{i}]", may_lack) for i, item in enumerate(value)]
         if option is type(value):  # exact: True is no integer here
             return value
     wanted = " or ".join(dict.fromkeys(_words(option) for option in options))
