@@ -1,6 +1,6 @@
 """MobileNetV1's kernels on a GPU against plain torch in float64, and whole training steps in a CUDA graph."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from mobilenet_in_place import JUDGES, judged
 from mobilenet_kernels import Shape, layers, made, network, pixels, plain_features
 from tiny_mobilenet import tiny_mobilenet
 
@@ -82,7 +83,7 @@ def fused() -> Any:
     assert package is not None
 
     used = [(precision, shape, made(shape[1], kinds, width)) for precision, (shape, kinds, width) in DECIDED]
-    used += [(precision, IMAGES, narrow().layers()) for precision in PRECISIONS]
+    used += [(precision, shape, own().layers()) for precision in PRECISIONS for own, shape in NETWORKS.values()]
     launches = set[Any]()
     for precision, shape, own in used:
         with multiplied(precision):
@@ -94,6 +95,16 @@ def fused() -> Any:
 
 def narrow() -> MobileNetV1:
     return MobileNetV1(num_classes=6, width_multiplier=0.5, strides=STRIDES)
+
+
+def published() -> MobileNetV1:
+    return MobileNetV1(num_classes=6)
+
+
+NETWORKS: dict[str, tuple[Callable[[], MobileNetV1], Shape]] = {
+    "published": (published, (16, 3, 224, 224)),
+    "narrow": (narrow, IMAGES),
+}
 
 
 def by_name(case: object) -> str:
@@ -140,6 +151,22 @@ def test_a_network(precision: Precision, fused: Any) -> None:
     }
     worst = {name: pair for name, pair in pairs.items() if not pair[0] < 3 * pair[1] + precision.tolerance / 10}
     assert not worst, (worst, found, plain)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+@pytest.mark.parametrize("kind", ["published", "narrow"])
+def test_each_kernel_of_a_network(kind: str, precision: Precision, fused: Any) -> None:
+    """Of outputs and gradients by what the precision rounds, of statistics and sums by what float32 does."""
+    torch.manual_seed(0)
+    own, shape = NETWORKS[kind]
+    with multiplied(precision), judged(fused) as errors:
+        images = pixels(shape, precision.dtype, CUDA)
+        fused.body.applied(images, own().to(CUDA).layers(), precision.dtype).float().square().sum().backward()
+    assert {name.split()[0] for name in errors} == set(JUDGES)
+    limits = {
+        name: precision.tolerance / 4 if name.endswith(("output", "gradient", "weight")) else 1e-5 for name in errors
+    }
+    assert not {name: error for name, error in errors.items() if not error < limits[name]}
 
 
 def test_not_a_number_comes_out_as_such(fused: Any) -> None:
