@@ -30,3 +30,15 @@ def write_text(path: Path, text: str) -> None:
     """Writes `text` in UTF-8, atomically. Raises UserError where it cannot be written."""
     with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def claimed(folder: Path) -> Path:
+    """The folder, made; with a number behind its name where somebody has that already."""
+    path, number = folder, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+            path = folder.with_name(f"{folder.name}_{number}")

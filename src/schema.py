@@ -3,12 +3,18 @@
 Models and datamodules stay plain yaml with `_target_`: there the class's own signature is the schema.
 """
 
+import sys
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, OmegaConf
+
+from src.files import claimed
+from src.launch.group import started_by
 
 
 @dataclass
@@ -156,6 +162,17 @@ def run_dir() -> str:
     return hydra.run.dir if OmegaConf.is_missing(hydra.runtime, "output_dir") else hydra.runtime.output_dir
 
 
+@cache
+def claim(folder: str) -> str:
+    """A folder that no other run has: with a number behind its name where one of the same second has that.
+
+    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`.
+    """
+    if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
+        return folder
+    return str(claimed(Path(folder)))
+
+
 def first(*values: Any) -> Any:
     """The first one that is not null."""
     return next((value for value in values if value is not None), None)
@@ -165,6 +182,7 @@ def register() -> None:
     """Makes the schemas and resolvers known; every door calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
+    OmegaConf.register_new_resolver("claim", claim, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="predict_schema", node=PredictConfig)

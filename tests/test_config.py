@@ -119,3 +119,23 @@ def test_the_other_doors_compose(door: str) -> None:
     OmegaConf.resolve(
         composed("output_root=x", door=door) if door == "prepare" else composed("output_dir=x", door=door)
     )
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for ranks that torchrun started: they share one."""
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    folders = []
+    for started in (False, False, True):
+        schema.claim.cache_clear()
+        if started:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+        folders += [schema.claim(str(tmp_path / "run")) for _ in range(2)]
+    assert [Path(folder).name for folder in folders] == ["run", "run", "run_2", "run_2", "run", "run"]
+
+
+@pytest.mark.parametrize("door", ["train", "predict", "prepare"])
+def test_a_run_claims_its_folder(door: str) -> None:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(door, return_hydra_config=True)
+    assert OmegaConf.to_container(config.hydra.run)["dir"].startswith("${claim:")  # type: ignore[index]

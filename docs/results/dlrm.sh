@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU (scaling: on 1, 2 and 4 of them; torchrec: on 2):
+# The measured rows of docs/results/dlrm.md, on one NVIDIA GPU (scaling: on 1, 2, 4 and 8, as many as there are; torchrec: on 2):
 #   docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]
-# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR. In the environment
+# GPUS="1 8" takes other numbers of GPUs for scaling; strong_65536_x8 and weak_262144_x8 are the published cases 1x8.
 set -euo pipefail
 out=$1 what=$2
 shift 2
@@ -42,7 +43,7 @@ case $what in
     "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/disk_65536_amp" hp.batch_size=65536 hp.lr=1 \
       model.task.schedule.decay_start_step=2400 model.task.schedule.decay_steps=1696 ;;
   scaling)
-    for gpus in 1 2 4; do
+    for gpus in ${GPUS:-1 2 4 8}; do
       [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
       ranks "$gpus" "weak_65536_x$gpus" precision=amp "hp.batch_size=$((65536 * gpus))"
       [ "$gpus" = 1 ] || ranks "$gpus" "strong_65536_x$gpus" precision=amp hp.batch_size=65536

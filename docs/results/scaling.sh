@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Rows of weak scaling on 1, 2 and 4 NVIDIA GPUs of one machine, as many as it has, each about 20 s:
+# Rows of weak scaling on 1, 2, 4 and 8 NVIDIA GPUs of one machine, as many as it has, each about 20 s:
 #   docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]
 # Each row's record is OUT/NAME/result.json; `report.py scaling OUT/weak_*` makes the table. Further options go to every run, for
-# example data_root=DIR. PRECISION=tf32 in the environment takes another precision than amp, ROWS=PATTERN runs
-# the rows of such names only. DLRM's rows: dlrm.sh.
+# example data_root=DIR. In the environment PRECISION=tf32 takes another precision than amp, GPUS="1 8" other numbers of GPUs,
+# ROWS=PATTERN the rows of such names only: GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
 set -euo pipefail
 out=$1 model=$2
 shift 2
@@ -14,7 +14,7 @@ plain=(model.task.augment.flip=false model.task.augment.jitter=0 model.task.augm
 
 weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
   local gpus row
-  for gpus in 1 2 4; do
+  for gpus in ${GPUS:-1 2 4 8}; do
     [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
     row=weak_$1_${precision}_x$gpus
     [[ $row == ${ROWS:-*} ]] || continue
@@ -26,12 +26,16 @@ weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
 case $model in
   moflow)
     weak 512 420 hp.lr=5e-4 "$@"
-    weak 2048 220 hp.lr=5e-4 "$@" ;;
+    weak 2048 220 hp.lr=5e-4 "$@"
+    weak 3072 160 hp.lr=5e-4 "$@" ;;
   se3_transformer)
+    weak 120 1000 "$@"
     weak 240 1000 "$@"
     weak 1600 420 "$@" ;;
   distilbert)  # every place is a token; rates do not depend on the weights
-    weak 96 420 model.task.weights=random datamodule=token_synthetic datamodule.length=512 "$@" ;;
+    for batch in 32 96; do
+      weak "$batch" 420 model.task.weights=random datamodule=token_synthetic datamodule.length=512 "$@"
+    done ;;
   mobilenet_v1)  # synthetic images that are on the GPU already
     weak 64 1500 datamodule=image_synthetic "${plain[@]}" "$@"
     weak 256 500 datamodule=image_synthetic "${plain[@]}" "$@" ;;

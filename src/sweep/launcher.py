@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from src.cli import guarded
 from src.errors import UserError
+from src.files import claimed
 from src.launch.group import started_by
 from src.sweep.identity import enrol, key_of
 from src.sweep.job import Job, folders_of, sole_launcher
@@ -101,18 +102,6 @@ class IsolatedLauncher(Launcher):
             needs=gpus_of(config),
             timeout_s=self.timeout_s,
         )
-
-
-def claimed(folder: Path) -> Path:
-    """The folder, made; with a number behind its name where a sweep of the same second has that."""
-    path, number = folder, 1
-    while True:
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            number += 1
-            path = folder.with_name(f"{folder.name}_{number}")
 
 
 def gpus_of(config: DictConfig) -> int:
