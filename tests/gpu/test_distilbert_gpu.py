@@ -8,11 +8,10 @@ import pytest
 import torch
 from distilbert_kernels import attention, embedding, gelu, layer, norm, sentences
 from tiny_distilbert import tiny_distilbert
+from trained import Trained, trained
 
-from src.measure.clock import Clock
 from src.models.distilbert import Sizes
 from src.models.distilbert.kernels import dispatch
-from src.run import build, fit, quieten, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -99,21 +98,10 @@ def test_layer(
     assert all(found[name] < 3 * plain[name] + tolerance for name in found), (found, plain)
 
 
-def losses(home: Path, padding: str, *overrides: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Of each of 32 steps, and the weights after them."""
-    quieten()
+def run(home: Path, padding: str, *overrides: str) -> Trained:
+    """Of 32 steps."""
     common = ("hardware=auto", "fit.max_epochs=8", "measure.window=1")
-    job = build(settled(tiny_distilbert(home, *common, *overrides, padding=padding)), Clock())
-    found: list[float] = []
-    follow = job.task.training_step
-
-    def noting(batch: Any, batch_idx: int) -> None:
-        follow(batch, batch_idx)
-        found.append(float(job.task.last["loss"]))
-
-    job.task.training_step = noting  # type: ignore[method-assign]
-    fit(job)
-    return found, {name: value.clone() for name, value in job.task.network.state_dict().items()}
+    return trained(tiny_distilbert(home, *common, *overrides, padding=padding))
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
@@ -121,21 +109,21 @@ def losses(home: Path, padding: str, *overrides: str) -> tuple[list[float], dict
 def test_a_graph_gives_the_losses_of_eager_steps(tmp_path: Path, precision_name: str, padding: str) -> None:
     """Dropout included: a graph's seeds are those of the same generator. The last weights are the same ones too."""
     runs = [
-        losses(tmp_path / graph, padding, f"precision={precision_name}", f"execution.graph={graph}")
+        run(tmp_path / graph, padding, f"precision={precision_name}", f"execution.graph={graph}")
         for graph in ("on", "off")
     ]
-    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-3)
-    for name, weight in runs[0][1].items():
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-3)
+    for name, weight in runs[0].after.items():
         if not name.endswith("k_lin.bias"):  # whose gradient is 0 but for rounding: Adam makes steps of it
-            torch.testing.assert_close(weight, runs[1][1][name], rtol=1e-2, atol=1e-3)
+            torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
 def test_training_on_kernels_follows_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str) -> None:
     overrides = "precision=fp32", "model.task.network.dropout=0", "model.task.network.attention_dropout=0"
     head = "model.task.network.head_dropout=0"
-    kernels, _ = losses(tmp_path / "kernels", padding, *overrides, head)
+    kernels = run(tmp_path / "kernels", padding, *overrides, head).losses
     monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
-    plain, _ = losses(tmp_path / "plain", padding, *overrides, head, "execution.graph=off")
+    plain = run(tmp_path / "plain", padding, *overrides, head, "execution.graph=off").losses
     assert kernels == pytest.approx(plain, rel=1e-4)
     assert kernels[-1] < kernels[0]

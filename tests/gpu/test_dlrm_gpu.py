@@ -8,11 +8,10 @@ import pytest
 import torch
 from dlrm_kernels import dot, layers, updated
 from tiny_dlrm import tiny_dlrm
+from trained import Trained, trained
 
 from src.clicks import Table
-from src.measure.clock import Clock
 from src.models.dlrm.kernels import dispatch
-from src.run import build, fit, quieten, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -80,34 +79,23 @@ def test_rows_change_by_the_same_numbers_every_time(fused: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 
-def losses(home: Path, *overrides: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Of each of 12 steps, and the weights after them."""
-    quieten()
-    job = build(settled(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides)), Clock())
-    found: list[float] = []
-    follow = job.task.training_step
-
-    def noting(batch: Any, batch_idx: int) -> None:
-        follow(batch, batch_idx)
-        found.append(float(job.task.last["loss"]))
-
-    job.task.training_step = noting  # type: ignore[method-assign]
-    fit(job)
-    return found, {name: value.clone() for name, value in job.task.network.state_dict().items()}
+def run(home: Path, *overrides: str) -> Trained:
+    """Of 12 steps."""
+    return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides))
 
 
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
 def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str) -> None:
     """While the learning rate rises, which a captured step must follow."""
-    runs = [losses(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
-    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-4)
-    assert runs[0][0][-1] < runs[0][0][0]
-    for name, weight in runs[0][1].items():
-        torch.testing.assert_close(weight, runs[1][1][name], rtol=1e-3, atol=1e-5)
+    runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
+    assert runs[0].losses[-1] < runs[0].losses[0]
+    for name, weight in runs[0].after.items():
+        torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-3, atol=1e-5)
 
 
 def test_training_on_kernels_follows_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels, _ = losses(tmp_path / "kernels", "precision=fp32")
+    kernels = run(tmp_path / "kernels", "precision=fp32").losses
     monkeypatch.setattr(dispatch, "fused_for", lambda tensor: None)
-    plain, _ = losses(tmp_path / "plain", "precision=fp32", "execution.graph=off")
+    plain = run(tmp_path / "plain", "precision=fp32", "execution.graph=off").losses
     assert kernels == pytest.approx(plain, rel=1e-5)

@@ -11,11 +11,10 @@ import torch
 from mobilenet_in_place import JUDGES, judged
 from mobilenet_kernels import Shape, layers, made, network, pixels, plain_features
 from tiny_mobilenet import tiny_mobilenet
+from trained import Trained, trained
 
-from src.measure.clock import Clock
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.kernels import dispatch
-from src.run import build, fit, quieten, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -192,39 +191,19 @@ def test_training_gives_the_same_bits_every_time(fused: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-class Trained(NamedTuple):
-    """The loss of each step; weights and running statistics before the first and after the last."""
-
-    losses: list[float]
-    before: dict[str, torch.Tensor]
-    after: dict[str, torch.Tensor]
-
-
-def trained(home: Path, *overrides: str) -> Trained:
-    """A run of 12 steps."""
-    quieten()
+def run(home: Path, *overrides: str) -> Trained:
+    """Of 12 steps."""
     config = tiny_mobilenet(
         home, "hardware=auto", "fit.max_steps=12", "fit.max_epochs=2", "measure.window=1", "hp.batch_size=32",
         "model.task.network.width_multiplier=0.5", "model.task.augment.jitter=0", "model.task.augment.lighting=0",
         "model.task.augment.flip=false", *overrides,
     )  # fmt: skip
-    job = build(settled(config), Clock())
-    before = {name: value.to(CUDA, copy=True) for name, value in job.task.network.state_dict().items()}
-    found: list[float] = []
-    follow = job.task.training_step
-
-    def noting(batch: Any, batch_idx: int) -> None:
-        follow(batch, batch_idx)
-        found.append(float(job.task.last["loss"]))
-
-    job.task.training_step = noting  # type: ignore[method-assign]
-    fit(job)
-    return Trained(found, before, {name: value.clone() for name, value in job.task.network.state_dict().items()})
+    return trained(config)
 
 
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
 def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str, fused: Any) -> None:
-    runs = [trained(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
+    runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-3)
     for name, weight in runs[0].after.items():
         torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
@@ -238,13 +217,13 @@ def test_the_first_step_on_kernels_is_that_of_plain_torch(
     Later steps say nothing: on a CPU, plain torch with and without oneDNN is 1 % apart after one step and 20 % after
     four, because a few ReLUs next to 0 pass in one of them only.
     """
-    mine = trained(tmp_path / "kernels", "precision=fp32", "fit.max_steps=1")
+    mine = run(tmp_path / "kernels", "precision=fp32", "fit.max_steps=1")
     monkeypatch.setattr(dispatch, "fused_for", lambda images, parameter: None)
-    theirs = trained(tmp_path / "plain", "precision=fp32", "fit.max_steps=1", "execution.graph=off")
+    theirs = run(tmp_path / "plain", "precision=fp32", "fit.max_steps=1", "execution.graph=off")
     assert mine.losses == pytest.approx(theirs.losses, rel=1e-4)
     names = [name for name, weight in mine.before.items() if weight.ndim > 0 and "running" not in name]
     moved, wanted = (
-        torch.cat([(run.after[n] - run.before[n]).double().flatten() for n in names]) for run in (mine, theirs)
+        torch.cat([(one.after[n] - one.before[n]).double().flatten() for n in names]) for one in (mine, theirs)
     )
     assert torch.nn.functional.cosine_similarity(moved, wanted, dim=0) > 0.999
     assert float(moved.norm()) == pytest.approx(float(wanted.norm()), rel=1e-2)
@@ -252,5 +231,5 @@ def test_the_first_step_on_kernels_is_that_of_plain_torch(
 
 
 def test_training_on_kernels_learns(tmp_path: Path, fused: Any) -> None:
-    found = trained(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
+    found = run(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
     assert fmean(found.losses[-4:]) < 0.7 * fmean(found.losses[:4])
