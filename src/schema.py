@@ -170,7 +170,10 @@ def claim(folder: str) -> str:
     """
     if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
         return folder
-    return str(claimed(Path(folder)))
+    try:
+        return str(claimed(Path(folder)))
+    except OSError:  # Hydra meets it too, where it is said in one line
+        return folder
 
 
 def first(*values: Any) -> Any:

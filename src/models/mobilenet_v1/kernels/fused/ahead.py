@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 MODULES = depthwise, norm, pointwise, stem
 SLOW = 0.2  # seconds: a kernel that takes longer was not found on disk
 FEW = 8  # kernels that one process compiles faster than others start
+MOST = 16  # processes: each holds some hundred MiB of the GPU while it compiles
 
 
 class Launch(NamedTuple):
@@ -73,8 +74,8 @@ def compile_all(launches: Iterable[Launch]) -> None:
         if not alone and len(waiting) > FEW and time.perf_counter() - begin > SLOW:
             break
     if waiting:
-        workers = max(1, (os.cpu_count() or 2) - 1)
-        log.info("compiling %d kernels on %d cores", len(waiting), workers)
+        workers = min(MOST, max(1, (os.cpu_count() or 2) - 1))
+        log.info("compiling %d kernels in %d processes", len(waiting), workers)
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compiled, waiting))
 
