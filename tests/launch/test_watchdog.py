@@ -20,7 +20,7 @@ def waits_for_a_rank():
 SIGNALLED = "os.kill(os.getpid(), signal.SIGTERM)"
 BUSY = """
 import re, time
-end = time.monotonic() + 3
+end = time.monotonic() + 3.5
 while time.monotonic() < end:
     re.purge()
     re.compile("(a|b)*c{2,3}[d-f]+")  # Python code, in many places
@@ -43,5 +43,7 @@ def test_a_main_thread_that_hangs_is_shown_and_ended(alarm: str) -> None:
 
 
 def test_a_main_thread_that_moves_is_left_alone() -> None:
-    ended = run(f"{HANGING}\n{SIGNALLED}\n{BUSY}")
+    # Six looks: two or three may meet it at the same place by chance.
+    patient = HANGING.replace("patience_s=1.0", "patience_s=2.4")
+    ended = run(f"{patient}\n{SIGNALLED}\n{BUSY}")
     assert (ended.returncode, ended.stderr) == (0, "")
