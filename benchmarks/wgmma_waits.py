@@ -3,9 +3,9 @@
 On a Hopper GPU the instruction wgmma multiplies while others go on; its sums, and a left factor that it reads from
 registers, may be touched only after a wait. Two faults were found; with both, equal calls give different numbers:
 
-- Triton 3.6 lets the newest three products of a loop run into the next step, where ptxas has the next left factor
-  written into the same registers;
-- ptxas 12.8 and 12.9 (of Triton 3.6 and 3.7) may then move a conversion to float16 in front of the last wait.
+- Triton 3.6 and 3.7 let the newest three products of a loop run into the next step, where ptxas has the next left
+  factor written into the same registers;
+- ptxas 12.8, which both bring, and 12.9 may then move a conversion to float16 in front of the last wait.
 
 `settle` in src/models/wgmma_triton.py, at the end of each step of such a loop, prevents both. This looks at all
 kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints a

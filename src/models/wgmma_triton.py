@@ -10,7 +10,7 @@ def settle(SETTLE: tl.constexpr):
     """Waits until no product on the tensor cores is under way any more: the end of a step of a loop of products.
 
     Hopper's products read their left factor from registers while the program goes on, where that factor is computed
-    and not just loaded. Triton 3.6 lets the newest three of them run into the next step, which writes the next left
+    and not just loaded. Triton 3.6 and 3.7 let the newest three run into the next step, which writes the next left
     factor into the same registers, and ptxas may read sums in float16 before the last product has ended: races that
     were both seen (gradients wrong by 4% of the largest, 5% of a layer's outputs; other ones at each call).
     `python -m benchmarks.wgmma_waits` finds kernels that need it. SETTLE is `reads_registers` of src/models/kernels.py.
