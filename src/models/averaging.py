@@ -1,6 +1,6 @@
 """Gradients averaged over all ranks while the backward pass still goes on, in a CUDA graph too."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,9 @@ from torch import Tensor, distributed, nn
 from src.errors import UserError
 from src.measure.waiting import Waiting
 
-SMALLEST, LARGEST = 2**20, 25 * 2**20  # bytes of a message, between which there are about MESSAGES of them:
-MESSAGES = 8  # the first ones travel while later gradients are computed, and the last one is soon there
+LARGEST = 25 * 2**20  # bytes of a message at most, but for a parameter that has more
+MESSAGES = 8  # of about equal size, which travel while later gradients are computed;
+SMALLEST = 2**17  # towards the end each has half of what is left, down to so many bytes: what nothing hides is soon there
 ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
 
 
@@ -33,6 +34,21 @@ class Bucket:
         ]
 
 
+class Messages:
+    """Memory for what travels, and how it does: through torch.distributed's group of all ranks."""
+
+    def empty(self, number: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A message to be filled; `number` counts the messages of a step."""
+        return torch.empty(numbers, dtype=dtype, device=device)
+
+    def average(self, number: int, message: Tensor) -> Callable[[], None]:
+        """Begins to put the mean over all ranks in the message's place; returns what waits for it."""
+        return average(message).wait
+
+    def finish(self) -> None:
+        """After the waiting: the last chance to do something about this step."""
+
+
 class GradientAverage:
     """The mean over all ranks in the place of each rank's own gradients, as DistributedDataParallel makes it.
 
@@ -48,11 +64,10 @@ class GradientAverage:
 
     def __init__(self, parameters: Sequence[nn.Parameter], waiting: Waiting, dtype: torch.dtype | None = None) -> None:
         self.waiting, self.dtype = waiting, dtype
-        total = sum(parameter.numel() * parameter.itemsize for parameter in parameters)
-        enough = min(LARGEST, max(SMALLEST, total // MESSAGES))
-        self.buckets = [Bucket(own) for own in buckets(parameters, enough)]
+        self.buckets = [Bucket(own) for own in buckets(parameters)]
+        self.messages = Messages()
         self.next = 0  # the bucket that is to be sent next
-        self.sent: list[tuple[Bucket, Tensor, Any]] = []
+        self.sent: list[tuple[Bucket, Tensor, Callable[[], None]]] = []
         self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
@@ -73,10 +88,10 @@ class GradientAverage:
             self._send(self.buckets[self.next])
 
     def _send(self, bucket: Bucket) -> None:
-        self.next += 1
+        number, self.next = self.next, self.next + 1
         bucket.missing = len(bucket.parameters)
         first = bucket.parameters[0]
-        message = torch.empty(bucket.begins[-1], dtype=self.dtype or first.dtype, device=first.device)
+        message = self.messages.empty(number, bucket.begins[-1], self.dtype or first.dtype, first.device)
         pairs = [
             (part, parameter.grad)
             for part, parameter in zip(bucket.parts(message), bucket.parameters, strict=True)
@@ -85,7 +100,7 @@ class GradientAverage:
         if not pairs:
             return
         torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
-        self.sent.append((bucket, message, average(message)))
+        self.sent.append((bucket, message, self.messages.average(number, message)))
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -93,8 +108,9 @@ class GradientAverage:
         while self.next < len(self.buckets):
             self._send(self.buckets[self.next])
         with self.waiting():
-            for _, _, work in self.sent:
-                work.wait()
+            for _, _, wait in self.sent:
+                wait()
+            self.messages.finish()
         for bucket, message, _ in self.sent:
             message = message.to(bucket.parameters[0].dtype)
             for part, parameter in zip(bucket.parts(message), bucket.parameters, strict=True):
@@ -119,16 +135,19 @@ def average(message: Tensor) -> Any:
     return distributed.all_reduce(message, async_op=True)
 
 
-def buckets(parameters: Sequence[nn.Parameter], enough: int) -> list[list[nn.Parameter]]:
-    """Parameters from the last to the first, as gradients come. A message has one dtype, and `enough` bytes end it."""
+def buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters from the last to the first, as gradients come, in messages of one dtype each."""
+    left = sum(parameter.nbytes for parameter in parameters)
+    enough = min(LARGEST, left // MESSAGES)
     found: list[list[nn.Parameter]] = []
-    size = enough
+    size = limit = 0
     for parameter in reversed(parameters):
-        if size >= enough or parameter.dtype != found[-1][0].dtype:
+        if size >= limit or parameter.dtype != found[-1][0].dtype:
             found.append([])
-            size = 0
+            size, limit = 0, max(SMALLEST, min(enough, left // 2))
         found[-1].append(parameter)
-        size += parameter.numel() * parameter.itemsize
+        size += parameter.nbytes
+        left -= parameter.nbytes
     return found
 
 

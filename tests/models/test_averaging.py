@@ -108,11 +108,12 @@ def test_summed_up_passes_travel_once(ranks: Ranks) -> None:
     assert torch.equal(first, second)
 
 
-def test_messages_come_from_the_last_parameter_on_and_hold_one_dtype() -> None:
-    parameters = [nn.Parameter(torch.zeros(n)) for n in (100, 10, 10, 300)]
-    half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
-    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters], 80)]
-    assert sizes == [[300], [10, 10], [100], [8]]
+def test_messages_come_from_the_last_parameter_on_and_end_with_small_ones() -> None:
+    many = 2**18  # numbers of a mebibyte
+    parameters = [nn.Parameter(torch.empty(n, device="meta")) for n in (100, 40000, *[many] * 3, 7 * many)]
+    half = nn.Parameter(torch.empty(8, dtype=torch.float16, device="meta"))
+    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters])]
+    assert sizes == [[7 * many], [many, many], [many], [40000], [100], [8]]
 
 
 def test_what_gradients_travel_in() -> None:

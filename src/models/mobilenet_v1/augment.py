@@ -112,3 +112,24 @@ def squares(images: Float[Tensor, "batch height width 3"], side: int) -> Bool[Te
         return (distance >= -(side // 2)) & (distance < side - side // 2)
 
     return (near(height)[:, :, None] & near(width)[:, None, :])[..., None]
+
+
+def pasted(
+    images: Float[Tensor, "batch channels height width"], chance: Float[Tensor, ""]
+) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, " batch"]]:
+    """Images with a rectangle from the image as far from the other end of the batch, and the share that stays their own.
+
+    The rectangle lies around a random pixel and has the images' proportions; its area, before what lies outside is cut
+    off, is uniform from none to all (Yun et al. 2019, alpha 1). An image gets one by `chance`.
+    """
+    batch, _, height, width = images.shape
+    device = images.device
+    side = torch.rand(batch, 1, device=device).sqrt() * (torch.rand(batch, 1, device=device) < chance)
+
+    def within(size: int) -> Bool[Tensor, "batch size"]:
+        half = (side * size).long() // 2
+        distance = torch.arange(size, device=device) - torch.randint(size, (batch, 1), device=device)
+        return (distance >= -half) & (distance < half)
+
+    inside = within(height)[:, :, None] & within(width)[:, None, :]
+    return torch.where(inside[:, None], images.flip(0), images), 1 - inside.float().mean((1, 2))

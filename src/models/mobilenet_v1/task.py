@@ -13,7 +13,7 @@ from src.errors import UserError
 from src.images import ImageBatch
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
-from src.models.mobilenet_v1.augment import Augment
+from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
 from src.models.mobilenet_v1.network import MobileNetV1
 from src.models.mobilenet_v1.predict import predict_images
@@ -30,7 +30,8 @@ class MobileNetV1Task(Task):
         image_size: height and width of the images.
         label_smoothing: share of the target that is spread over all classes.
         mixup: alpha of the Beta distribution that a batch is mixed with its mirror image by; 0 mixes nothing.
-        mixup_off_epochs: at the end of the training, without mixing.
+        cutmix: share of the images that get a random rectangle of another one (Yun et al. 2019, one for each image).
+        mixup_off_epochs: at the end of the training, without mixing of either kind.
         decay_all: weight decay on biases and BatchNorm too.
         class_names: where a checkpoint keeps them; training takes them from the datamodule.
         target: top-1 that counts as reached.
@@ -51,6 +52,7 @@ class MobileNetV1Task(Task):
         image_size: int = 224,
         label_smoothing: float = 0.0,
         mixup: float = 0.0,
+        cutmix: float = 0.0,
         mixup_off_epochs: int = 0,
         decay_all: bool = True,
         class_names: Sequence[str] | None = None,
@@ -60,7 +62,10 @@ class MobileNetV1Task(Task):
         self.network: MobileNetV1
         self.augment = augment or Augment()
         self.image_size = image_size
-        self.label_smoothing, self.mixup, self.mixup_off_epochs = label_smoothing, mixup, mixup_off_epochs
+        if mixup and cutmix:
+            raise UserError("model.task: mixup and cutmix exclude each other; make one of them 0")
+        self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix
+        self.mixup_off_epochs = mixup_off_epochs
         self.decay_all = decay_all
         self.class_names = None if class_names is None else list(class_names)
         self.final_metric = FinalMetric("top1", "max", target)
@@ -101,12 +106,16 @@ class MobileNetV1Task(Task):
 
     def loss(self, batch: ImageBatch) -> dict[str, Tensor]:
         images, labels = self._input(batch), batch.labels
-        if not self.mixup:
-            return {"loss": self._entropy(self.network(images), labels)}
-        share = self._share_of_own(images)
-        logits = self.network(torch.lerp(images.flip(0), images, share))
+        if not (self.mixup or self.cutmix):
+            return {"loss": self._entropy(self.network(images), labels).mean()}
+        if self.mixup:
+            share = self._share_of_own(images)
+            logits = self.network(torch.lerp(images.flip(0), images, share))
+        else:
+            images, share = pasted(images, self.cutmix * self.mixing)
+            logits = self.network(images)
         own, other = self._entropy(logits, labels), self._entropy(logits, labels.flip(0))
-        return {"loss": torch.lerp(other, own, share.to(own.dtype))}
+        return {"loss": torch.lerp(other, own, share.to(own.dtype)).mean()}
 
     def logits(self, batch: ImageBatch) -> Float[Tensor, "batch classes"]:
         return self.network(self._input(batch))
@@ -120,8 +129,10 @@ class MobileNetV1Task(Task):
         drawn = torch.distributions.Beta(alpha, alpha, validate_args=False).sample()  # validating waits for the device
         return (1 - self.mixing * (1 - drawn)).to(images.dtype)
 
-    def _entropy(self, logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Float[Tensor, ""]:
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing).float()
+    def _entropy(
+        self, logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none").float()
 
     def count(self, batch: ImageBatch) -> int:
         return len(batch.labels)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.models.mobilenet_v1.augment import GREY, LIGHTING, Augment, moved, squares
+from src.models.mobilenet_v1.augment import GREY, LIGHTING, Augment, moved, pasted, squares
 
 PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}  # bytes stay what they are
 
@@ -112,6 +112,21 @@ def test_a_square_is_blotted_out() -> None:
     result = Augment(cutout=4).train()(noise(20, 12, 16))
     blank = (result == 0).all(1)
     assert blank.any(-1).any(-1).all() and (blank.sum((1, 2)) <= 16).all()
+
+
+def test_rectangles_of_other_images_and_the_share_that_stays() -> None:
+    torch.manual_seed(0)
+    pictures = torch.arange(1.0, 2001)[:, None, None, None].expand(-1, 3, 10, 20)
+    result, share = pasted(pictures, torch.tensor(0.5))
+    inside = (result == pictures.flip(0)).all(1)
+    assert (inside | (result == pictures).all(1)).all()
+    torch.testing.assert_close(share, 1 - inside.float().mean((1, 2)))
+    for mask in inside[:100]:
+        assert torch.equal(mask, torch.outer(mask.any(1), mask.any(0)))
+    assert inside.any(0).all() and share.min() < 0.3
+    # The side is the root of a uniform number, so for 1 image in 25 it is less than 2 of 10 pixels, and nothing is cut.
+    assert (share == 1).float().mean().item() == pytest.approx(0.5 + 0.5 * 0.2**2, abs=0.04)
+    assert torch.equal(pasted(pictures, torch.tensor(0.0))[0], pictures)
 
 
 @pytest.mark.parametrize("options", [{"pad": 2}, {"flip": True}, {"jitter": 0.4}, {"lighting": 0.1}, {"cutout": 4}])

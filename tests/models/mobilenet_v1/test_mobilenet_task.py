@@ -19,6 +19,7 @@ from src.cli import CONF
 from src.errors import UserError
 from src.images import ImageBatch
 from src.measure.clock import Clock
+from src.models.mobilenet_v1.augment import pasted
 from src.models.mobilenet_v1.cost import layers
 from src.models.mobilenet_v1.network import ConvNormReLU
 from src.models.mobilenet_v1.task import MobileNetV1Task, judged
@@ -86,6 +87,21 @@ def test_a_mixed_batch_is_judged_by_both_labels(tmp_path: Path) -> None:
         chances = task.network(share * images + (1 - share) * images.flip(0)).log_softmax(1)
     labels = F.one_hot(batch.labels, 6)
     torch.testing.assert_close(loss, -((share * labels + (1 - share) * labels.flip(0)) * chances).sum(1).mean())
+
+
+def test_each_image_with_a_pasted_rectangle_is_judged_by_its_shares(tmp_path: Path) -> None:
+    task = task_of(job_of(tmp_path, *PLAIN, "model.task.cutmix=0.8"))
+    batch = task.example_batch(8)
+    torch.manual_seed(3)
+    images, share = pasted(task.augment(batch.pixels), torch.tensor(0.8))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        loss, chances = task.loss(batch)["loss"], task.network(images).log_softmax(1)
+    labels, share = F.one_hot(batch.labels, 6), share[:, None]
+    assert ((share > 0) & (share < 1)).any()
+    torch.testing.assert_close(loss, -((share * labels + (1 - share) * labels.flip(0)) * chances).sum(1).mean())
+    with pytest.raises(UserError, match="mixup and cutmix exclude each other"):
+        job_of(tmp_path, "model.task.cutmix=0.8", "model.task.mixup=0.2")
 
 
 def test_the_share_follows_the_beta_distribution(tmp_path: Path) -> None:
