@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from src.errors import UserError
 from src.measure.waiting import Waiting
+from src.models.direct_messages import DirectMessages
+from src.models.messages import Messages
 
-LARGEST = 25 * 2**20  # bytes of a message at most, but for a parameter that has more
-MESSAGES = 8  # of about equal size, which travel while later gradients are computed;
-SMALLEST = 2**17  # towards the end each has half of what is left, down to so many bytes: what nothing hides is soon there
+ENOUGH = 25 * 2**20  # bytes that end a message. Each is in the way of the products that go on meanwhile: few are best
 ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
 
 
@@ -34,21 +33,6 @@ class Bucket:
         ]
 
 
-class Messages:
-    """Memory for what travels, and how it does: through torch.distributed's group of all ranks."""
-
-    def empty(self, number: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A message to be filled; `number` counts the messages of a step."""
-        return torch.empty(numbers, dtype=dtype, device=device)
-
-    def average(self, number: int, message: Tensor) -> Callable[[], None]:
-        """Begins to put the mean over all ranks in the message's place; returns what waits for it."""
-        return average(message).wait
-
-    def finish(self) -> None:
-        """After the waiting: the last chance to do something about this step."""
-
-
 class GradientAverage:
     """The mean over all ranks in the place of each rank's own gradients, as DistributedDataParallel makes it.
 
@@ -60,12 +44,19 @@ class GradientAverage:
         parameters: in the order of the forward pass, alike on all ranks. They have no gradients before a backward pass.
         waiting: is told how long `finish` waits.
         dtype: that gradients travel in; their own if not given. Half the bytes, with the rounding that this brings.
+        enough: bytes that end a message.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], waiting: Waiting, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        waiting: Waiting,
+        dtype: torch.dtype | None = None,
+        enough: int = ENOUGH,
+    ) -> None:
         self.waiting, self.dtype = waiting, dtype
-        self.buckets = [Bucket(own) for own in buckets(parameters)]
-        self.messages = Messages()
+        self.buckets = [Bucket(own) for own in buckets(parameters, enough)]
+        self.messages = self._messages()
         self.next = 0  # the bucket that is to be sent next
         self.sent: list[tuple[Bucket, Tensor, Callable[[], None]]] = []
         self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
@@ -74,6 +65,13 @@ class GradientAverage:
             for bucket in self.buckets
             for parameter in bucket.parameters
         ]
+
+    def _messages(self) -> Messages:
+        dtypes = {self.dtype or bucket.parameters[0].dtype for bucket in self.buckets}
+        if len(dtypes) > 1:
+            return Messages()
+        numbers, device = [bucket.begins[-1] for bucket in self.buckets], self.buckets[0].parameters[0].device
+        return DirectMessages.of(numbers, dtypes.pop(), device) or Messages()
 
     def close(self) -> None:
         """Leaves the gradients alone from now on."""
@@ -127,27 +125,16 @@ def travelling_dtype(name: str | None) -> torch.dtype | None:
     return names[name]
 
 
-def average(message: Tensor) -> Any:
-    """Begins to average over all ranks, in place; returns what to wait for."""
-    if distributed.get_backend() == "nccl":
-        return distributed.all_reduce(message, distributed.ReduceOp.AVG, async_op=True)
-    message.div_(distributed.get_world_size())  # gloo knows sums only
-    return distributed.all_reduce(message, async_op=True)
-
-
-def buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters from the last to the first, as gradients come, in messages of one dtype each."""
-    left = sum(parameter.nbytes for parameter in parameters)
-    enough = min(LARGEST, left // MESSAGES)
+def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:
+    """Parameters from the last to the first, as gradients come. A message has one dtype, and `enough` bytes end it."""
     found: list[list[nn.Parameter]] = []
-    size = limit = 0
+    size = enough
     for parameter in reversed(parameters):
-        if size >= limit or parameter.dtype != found[-1][0].dtype:
+        if size >= enough or parameter.dtype != found[-1][0].dtype:
             found.append([])
-            size, limit = 0, max(SMALLEST, min(enough, left // 2))
+            size = 0
         found[-1].append(parameter)
         size += parameter.nbytes
-        left -= parameter.nbytes
     return found
 
 

@@ -40,7 +40,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
     """This rank's gradients after two passes each, and how many messages of a pass were sent before it was over."""
     rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
-    average = GradientAverage(list(model.parameters()), waiting, dtype)
+    average = GradientAverage(list(model.parameters()), waiting, dtype, enough=100)
     found: dict[str, Any] = {"messages": len(average.buckets), "early": [], "gradients": []}
     for step in range(2):
         model.zero_grad(set_to_none=True)
@@ -76,6 +76,7 @@ def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, r
             torch.testing.assert_close(mine, mean, rtol=tolerance, atol=tolerance * mean.abs().max().item())
     assert first["strides"]
     assert first["waited"] > 0
+    assert first["messages"] == 3 and first["early"] == [2, 2]  # all but that of the parameter without a gradient
 
 
 def test_once_closed_gradients_are_a_ranks_own(ranks: Ranks) -> None:
@@ -108,12 +109,11 @@ def test_summed_up_passes_travel_once(ranks: Ranks) -> None:
     assert torch.equal(first, second)
 
 
-def test_messages_come_from_the_last_parameter_on_and_end_with_small_ones() -> None:
-    many = 2**18  # numbers of a mebibyte
-    parameters = [nn.Parameter(torch.empty(n, device="meta")) for n in (100, 40000, *[many] * 3, 7 * many)]
-    half = nn.Parameter(torch.empty(8, dtype=torch.float16, device="meta"))
-    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters])]
-    assert sizes == [[7 * many], [many, many], [many], [40000], [100], [8]]
+def test_messages_come_from_the_last_parameter_on_and_hold_one_dtype() -> None:
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (100, 10, 10, 300)]
+    half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
+    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters], 80)]
+    assert sizes == [[300], [10, 10], [100], [8]]
 
 
 def test_what_gradients_travel_in() -> None:

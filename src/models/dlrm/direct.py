@@ -4,23 +4,22 @@ The kernel that looks a row up stores it in the memory of the GPU that has the s
 kernel stores a gradient in that of the GPU that holds the table. Nothing is packed, sent and put in order.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from src.models.dlrm.embeddings import Targets
 from src.models.dlrm.exchange import Route
 from src.models.dlrm.kernels import dispatch
+from src.models.shared_memory import on_every_rank, shared_memory
 
 if TYPE_CHECKING:
     from src.models.dlrm.exchanged import Asked, ExchangedTables
 
-log = logging.getLogger(__name__)
 UNIT = 16  # numbers: what the kernels may take for granted of where a row begins
 
 
@@ -43,25 +42,21 @@ class Inbox:
 
 
 class DirectRoute(Route):
-    """`Route` over memory that the GPUs of one machine share (torch.distributed._symmetric_memory)."""
+    """`Route` over memory that the GPUs of one machine share."""
 
     @classmethod
     def of(cls, tables: "ExchangedTables") -> "DirectRoute | None":
         """The route, where every rank can have it."""
         if tables.device.type != "cuda" or tables.world == 1:
             return None
-        route, reason = None, cls.missing(tables)
-        if reason is None:
-            try:
-                route = cls(tables)
-                route.workspace(UNIT, torch.float16)
-            except RuntimeError as error:
-                route, reason = None, str(error).splitlines()[0]
-        able = torch.tensor(int(route is not None), device=tables.device)
-        distributed.all_reduce(able, distributed.ReduceOp.MIN)
-        if not able:
-            log.warning("vectors travel in messages, not straight into the other GPUs' memory: %s", reason)
-        return route if able else None
+
+        def made() -> DirectRoute:
+            route = cls(tables)
+            route.workspace(UNIT, torch.float16)
+            return route
+
+        instead = "vectors travel in messages, not straight into the other GPUs' memory"
+        return on_every_rank(made, tables.device, instead, cls.missing(tables))
 
     @staticmethod
     def missing(tables: "ExchangedTables") -> str | None:
@@ -89,7 +84,7 @@ class DirectRoute(Route):
         shape = batch, len(self.tables.plan), self.dim
         back = max(map(len, self.held_by)), self.world * batch, self.dim
         first, second = (torch.Size(size).numel() for size in (shape, back))
-        handle = self._memory(first + second, dtype)
+        handle = shared_memory(first + second, dtype, self.device)
         return Workspace(
             vectors=[handle.get_buffer(rank, shape, dtype) for rank in range(self.world)],
             gradients=[handle.get_buffer(rank, back, dtype, first) for rank in range(self.world)],
@@ -97,19 +92,12 @@ class DirectRoute(Route):
             barrier=handle.barrier,
         )
 
-    def _memory(self, numbers: int, dtype: torch.dtype) -> Any:
-        """A handle on so many numbers of each rank."""
-        from torch.distributed import _symmetric_memory as symmetric
-
-        assert distributed.group.WORLD is not None
-        return symmetric.rendezvous(symmetric.empty(numbers, dtype=dtype, device=self.device), distributed.group.WORLD)
-
     def ids(self, ids: Tensor, batch: int) -> Tensor:
         hotness = [[self.tables.plan[number].table.hotness for number in held] for held in self.held_by]
         each = self.world * batch  # samples
         if batch not in self.inboxes:
             most = each * max(map(sum, hotness))
-            handle = self._memory(most, torch.int32)
+            handle = shared_memory(most, torch.int32, self.device)
             self.inboxes[batch] = Inbox(
                 [handle.get_buffer(rank, (most,), torch.int32) for rank in range(self.world)], handle.barrier
             )

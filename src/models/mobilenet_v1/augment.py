@@ -117,7 +117,7 @@ def squares(images: Float[Tensor, "batch height width 3"], side: int) -> Bool[Te
 def pasted(
     images: Float[Tensor, "batch channels height width"], chance: Float[Tensor, ""]
 ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, " batch"]]:
-    """Images with a rectangle from the image as far from the other end of the batch, and the share that stays their own.
+    """Images with a rectangle of the image as far from the batch's other end, and the share that stays their own.
 
     The rectangle lies around a random pixel and has the images' proportions; its area, before what lies outside is cut
     off, is uniform from none to all (Yun et al. 2019, alpha 1). An image gets one by `chance`.

@@ -1,0 +1,54 @@
+"""Messages through memory that ranks share, with threads as ranks: they share a process's memory."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.models.direct_messages import DirectMessages, needed
+
+LONG = 200_000  # a message that somebody is still fetching when another one does not wait
+STEPS = 8
+
+
+def contents(rank: int, step: int, numbers: Sequence[int]) -> list[Tensor]:
+    random = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randn(each, generator=random) for each in numbers]
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(2, (LONG,)), (3, (LONG, 5, 100, 64))])
+def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...]) -> None:
+    memory = [torch.zeros(needed(numbers, ranks)) for _ in range(ranks)]
+    meeting = Barrier(ranks, timeout=20)
+    given = [[contents(rank, step, numbers) for step in range(STEPS)] for rank in range(ranks)]
+
+    met: list[int] = []
+
+    def meet() -> None:
+        met.append(meeting.wait())
+
+    def run(rank: int) -> list[list[Tensor]]:
+        messages, found = DirectMessages(memory, rank, meet, numbers), []
+        for step in range(STEPS):
+            sent = []
+            for number, content in enumerate(given[rank][step]):
+                message = messages.empty(number, len(content), torch.float32, content.device)
+                message.copy_(content)
+                sent.append((message, messages.average(number, message)))
+            for _, wait in sent:
+                wait()
+            messages.finish()
+            found.append([message.clone() for message, _ in sent])
+        return found
+
+    with ThreadPoolExecutor(ranks) as threads:
+        first, *rest = threads.map(run, range(ranks))
+    assert len(met) == STEPS * ranks * (2 * len(numbers) + 1)  # the last: nobody fetches what the next step overwrites
+    for step in range(STEPS):
+        for number, result in enumerate(first[step]):
+            mean = torch.stack([given[rank][step][number].double() for rank in range(ranks)]).mean(0)
+            torch.testing.assert_close(result.double(), mean, rtol=1e-6, atol=1e-6)
+            assert all(torch.equal(result, other[step][number]) for other in rest)
