@@ -1,11 +1,21 @@
-"""Writing a file so that it is there whole or not at all."""
+"""Writing a file so that it is there whole or not at all, and locks, so that one process makes what several want.
 
+The locks are the kernel's (flock): whatever is killed, and however, a lock is let go with the last process that holds
+its open file. A file that is left over locks nothing.
+"""
+
+import errno
+import fcntl
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from src.errors import UserError
+
+# What a file system without locks answers, and one over the network about a file that was removed.
+NOT_LOCKED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESTALE)
 
 
 @contextmanager
@@ -42,3 +52,90 @@ def claimed(folder: Path) -> Path:
         except FileExistsError:
             number += 1
             path = folder.with_name(f"{folder.name}_{number}")
+
+
+def try_lock(path: Path) -> int | None:
+    """The open file that holds the lock; None where a living process has it. The file stays."""
+    file = _opened(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+@contextmanager
+def locked(path: Path, notice: str | None = None) -> Iterator[int]:
+    """Waits until no other process is inside, and prints `notice` to stderr if it has to. Yields the lock's open file.
+
+    The file is removed at the end. On a file system without locks nobody waits.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _opened(path)
+        try:
+            if _must_wait(file):
+                if notice is not None:
+                    print(notice, file=sys.stderr, flush=True)
+                notice = None
+                _must_wait(file, fcntl.LOCK_EX)
+            if not _is_at(path, file):
+                continue  # the one before has removed it, and the next may have locked another
+            try:
+                yield file
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+        finally:
+            os.close(file)
+
+
+@contextmanager
+def sole_maker(*paths: Path) -> Iterator[list[int]]:
+    """Waits until no other process makes these files or folders; who is inside looks again whether they are there.
+
+    Where all are there already nobody waits and no file of a lock is made: the folder they are in may be read-only.
+    Yields the lock's open file if there is one, for processes that must keep the lock when this one is killed. Raises
+    UserError where that file cannot be made.
+    """
+    if all(map(is_made, paths)):
+        yield []
+        return
+    path = paths[0].absolute()
+    with ExitStack() as stack:
+        lock = locked(path.with_name(f".{path.name}.lock"), f"another process prepares {path}: this one waits for it")
+        try:
+            held = stack.enter_context(lock)
+        except OSError as error:
+            raise UserError(f"cannot write {paths[0]} ({error.strerror}): give another folder, or make room") from error
+        yield [held]
+
+
+def is_made(path: Path) -> bool:
+    """Whether there is such a file, or such a folder with something in it."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def _opened(lock: Path) -> int:
+    return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask: who may write the folder may lock
+
+
+def _must_wait(lock: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
+    """Locks the open file, unless another process has it and `how` does not wait for that one."""
+    try:
+        fcntl.flock(lock, how)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in NOT_LOCKED:
+            raise
+    return False
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except OSError:
+        return False

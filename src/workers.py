@@ -11,7 +11,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
@@ -28,15 +28,18 @@ def cpu_count() -> int:
 
 
 class WorkerPool:
-    """`workers` processes (all cores by default); a context manager whose exit ends them at once, with what they do."""
+    """`workers` processes (all cores by default); a context manager whose exit ends them at once, with what they do.
 
-    def __init__(self, workers: int | None = None) -> None:
+    They keep the open files `keep`: a lock, so that it is not let go while one of them still does what it was given.
+    """
+
+    def __init__(self, workers: int | None = None, keep: Sequence[int] = ()) -> None:
         self.workers = workers or cpu_count()
         # Numerical libraries would start their own threads in every process.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", "from src.workers import serve; serve()"]
         self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pass_fds=keep)
             for _ in range(self.workers)
         ]
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()

@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 
+from src.files import try_lock
 from src.workers import ROOT, WorkerPool
 
 
@@ -38,6 +39,15 @@ def test_leaving_ends_the_processes_and_what_they_do():
 def test_a_worker_that_dies_is_reported():
     with WorkerPool(1) as pool, pytest.raises(RuntimeError, match="exit code 3"):
         pool.submit(os._exit, 3).result()
+
+
+def test_what_a_worker_keeps_stays_locked_until_it_ends(tmp_path):
+    lock = try_lock(tmp_path / "lock")
+    assert lock is not None
+    with WorkerPool(1, keep=[lock]):
+        os.close(lock)
+        assert try_lock(tmp_path / "lock") is None
+    assert try_lock(tmp_path / "lock") is not None
 
 
 def test_workers_end_when_their_parent_is_killed():

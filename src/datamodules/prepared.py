@@ -1,19 +1,20 @@
 """Folders of prepared arrays: there whole or not at all, and checked when they are opened."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Int
 
 from src.datamodules.download import sha256_of
 from src.errors import UserError
+from src.files import is_made, sole_maker
 
 META = "meta.json"
 
@@ -47,17 +48,18 @@ def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], d
     """The folder `prepared`, filled by `write` where it is not there yet.
 
     `write` gets an empty folder and returns what is worth noting of its contents. `origin` says what they are made
-    from. Raises UserError for a folder that is there and was made from something else.
+    from. Of several processes one calls it, the others wait. Raises UserError for a folder that is there and was made
+    from something else.
     """
-    if prepared.exists():
-        meta = _read_meta(prepared)
-        if {key: meta.get(key) for key in origin} != origin:
-            raise UserError(f"{prepared} was prepared from other files or settings: delete it to prepare it again")
-        return prepared
-    with made_whole(prepared) as part:
-        notes = write(part)
-        meta = {**origin, **notes, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
-        (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    with sole_maker(prepared):
+        if not prepared.exists():
+            with made_whole(prepared) as part:
+                notes = write(part)
+                meta = {**origin, **notes, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
+                (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    meta = _read_meta(prepared)
+    if {key: meta.get(key) for key in origin} != origin:
+        raise UserError(f"{prepared} was prepared from other files or settings: delete it to prepare it again")
     return prepared
 
 
@@ -87,12 +89,20 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 
 @contextmanager
 def made_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that gets its name at the end, and is removed on any failure."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    """A temporary folder that gets its name at the end, and is removed on any failure.
+
+    If another machine, which shares no locks with this one, has made `folder` meanwhile, then that one stays: the
+    caller looks at what it is.
+    """
+    part = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
     try:
         part.mkdir(parents=True)
         yield part
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:
+            if not is_made(folder):
+                raise
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror}): give another data_dir, or make room") from error
     finally:

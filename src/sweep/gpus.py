@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pynvml
 
-from src.sweep.job import try_lock
+from src.files import try_lock
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """A job of a sweep is a folder: `job.json` says what it runs and how it stands, `lock` is held while it is alive.
 
-The lock is the kernel's (flock): whatever is killed, and however, it is let go with the last process that holds it. So
-two launchers never run one job at once, and a launcher that goes on after a kill knows which jobs are still alive.
+So two launchers never run one job at once, and a launcher that goes on after a kill knows which jobs are still alive.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from src.errors import UserError
-from src.files import write_text
+from src.files import try_lock, write_text
 
 ENDED = ("done", "failed", "oom", "timeout")  # is not run again; delete the folder of a job to run it anew
 STATES = (*ENDED, "interrupted", "running", "waiting")
@@ -77,29 +75,6 @@ def folders_of(sweep: Path) -> dict[str, Path]:
     """The folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
     found = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
     return {read_job(folder).key: folder for folder in sorted(found, key=lambda folder: int(folder.name))}
-
-
-def try_lock(path: Path) -> int | None:
-    """The open file that holds the lock; None where a living process has it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Waits until no other process is inside."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
 
 
 def alive(folder: Path) -> bool:

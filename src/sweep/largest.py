@@ -18,12 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from src.errors import UserError
-from src.files import write_text
+from src.files import locked, write_text
 from src.launch.group import started_by
 from src.settings import check_settings
 from src.sweep.gpus import model_name, visible_gpus
 from src.sweep.identity import enrol, key_of
-from src.sweep.job import Job, locked
+from src.sweep.job import Job
 from src.sweep.launcher import gpus_of
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots

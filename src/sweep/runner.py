@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from src.cli import DEBUGGING
+from src.files import try_lock
 from src.sweep.gpus import hold, visible_gpus
-from src.sweep.job import Job, alive, read_job, try_lock, write_job
+from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 
 POLL_S = 0.1

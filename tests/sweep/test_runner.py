@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from src.errors import UserError
+from src.files import try_lock
 from src.report.record import Case, Record, RunError, write_record
 from src.sweep.gpus import hold
-from src.sweep.job import Job, alive, read_job, sole_launcher, try_lock, write_job
+from src.sweep.job import Job, alive, read_job, sole_launcher, write_job
 from src.sweep.outcome import Exit, outcome
 from src.sweep.runner import Runner, Slots, settled
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from src.datamodules.download import from_package
 from src.datamodules.prepared import made_whole
 from src.errors import UserError
+from src.files import sole_maker
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.network import Sizes
 from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors
@@ -57,8 +58,13 @@ def convert(source: str, target: Path) -> Sizes:
     `target` gets config.json, model.safetensors (float32) and vocab.txt. Raises UserError where it is there already, or
     where the other is no BERT that a DistilBERT can equal.
     """
-    if target.exists():
-        raise UserError(f"{target} is there already; give another folder, or delete it")
+    with sole_maker(target):
+        if target.exists():
+            raise UserError(f"{target} is there already; give another folder, or delete it")
+        return _convert(source, target)
+
+
+def _convert(source: str, target: Path) -> Sizes:
     path, config = read_config(source, "bert")
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("layer_norm_eps", EPS) != EPS:
         raise UserError(f"{path}: DistilBERT has absolute positions and layer_norm_eps {EPS}; give another BERT")
