@@ -1,7 +1,7 @@
 """`+fix_hp=auto`: the largest batch that fits, by short runs of it in processes of their own, on every rank.
 
-From the case's own batch it doubles until a run does not fit (or halves until one does), then bisects to within 1/16;
-what two runs that fit have used says where to look next.
+From the case's own batch it goes to four times as much until a run does not fit (or halves until one does), then
+bisects to within 1/16; what two runs that fit have used says where to look next.
 A run fits where it ends well and left `margin` of its fullest device's memory to nobody at the peak: what other
 processes and libraries hold counts. Trials keep the case's learning rate; the one that is trained with grows by
 `lr_rule`. Every trial leaves its record under RUN/fix_hp.
@@ -31,6 +31,7 @@ from src.sweep.status import Status
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
 SURE = 0.98  # of the batch that memory seems to suffice for
+GROWTH = 4  # times what fits is the next one to try, at most
 RESOLUTION = 16  # the search ends when the batch is known to within this part of it
 TRIAL = (
     "callbacks=bare", "logger=none", "pictures=false", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
@@ -142,9 +143,9 @@ def largest(
     good, size = 0, max(unit, usual // unit * unit)
     while fits(size):
         good, expected = size, foresee()
-        size = 2 * good
-        if expected is not None:  # a little less than that, at most four times what fits, and never nothing more
-            size = int(min(SURE * expected, 4 * good)) // unit * unit
+        size = GROWTH * good
+        if expected is not None:  # a little less than that, and never nothing more
+            size = int(min(SURE * expected, size)) // unit * unit
             size = max(size, good + max(unit, good // RESOLUTION // unit * unit))
     bad = size
     while good == 0 and bad > unit:  # not even the usual batch fits
