@@ -104,17 +104,18 @@ def network(
     images: Shape,
     dtype: torch.dtype,
     device: str = "cpu",
+    depth: int | None = None,
     **options: Any,
 ) -> Found:
-    """Of the features of a whole network, with random parameters."""
+    """Of the features of a whole network or its first `depth` layers, with random parameters."""
     own = MobileNetV1(num_classes=3, **options)
     stack(own.layers(), 1, device, True, 0.0)
     own.classifier.to(device)
     plain = deepcopy(own).double()
     colours = pixels(images, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        found = features(colours, own.layers())
-    return compared(found, plain_features(colours.double(), plain.layers()), own, plain)
+        found = features(colours, own.layers()[:depth])
+    return compared(found, plain_features(colours.double(), plain.layers()[:depth]), own, plain)
 
 
 def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:

@@ -216,6 +216,8 @@ class TaskContract(ABC):
         assert 0 < cost.bytes_forward < cost.bytes_training
 
     def test_it_compiles_where_it_claims_to(self, home: Path) -> None:
+        if type(self.task(home)).compile_network is Task.compile_network:  # which does nothing
+            return
         module = sys.modules[type(self).__module__]
         done = subprocess.run(
             [sys.executable, str(COMPILED), str(module.__file__), type(self).__name__, str(home)],
@@ -223,8 +225,7 @@ class TaskContract(ABC):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         graphs, deviation = map(float, done.stdout.splitlines()[-1].split())
-        claims = type(self.task(home)).compile_network is not Task.compile_network
-        assert (graphs > 0) == claims and deviation < 1e-8
+        assert graphs > 0 and deviation < 1e-8
 
 
 def doubled(batch: Any) -> Any:
