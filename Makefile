@@ -10,12 +10,13 @@ READY := .venv/.ready
 
 env: $(READY)
 
-# torch first, with pip: it picks the build that fits the machine. uv then installs the rest in seconds.
+# torch first, with pip: it picks the build that fits the machine. uv then installs the rest in seconds, compiled: where
+# PYTHONDONTWRITEBYTECODE is set every process would compile a thousand modules again, which takes it a second.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or later is needed; give it with make PYTHON=..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv torch==2.13.0
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[dev]'
 	@touch $@
 
 run: env
