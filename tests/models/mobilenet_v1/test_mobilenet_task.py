@@ -100,6 +100,11 @@ def test_each_image_with_a_pasted_rectangle_is_judged_by_its_shares(tmp_path: Pa
     labels, share = F.one_hot(batch.labels, 6), share[:, None]
     assert ((share > 0) & (share < 1)).any()
     torch.testing.assert_close(loss, -((share * labels + (1 - share) * labels.flip(0)) * chances).sum(1).mean())
+    with torch.no_grad():
+        plain = F.cross_entropy(task.network(task.augment(batch.pixels)), batch.labels)
+        assert task.loss(batch)["loss"] != plain
+        task.mixing.fill_(0)  # as in the last epochs
+        torch.testing.assert_close(task.loss(batch)["loss"], plain)
     with pytest.raises(UserError, match="mixup and cutmix exclude each other"):
         job_of(tmp_path, "model.task.cutmix=0.8", "model.task.mixup=0.2")
 
