@@ -17,6 +17,7 @@ from src.models.kernels import working_dtype
 from src.tokens import PaddedTokens
 
 INIT_STD = 0.02  # of weights; biases begin at 0
+POOLINGS = ("first", "mean")
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Encoder(nn.Module):
 
 
 class DistilBert(nn.Module):
-    """The logits of a sentence's classes, from the hidden state of its first token.
+    """The logits of a sentence's classes, from the hidden state of its first token or the mean of all its tokens'.
 
     Names and shapes of the state_dict are those of Hugging Face's DistilBertForSequenceClassification, 66,955,010
     numbers with the defaults. All weights are drawn from N(0, INIT_STD^2), the padding's word vector is 0.
@@ -149,6 +150,9 @@ class DistilBert(nn.Module):
     Args:
         sizes: of the network.
         dropout, attention_dropout, head_dropout: see Dropout.
+        pooling: `first` (DistilBERT's), or `mean` for an encoder that was trained so, as sentence-transformers' are.
+
+    Raises UserError for another pooling.
     """
 
     def __init__(
@@ -157,8 +161,12 @@ class DistilBert(nn.Module):
         dropout: float = 0.1,
         attention_dropout: float = 0.1,
         head_dropout: float = 0.2,
+        pooling: str = "first",
     ) -> None:
         super().__init__()
+        if pooling not in POOLINGS:
+            raise UserError(f"model.task.network.pooling must be one of {', '.join(POOLINGS)}; got {pooling!r}")
+        self.pooling = pooling
         self.sizes = sizes = sizes or Sizes()
         self.dropout = Dropout(dropout, attention_dropout, head_dropout)
         self.distilbert = Encoder(sizes, self.dropout)
@@ -168,10 +176,22 @@ class DistilBert(nn.Module):
 
     def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
         """The logits, in float32 (float64 if the weights are)."""
-        first = self.distilbert(batch, Layout.of(batch), first_alone=True)
-        x = F.dropout(F.relu(self.pre_classifier(first)), self.dropout.head, self.training)
+        layout = Layout.of(batch)
+        if self.pooling == "first":
+            pooled = self.distilbert(batch, layout, first_alone=True)
+        else:
+            pooled = mean_of_sentences(self.distilbert(batch, layout), layout)
+        x = F.dropout(F.relu(self.pre_classifier(pooled)), self.dropout.head, self.training)
         logits = self.classifier(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def mean_of_sentences(x: Float[Tensor, "tokens dim"], layout: Layout) -> Float[Tensor, "sentences dim"]:
+    """The mean over each sentence's tokens, summed in float32 at least; what padding holds does not matter."""
+    is_token = layout.is_token[: layout.sentences.count, :, None]
+    places = layout.to_sentences(x)[: layout.sentences.count]
+    total = places.masked_fill(~is_token, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (total / is_token.sum(1)).to(x.dtype)
 
 
 def initialise(module: nn.Module) -> None:

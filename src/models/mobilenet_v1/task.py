@@ -33,6 +33,8 @@ class MobileNetV1Task(Task):
         cutmix: share of the images that get a random rectangle of another one (Yun et al. 2019, one for each image).
         mixup_off_epochs: at the end of the training, without mixing of either kind.
         decay_all: weight decay on biases and BatchNorm too.
+        decay_depthwise: weight decay on depthwise convolutions; the paper (Howard et al. 2017, 3.2) trains them with
+            little or none, as they have so few weights.
         class_names: where a checkpoint keeps them; training takes them from the datamodule.
         target: top-1 that counts as reached.
     """
@@ -55,6 +57,7 @@ class MobileNetV1Task(Task):
         cutmix: float = 0.0,
         mixup_off_epochs: int = 0,
         decay_all: bool = True,
+        decay_depthwise: bool = True,
         class_names: Sequence[str] | None = None,
         target: float | None = None,
     ) -> None:
@@ -66,7 +69,7 @@ class MobileNetV1Task(Task):
             raise UserError("model.task: mixup and cutmix exclude each other; make one of them 0")
         self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix
         self.mixup_off_epochs = mixup_off_epochs
-        self.decay_all = decay_all
+        self.decay_all, self.decay_depthwise = decay_all, decay_depthwise
         self.class_names = None if class_names is None else list(class_names)
         self.final_metric = FinalMetric("top1", "max", target)
         self.register_buffer("mixing", torch.ones(()), persistent=False)
@@ -97,6 +100,8 @@ class MobileNetV1Task(Task):
         self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
+        if parameter.ndim == 4 and parameter.shape[1] == 1:
+            return self.decay_depthwise
         return self.decay_all or parameter.ndim > 1
 
     def on_train_epoch_start(self) -> None:

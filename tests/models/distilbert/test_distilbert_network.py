@@ -73,6 +73,27 @@ def test_packed_is_padded(dtype: torch.dtype, padding: int, longest: int) -> Non
     torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_mean_is_of_a_sentences_own_tokens(is_packed: bool) -> None:
+    """Against the head on the mean of Hugging Face's hidden states, gradients included; padding may hold anything."""
+    batch: Any = random_sentences(LENGTHS, 20)
+    theirs: Any = distilbert().double().eval()
+    hidden = theirs.distilbert(batch.ids.long(), attention_mask=mask_of(batch)).last_hidden_state
+    pooled = torch.stack([states[:length].mean(0) for states, length in zip(hidden, LENGTHS, strict=True)])
+    expected = theirs.classifier(F.relu(theirs.pre_classifier(pooled)))
+    F.cross_entropy(expected, batch.labels).backward()
+    network = DistilBert(SIZES, pooling="mean").double().eval()
+    network.load_state_dict(theirs.state_dict())
+    logits, grads = outcome(network, packed(batch, 9, 25) if is_packed else batch)
+    torch.testing.assert_close(logits, expected, **TOLERANCE[torch.float64])
+    torch.testing.assert_close(grads, gradients(theirs), **TOLERANCE[torch.float64])
+
+
+def test_an_unknown_pooling_is_refused() -> None:
+    with pytest.raises(UserError, match="pooling must be one of first, mean; got 'max'"):
+        DistilBert(SIZES, pooling="max")
+
+
 def test_sentences_do_not_see_each_other() -> None:
     network = ours()
     batch = packed(random_sentences(LENGTHS, 20), 3, LONGEST)

@@ -161,6 +161,16 @@ def test_biases_and_norms_can_be_left_out_of_the_decay(tmp_path: Path) -> None:
     assert everything["weight_decay"] == 1e-4 and len(everything["params"]) == len(kinds)
 
 
+def test_depthwise_convolutions_can_be_left_out_of_the_decay(tmp_path: Path) -> None:
+    task = task_of(job_of(tmp_path, "model.task.decay_depthwise=false"))
+    decayed, others = task.configure_optimizers().param_groups
+    names = {id(p): name for name, p in task.named_parameters()}
+    left = {names[id(p)].removeprefix("network.") for p in others["params"]}
+    kinds = {name.rsplit(".", 3)[-3:-1] == ["depthwise", "conv"] for name in left}
+    assert (len(left), kinds, others["weight_decay"]) == (13, {True}, 0.0)
+    assert len(decayed["params"]) == len(names) - 13
+
+
 def test_the_rate_falls_at_the_configured_epochs(tmp_path: Path) -> None:
     job = job_of(tmp_path, "+model.task.schedule.at=[1,3]", "fit.max_epochs=4", "fit.final_evaluation=false")
     fit(job)
