@@ -1,12 +1,15 @@
 """What every Hydra door shares: register the schema, run, and turn a user's mistake into one line and exit code 2."""
 
+import atexit
 import errno
+import faulthandler
 import gc
 import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +23,8 @@ from src.lean import LeanImport
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
+
+LEAVING_S = 10.0  # of a rank that failed: torchrun's agent kills the others 30 s after it
 
 _failures: list[Exception] = []
 
@@ -43,23 +48,40 @@ def door(main: Callable[[], None]) -> None:
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
     try:
-        main()
-        leave_group()
-    except MISTAKES as error:
-        if is_ours(error):
-            raise
-        sys.exit(fail(explain(error)))
-    if _failures:
-        sys.exit(2)
-
-
-def leave_group() -> None:
-    """Ends this process's part in the group of ranks, if it is in one: NCCL may hang if the interpreter's end does."""
-    if "torch" in sys.modules:
+        try:
+            main()
+        except MISTAKES as error:
+            if is_ours(error):
+                raise
+            sys.exit(fail(explain(error)))
+        if _failures:
+            sys.exit(2)
+    except BaseException as error:
+        if is_in_group():
+            end_now(error)
+        raise
+    if is_in_group():
         gc.collect()  # captured graphs hold on to the group
-        distributed = sys.modules["torch"].distributed
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+        sys.modules["torch"].distributed.destroy_process_group()  # NCCL may hang if the interpreter's end does it
+
+
+def is_in_group() -> bool:
+    """Whether this process has joined others as a rank."""
+    distributed = sys.modules["torch"].distributed if "torch" in sys.modules else None
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def end_now(error: BaseException) -> NoReturn:
+    """Ends a rank that cannot go on, as the interpreter would, but for tidying up: NCCL and memory that GPUs share wait
+    there for ranks that wait for this one. What is to be done at exit gets LEAVING_S."""
+    faulthandler.dump_traceback_later(LEAVING_S, exit=True)
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def is_ours(error: Exception) -> bool:

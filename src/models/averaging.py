@@ -1,6 +1,7 @@
 """Gradients averaged over all ranks while the backward pass still goes on, in a CUDA graph too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -57,6 +58,8 @@ class GradientAverage:
         self.waiting, self.dtype = waiting, dtype
         self.buckets = [Bucket(own) for own in buckets(parameters, enough)]
         self.messages = self._messages()
+        device = parameters[0].device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next = 0  # the bucket that is to be sent next
         self.sent: list[tuple[Bucket, Tensor, Callable[[], None]]] = []
         self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
@@ -88,17 +91,25 @@ class GradientAverage:
     def _send(self, bucket: Bucket) -> None:
         number, self.next = self.next, self.next + 1
         bucket.missing = len(bucket.parameters)
-        first = bucket.parameters[0]
-        message = self.messages.empty(number, bucket.begins[-1], self.dtype or first.dtype, first.device)
-        pairs = [
-            (part, parameter.grad)
-            for part, parameter in zip(bucket.parts(message), bucket.parameters, strict=True)
-            if parameter.grad is not None
-        ]
-        if not pairs:
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        if all(gradient is None for gradient in gradients):
             return
-        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
-        self.sent.append((bucket, message, self.messages.average(number, message)))
+        first = bucket.parameters[0]
+        with self._beside():
+            message = self.messages.empty(number, bucket.begins[-1], self.dtype or first.dtype, first.device)
+            pairs = [pair for pair in zip(bucket.parts(message), gradients, strict=True) if pair[1] is not None]
+            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+            self.sent.append((bucket, message, self.messages.average(number, message)))
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a stream of its own, so that copies of gradients fill gaps of the backward pass that goes on."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -18,8 +18,8 @@ ALIGNED = 32  # numbers: what a rank's share of a message is a multiple of
 class DirectMessages(Messages):
     """`Messages` for ranks that reach each other's memory.
 
-    Each rank fetches its share of a message from all others, adds it up, and fetches the others' sums of theirs: one
-    rank alone adds a share up, so all ranks have the same bits, and so has another run.
+    Each rank fetches its share of a message from all others, averages it, and fetches the others' means of theirs: one
+    rank alone averages a share, so all ranks have the same bits, and so has another run.
 
     Args:
         memory: of each rank, 0 at first, of at least `needed(numbers, ranks)` numbers.
@@ -78,9 +78,8 @@ class DirectMessages(Messages):
         for place, other in enumerate(others):
             self.fetched[place, :share].copy_(part(other, self.rank))
         for place in range(len(others)):
-            mine.add_(self.fetched[place, :share])
-        mine.div_(ranks)
-        self.barrier()  # everybody's share is added up
+            mine.lerp_(self.fetched[place, :share], 1 / (place + 2))  # the mean so far: no pass more for a division
+        self.barrier()  # everybody's share is averaged
         for other in others:
             part(self.rank, other).copy_(part(other, other))
 
@@ -89,7 +88,7 @@ class DirectMessages(Messages):
 
 
 def share_of(numbers: int, ranks: int) -> int:
-    """Numbers of a message that one rank adds up."""
+    """Numbers of a message that one rank averages."""
     return -(-numbers // (ranks * ALIGNED)) * ALIGNED
 
 

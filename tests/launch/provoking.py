@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 
 import pytorch_lightning as pl
 
@@ -18,6 +20,7 @@ class At(pl.Callback):
     def _arrived(self, trainer: pl.Trainer, *_: object) -> None:
         if trainer.global_rank == self.rank and self.step in (None, trainer.global_step + 1):
             self.step = -1
+            print(f"provoked at {time.time()}", file=sys.stderr, flush=True)
             for what in self.what:
                 getattr(self, what)()
 

@@ -1,7 +1,6 @@
 """DistilBERT's fused kernels in Triton's interpreter; tests/gpu/test_distilbert_gpu.py has them at full size."""
 
 from collections.abc import Iterator
-
 from typing import Any
 
 import pytest
@@ -205,7 +204,9 @@ def test_a_network_on_kernels_is_the_plain_one(is_packed: bool) -> None:
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout", None])
 def test_each_dropout_of_a_network_on_kernels(part: str | None) -> None:
     """Follows the generator, drops while training alone, and not at all where its share is 0."""
-    shares: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0} | ({part: 0.5} if part else {})
+    shares: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0} | (
+        {part: 0.5} if part else {}
+    )
     batch = packed(random_sentences([5, 3], 6), 1, 5)
     network = DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1}), **shares)
     logits = []
