@@ -1,7 +1,7 @@
 """DistilBERT as a task: whether a sentence is positive, judged by the accuracy over the whole dev set."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class DistilBertTask(Task):
         weights: a folder or a name on the hub, whose encoder is taken and whose head if it has one; or `random`.
         sizes: of the network, by Hugging Face's names; the weights' own, distilbert-base-uncased's if they are random.
         padding, max_length: of an example batch, as the datamodule's.
+        r_drop: weight of the disagreement of two passes with dropout of their own (R-Drop, Liang et al. 2021); 0: one.
         target: accuracy that counts as reached.
 
     Raises UserError for weights that are not there or of other sizes.
@@ -56,6 +57,7 @@ class DistilBertTask(Task):
         sizes: Mapping[str, int] | None = None,
         padding: str = "max_length",
         max_length: int = 512,
+        r_drop: float = 0.0,
         target: float | None = None,
     ) -> None:
         found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
@@ -65,6 +67,7 @@ class DistilBertTask(Task):
         self.network: DistilBert
         self.is_trained = weights != RANDOM and load(self.network, weights)
         self.padding, self.max_length = padding, max_length
+        self.r_drop = r_drop
         self.final_metric = FinalMetric("acc", "max", target)
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
@@ -95,7 +98,13 @@ class DistilBertTask(Task):
 
     def loss(self, batch: Tokens) -> dict[str, Tensor]:
         self.count_work(batch)
-        return {"loss": F.cross_entropy(self.network(batch), batch.labels)}
+        logits = self.network(batch)
+        loss = F.cross_entropy(logits, batch.labels)
+        if not self.r_drop:
+            return {"loss": loss}
+        other = self.network(batch)
+        apart = disagreement(logits, other)
+        return {"loss": (loss + F.cross_entropy(other, batch.labels)) / 2 + self.r_drop * apart, "disagreement": apart}
 
     def count(self, batch: Tokens) -> int:
         return batch.num_sentences
@@ -112,7 +121,8 @@ class DistilBertTask(Task):
     def cost(self) -> Cost:
         sentences, tokens, squares = self.worked.tolist()
         work = Work(tokens / max(1, sentences), squares / max(1, sentences))
-        return cost(self.network, work, self.batch_size, self.activation_bytes)
+        once = cost(self.network, work, self.batch_size, self.activation_bytes)
+        return replace(once, flops_training=2 * once.flops_training) if self.r_drop else once
 
     def example_batch(self, size: int) -> Tokens:
         """Random words in sentences of 3 to `max_length` tokens, and labels as dice fall."""
@@ -162,6 +172,12 @@ class DistilBertTask(Task):
         datamodule.device = self.device
         self.meet(datamodule)
         return predict_sentences(self, datamodule, job, clock)
+
+
+def disagreement(logits: Float[Tensor, "sentences labels"], other: Float[Tensor, "sentences labels"]) -> Tensor:
+    """The mean over sentences of both Kullback-Leibler divergences between two answers, half of each."""
+    mine, theirs = logits.log_softmax(1), other.log_softmax(1)
+    return ((mine.exp() - theirs.exp()) * (mine - theirs)).sum(1).mean() / 2
 
 
 def made_sizes(sizes: Mapping[str, int] | None) -> Sizes:

@@ -128,10 +128,11 @@ def test_padding_learns_nothing() -> None:
 
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout", "head_dropout"])
 def test_each_dropout_drops_while_training_alone(part: str) -> None:
-    shares: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
+    nothing = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
     batch = random_sentences(LENGTHS, 20)
     for share, same in ((0.0, True), (0.5, False)):
-        network = DistilBert(SIZES, **shares | {part: share})
+        shares: dict[str, Any] = nothing | {part: share}
+        network = DistilBert(SIZES, **shares)
         network.load_state_dict(distilbert().state_dict())
         torch.manual_seed(0)
         logits = [network(batch) for _ in range(2)]

@@ -12,6 +12,8 @@ from contracts.task import TaskContract
 from hugging_face import distilbert
 from omegaconf import DictConfig
 from tiny_distilbert import NUM_DEV, NUM_TRAIN, composed, tiny_distilbert, tiny_overrides, write_sentences
+from torch import Tensor
+from torch.nn import functional as F
 
 from src.callbacks.history import History
 from src.errors import UserError
@@ -123,6 +125,25 @@ def test_biases_and_norms_do_not_decay(decay: float, tmp_path: Path) -> None:
         decays = not (name.endswith("bias") or "norm" in name.lower())
         torch.testing.assert_close(parameter.detach(), before[name] * (1 - 0.1 * decay * decays), msg=name)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
+
+
+def test_r_drop_is_the_papers_loss_of_two_passes(tmp_path: Path) -> None:
+    """Half of both entropies, and alpha times half of both divergences as torch reckons them."""
+    task = task_of(job_of(tmp_path, "model.task.r_drop=3")).train()
+    batch = task.example_batch(6)
+    torch.manual_seed(1)
+    found = task.loss(batch)
+    torch.manual_seed(1)
+    first, second = task.network(batch), task.network(batch)
+    logs = [logits.log_softmax(1) for logits in (first, second)]
+    apart = sum(F.kl_div(p, q, reduction="batchmean", log_target=True) for p, q in (logs, logs[::-1])) / 2
+    entropy = (F.cross_entropy(first, batch.labels) + F.cross_entropy(second, batch.labels)) / 2
+    assert isinstance(apart, Tensor) and apart.item() > 0
+    torch.testing.assert_close(found["disagreement"], apart)
+    torch.testing.assert_close(found["loss"], entropy + 3 * apart)
+    usual = task_of(job_of(tmp_path / "usual"))
+    usual.count_work(batch)
+    assert task.cost().flops_training == 2 * usual.cost().flops_training
 
 
 # Costs.
