@@ -12,7 +12,7 @@ from src.measure.waiting import Waiting
 from src.models.direct_messages import DirectMessages
 from src.models.messages import Messages
 
-ENOUGH = 25 * 2**20  # bytes that end a message. Each is in the way of the products that go on meanwhile: few are best
+ENOUGH = 25 * 2**20  # bytes of a message at most. Each is in the way of the products that go on: few are best
 ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
 
 
@@ -45,7 +45,7 @@ class GradientAverage:
         parameters: in the order of the forward pass, alike on all ranks. They have no gradients before a backward pass.
         waiting: is told how long `finish` waits.
         dtype: that gradients travel in; their own if not given. Half the bytes, with the rounding that this brings.
-        enough: bytes that end a message.
+        enough: bytes of a message at most.
     """
 
     def __init__(
@@ -137,11 +137,15 @@ def travelling_dtype(name: str | None) -> torch.dtype | None:
 
 
 def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:
-    """Parameters from the last to the first, as gradients come. A message has one dtype, and `enough` bytes end it."""
+    """Parameters from the last to the first, as gradients come.
+
+    A message has one dtype, and no more than `enough` bytes unless it is of one parameter: a large gradient behind
+    small ones does not wait for the next, as the last message hides behind nothing.
+    """
     found: list[list[nn.Parameter]] = []
-    size = enough
+    size = 0
     for parameter in reversed(parameters):
-        if size >= enough or parameter.dtype != found[-1][0].dtype:
+        if not found or size + parameter.nbytes > enough or parameter.dtype != found[-1][0].dtype:
             found.append([])
             size = 0
         found[-1].append(parameter)

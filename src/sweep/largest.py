@@ -47,7 +47,9 @@ TOO_LARGE = "larger than the training split"
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch that was tried: whether it fits, samples per second of computing, GiB of the fullest device."""
+    """A batch that was tried: whether it fits, samples per second of computing in steady steps, or in all if it had
+    none, GiB of the fullest device.
+    """
 
     batch_size: int
     fits: bool
@@ -70,6 +72,8 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     asked = config.fix_hp
     if asked.lr_rule not in POWERS or asked.choose not in ("batch_size", "p_core"):
         raise UserError(f"fix_hp: lr_rule is one of {', '.join(POWERS)}, and choose is batch_size or p_core")
+    if not isinstance(asked.multiple, int) or asked.multiple < 1:
+        raise UserError(f"fix_hp.multiple={asked.multiple}: give a whole number of 1 or more")
     file, case = Path(asked.file), case_name(config)
     row = rows_of(file).get(case)
     if row is None:
@@ -103,7 +107,7 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """The row of this case: batch, learning rate, and the figures of the trial that it was chosen by."""
     asked, usual = config.fix_hp, config.hp
     world = config.trainer.num_nodes * config.trainer.devices
-    unit = world if usual.batch_per == "global" else 1
+    unit = asked.multiple * (world if usual.batch_per == "global" else 1)
     folder = Path(config.output_dir) / "fix_hp"
     trials: dict[int, Trial] = {}
 
@@ -191,7 +195,8 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
     fits = free is None or total is None or free >= config.fix_hp.margin * total
     why = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
     used = None if free is None or total is None else total - free
-    return Trial(batch_size, fits, record.p_core, record.mem.peak_reserved_gib, used, total, why)
+    rate = record.p_core if record.steady is None else record.steady.p_core  # a short run is mostly its beginning
+    return Trial(batch_size, fits, rate, record.mem.peak_reserved_gib, used, total, why)
 
 
 def case_name(config: DictConfig) -> str:

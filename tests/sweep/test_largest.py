@@ -60,7 +60,7 @@ def test_memory_that_does_not_grow_says_nothing() -> None:
 def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     mine = [text for text in tiny_overrides(tmp_path) if not text.startswith("output_dir=")]
     mine += [
-        "+fix_hp=auto", "fix_hp.most=18", "fix_hp.steps=3", "hp.batch_size=16", "fit.max_steps=2",
+        "+fix_hp=auto", "fix_hp.most=18", "fix_hp.multiple=1", "fix_hp.steps=3", "hp.batch_size=16", "fit.max_steps=2",
         "fit.eval_every_n_epochs=null", "fit.final_evaluation=false",
         "+callbacks.limit={_target_:sweep_faults.Limit,batch_size:${hp.batch_size},most:17}",
     ]  # fmt: skip
