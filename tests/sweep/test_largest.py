@@ -57,6 +57,20 @@ def test_memory_that_does_not_grow_says_nothing() -> None:
     assert foreseen(flat, 0.05) is None and foreseen(flat[:1], 0.05) is None
 
 
+@pytest.mark.parametrize(
+    "wrong", ["fix_hp.multiple=0", "fix_hp.multiple=half", "fix_hp.lr_rule=cubic", "fix_hp.choose=p"]
+)
+def test_a_search_that_cannot_be_is_refused_before_it_begins(wrong: str, tmp_path: Path) -> None:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", [*tiny_overrides(tmp_path), "+fix_hp=auto", wrong])
+    with pytest.raises(
+        UserError, match=r"fix_hp.* whole number of 1 or more|fix_hp: lr_rule is one of keep, sqrt, linear"
+    ):
+        settle_batch(config, [])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     mine = [text for text in tiny_overrides(tmp_path) if not text.startswith("output_dir=")]
     mine += [
