@@ -30,6 +30,7 @@ COLOURS = {
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, FAINT = "#222222", "#777777"
 PADDING = 0.12  # inches round each panel
+TOP, GAP = 1.08, 0.043  # of the axis of efficiencies, and of its height: between two names
 
 
 def phases_picture(record: Record, path: Path) -> None:
@@ -92,27 +93,34 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
 
 
 def scaling_picture(points: Sequence[Point], path: Path) -> None:
-    """Writes a png of efficiencies over devices, weak and strong scaling side by side, the published ones in grey.
+    """Writes a png of efficiencies over devices, a panel each for weak and strong scaling, the published ones in grey.
 
     Raises UserError where the file cannot be written.
     """
+    kinds = [kind for kind in ("weak", "strong") if any(p.kind == kind for p in points)]
     picture = Picture(
-        figsize=(8.2, 3.9), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING)
-    )
+        figsize=(0.2 + 4 * len(kinds), 3.9), dpi=150, facecolor="white",
+        layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING),
+    )  # fmt: skip
     ticks = sorted({1, *(p.devices for p in points)})
-    for axes, kind in zip(picture.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
+    lowest = 0.0 if min(p.efficiency for p in points) < 0.6 else 0.5
+    panels = picture.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
         lines: dict[tuple[Any, ...], list[Point]] = {}
         for p in points:
             if p.kind == kind:
-                lines.setdefault(
-                    (p.is_published, p.source if p.is_published else "", p.precision, p.samples), []
-                ).append(p)
+                key = (p.is_published, p.source if p.is_published else "", _where(p), p.precision, p.samples)
+                lines.setdefault(key, []).append(p)
         for i, (key, line) in enumerate(sorted(lines.items())):
-            _efficiencies(axes, line, "#BBBBBB" if key[0] else CURVES[i % len(CURVES)])
+            devices, values = [1, *(p.devices for p in line)], [1.0, *(p.efficiency for p in line)]
+            axes.plot(devices, values, color="#BBBBBB" if key[0] else CURVES[i % len(CURVES)],
+                      linewidth=1.6, marker="o", markersize=4, zorder=2 if key[0] else 3)  # fmt: skip
+        _names(axes, [line[-1] for line in lines.values()], lowest)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(n) for n in ticks])
-        axes.set(xlim=(0.9, 5 * ticks[-1]), ylim=(0, 1.08))
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+        axes.set(xlim=(0.9, 9 * ticks[-1]), ylim=(lowest, TOP))
+        shown = (0.5, 0.6, 0.7, 0.8, 0.9, 1) if lowest else (0, 0.25, 0.5, 0.75, 1)
+        axes.set_yticks(shown, [f"{share:.0%}" for share in shown])
         batch = "of a device" if kind == "weak" else "of all devices"
         axes.set_title(f"{kind} scaling: the batch {batch} stays", loc="left", size=10, weight="bold", color=INK)
         axes.set_xlabel("devices", size=8, color=FAINT, loc="right", labelpad=1)
@@ -121,16 +129,37 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
     _save(picture, path)
 
 
-def _efficiencies(axes: Axes, line: Sequence[Point], colour: str) -> None:
-    """One case over its devices, named at its end."""
-    devices, values = [1, *(p.devices for p in line)], [1.0, *(p.efficiency for p in line)]
-    axes.plot(devices, values, color=colour, linewidth=1.6, marker="o", markersize=4)
-    last = line[-1]
-    where = f"{last.config.split()[0]} " if last.is_published else ""
-    axes.annotate(
-        f"{where}{last.precision} {last.samples:.7g}: {last.efficiency:.0%}", (last.devices, last.efficiency),
-        xytext=(5, 0), textcoords="offset points", size=7, va="center", color=FAINT if last.is_published else INK,
-    )  # fmt: skip
+def _where(point: Point) -> str:
+    """The hardware alone."""
+    return point.config.split()[0]
+
+
+def _names(axes: Axes, ends: Sequence[Point], lowest: float) -> None:
+    """Names the lines at their ends; of those that end at the same number of devices no name covers another."""
+    for devices in {p.devices for p in ends}:
+        own = sorted((p for p in ends if p.devices == devices), key=lambda p: -p.efficiency)
+        places = apart([p.efficiency for p in own], (TOP - lowest) * GAP, lowest)
+        for p, place in zip(own, places, strict=True):
+            colour, where = (FAINT, f"{_where(p)} ") if p.is_published else (INK, "")
+            axes.annotate(
+                f"{where}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (devices, p.efficiency),
+                xytext=(devices * 1.25, place), textcoords="data", size=7, va="center", color=colour, zorder=4,
+                arrowprops={"arrowstyle": "-", "color": "#DDDDDD", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
+                            "relpos": (0, 0.5)},
+                bbox={"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"},
+            )  # fmt: skip
+
+
+def apart(values: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """Places beside the falling `values`, at least `gap` from one to the next, and none below `lowest`."""
+    places: list[float] = []
+    for value in values:
+        places.append(min(value, places[-1] - gap) if places else value)
+    floor = lowest
+    for i in reversed(range(len(places))):
+        places[i] = max(places[i], floor)
+        floor = places[i] + gap
+    return places
 
 
 def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:

@@ -1,6 +1,7 @@
 """Pictures are written whole, show what the record holds, and refuse what it does not hold."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from src.errors import UserError
 from src.report import plots
 from src.report.record import PHASES, Record
+from src.report.scaling import Point
 
 
 @pytest.fixture
@@ -80,3 +83,25 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(
     with pytest.raises(UserError, match="No space left"):
         plots.phases_picture(trained, tmp_path / "a.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scaling_has_a_panel_for_each_kind_and_no_line_from_one_hardware_to_another(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    own = Point("moflow", "H200 1x2", "amp", "weak", 2, 512, 53e3, 1.9, "own")
+    same = replace(own, config="A100-80G 1x8", devices=8, speed_up=7.6, source="theirs", is_published=True)
+    points = [own, same, replace(same, config="V100-16G 1x8", speed_up=7.58)]
+    plots.scaling_picture(points, tmp_path / "scaling.png")
+    (axes,) = drawn[0].axes
+    assert sorted(np.asarray(line.get_xydata()).tolist() for line in axes.lines) == [
+        [[1, 1], [2, 0.95]], [[1, 1], [8, 7.58 / 8]], [[1, 1], [8, 0.95]]
+    ]  # fmt: skip
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to their points
+    assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in pairwise(sorted(boxes, key=lambda box: box.y0)))
+    plots.scaling_picture([*points, replace(own, kind="strong")], tmp_path / "both.png")
+    assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
+
+
+def test_names_stay_apart_and_inside() -> None:
+    assert plots.apart([0.9, 0.85, 0.5], 0.1, 0) == pytest.approx([0.9, 0.8, 0.5])
+    assert plots.apart([0.2, 0.1, 0.1], 0.1, 0.05) == pytest.approx([0.25, 0.15, 0.05])
