@@ -8,6 +8,7 @@ processes and libraries hold counts. Trials keep the case's learning rate; the o
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ NOT_OF_A_TRIAL = (
     "ckpt_path", "fit.max_steps",
 )  # fmt: skip
 WHAT_FITS_DEPENDS_ON = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
-TOO_LARGE = "larger than the training split"
+TOO_LARGE = re.compile(r"on (\d+) rank\(s\) is larger than the training split of (\d+)")
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,15 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     trials: dict[int, Trial] = {}
 
     def fits(batch_size: int) -> bool:
-        if asked.most is not None and batch_size > asked.most:
-            return False
         if batch_size not in trials:
             trials[batch_size] = run_trial(config, overrides, folder, batch_size)
         return trials[batch_size].fits
 
-    largest(usual.batch_size, unit, fits, lambda: foreseen([*trials.values()], asked.margin))
+    def most() -> int | None:
+        known = [asked.most, *(samples_in(trial.why, usual.batch_per) for trial in trials.values())]
+        return min((limit for limit in known if limit is not None), default=None)
+
+    largest(usual.batch_size, unit, fits, lambda: foreseen([*trials.values()], asked.margin), most)
     good = [trial for trial in trials.values() if trial.fits]
     if not good:
         raise UserError(f"fix_hp=auto: no batch fits, not even {min(trials)}: {trials[min(trials)].why}")
@@ -140,26 +143,54 @@ def foreseen(trials: Sequence[Trial], margin: float) -> float | None:
     return more + ((1 - margin) * total_gib - more_gib) / a_sample_gib if a_sample_gib > 0 else None
 
 
+def samples_in(reason: str, batch_per: str) -> int | None:
+    """The largest batch that a training split has, of a device or of all, where `reason` says that one is larger."""
+    if (found := TOO_LARGE.search(reason)) is None:
+        return None
+    ranks, samples = map(int, found.groups())
+    return samples if batch_per == "global" else samples // ranks
+
+
 def largest(
-    usual: int, unit: int, fits: Callable[[int], bool], foresee: Callable[[], float | None] = lambda: None
+    usual: int,
+    unit: int,
+    fits: Callable[[int], bool],
+    foresee: Callable[[], float | None] = lambda: None,
+    most: Callable[[], int | None] = lambda: None,
 ) -> int | None:
-    """The largest multiple of `unit` that fits, to within 1/RESOLUTION; None where not even `unit` does."""
-    good, size = 0, max(unit, usual // unit * unit)
+    """The largest multiple of `unit` that fits, to within 1/RESOLUTION; None where not even `unit` does.
+
+    Args:
+        foresee: what memory may suffice for, as far as is known by now; `most`: what is not exceeded, likewise.
+    """
+
+    def allowed(size: int) -> int:
+        limit = most()
+        return size if limit is None else min(size, max(unit, limit // unit * unit))
+
+    good, size = 0, allowed(max(unit, usual // unit * unit))
     while fits(size):
         good, expected = size, foresee()
         size = GROWTH * good
         if expected is not None:  # a little less than that, and never nothing more
             size = int(min(SURE * expected, size)) // unit * unit
             size = max(size, good + max(unit, good // RESOLUTION // unit * unit))
+        size = allowed(size)
+        if size <= good:
+            return good
     bad = size
     while good == 0 and bad > unit:  # not even the usual batch fits
-        size = max(unit, bad // 2 // unit * unit)
+        size = allowed(max(unit, bad // 2 // unit * unit))
         if fits(size):
             good = size
         else:
             bad = size
     while good and bad - good > max(unit, good // RESOLUTION):
         size = (good + bad) // 2 // unit * unit
+        if (limit := allowed(bad)) + unit < bad:  # the data end there: all of them may fit
+            bad, size = limit + unit, limit
+            if size == good:
+                break
         if fits(size):
             good = size
         else:
@@ -187,7 +218,7 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
         raise SystemExit(130)
     record = record_of(place)
     reason = ended.reason or ""
-    if ended.state == "oom" or TOO_LARGE in reason:
+    if ended.state == "oom" or TOO_LARGE.search(reason):
         return Trial(batch_size, False, why=reason)
     if ended.state != "done" or record is None or record.mem is None:
         raise UserError(f"fix_hp=auto: the trial with batch {batch_size} failed ({reason}); see {place / 'log.txt'}")

@@ -39,6 +39,7 @@ def test_nobody_waits_for_a_rank_that_is_gone(what: str, tmp_path: Path) -> None
     assert ended.returncode == 1 and found is not None, ended.stderr[-6000:]
     took_s = ended_s - float(found[1])
     print(f"{what}: both were gone after {took_s:.1f} s")
+    print(ended.stderr.partition("Timeout (")[2][:3000])  # whom a rank waited for at its end
     assert took_s < GONE_S
     record = read_record(tmp_path / "run")
     assert record.status == "failed" and record.error is not None and record.error.message == REASONS[what]

@@ -14,7 +14,7 @@ from src import schema
 from src.cli import CONF
 from src.errors import UserError
 from src.report.record import read_record
-from src.sweep.largest import Trial, foreseen, largest, settle_batch
+from src.sweep.largest import Trial, foreseen, largest, samples_in, settle_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +50,29 @@ def test_memory_that_grows_evenly_is_found_in_few_trials() -> None:
     exact = int((0.95 * 80 - 1.5) * 97)
     assert found is not None and exact * 15 / 16 < found <= exact
     assert len(tried) == 4  # 512, 2048, a jump, and one that does not fit
+
+
+@pytest.mark.parametrize("samples", [3, 5, 64, 100, 103, 700, 5000])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_all_data_in_one_batch_are_tried_once_they_are_known(samples: int, is_known: bool) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= samples
+
+    def most() -> int | None:
+        return samples if is_known or any(size > samples for size in tried) else None
+
+    assert largest(16, 4, fits, most=most) == (samples // 4 * 4 or None)
+    assert len(tried) == len(set(tried)) <= 8
+    assert sum(size > samples for size in tried) <= (samples < 4) + (not is_known)
+
+
+def test_a_refusal_tells_how_many_samples_there_are() -> None:
+    refusal = "hp.batch_size=102 on 2 rank(s) is larger than the training split of 203; lower it"
+    assert (samples_in(refusal, "device"), samples_in(refusal, "global")) == (101, 203)
+    assert samples_in("CUDA out of memory", "device") is None
 
 
 def test_memory_that_does_not_grow_says_nothing() -> None:
@@ -89,7 +112,7 @@ def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     assert record.config["hp"]["lr"] == pytest.approx(0.05 * (17 / 16) ** 0.5, rel=1e-5)
     assert "fix_hp=auto: hp.batch_size=17" in ended.stdout
     trials = {folder.name: read_record(folder) for folder in sorted((run / "fix_hp").iterdir()) if folder.is_dir()}
-    assert [(t.case.batch_size, t.status) for t in trials.values()] == [(16, "done"), (17, "done"), (18, "oom")]
+    assert [(t.case.batch_size, t.status) for t in trials.values()] == [(16, "done"), (18, "oom"), (17, "done")]
 
     # The row serves the next run of the case; another case is searched for itself, and not under torchrun.
     schema.register()
