@@ -24,7 +24,7 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
 
-LEAVING_S = 10.0  # of a rank that failed: torchrun's agent kills the others 30 s after it
+LEAVING_S = 5.0  # of a rank that failed: torchrun's agent kills the others 30 s after it
 
 _failures: list[Exception] = []
 
