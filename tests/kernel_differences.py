@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import interpreter  # noqa: F401
 import torch
 from torch import Tensor
 
