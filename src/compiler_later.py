@@ -22,7 +22,7 @@ def find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     if fullname.startswith(f"{NAME}.") and isinstance(package := sys.modules.get(NAME), Later):
         package.load()
         if fullname in sys.modules:  # the package imported it
-            return ModuleSpec(fullname, Loaded())
+            return ModuleSpec(fullname, Loaded(sys.modules[fullname]))
     spec = PathFinder.find_spec(fullname, path) if fullname == NAME else None
     if spec is not None and isinstance(spec.loader, SourceFileLoader):
         spec.loader = LaterLoader(spec.loader.name, spec.loader.path)
@@ -62,13 +62,16 @@ class Later(ModuleType):
 
 
 class Loaded(Loader):
-    """Answers with the module that there is."""
+    """Answers with a module as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]
+        return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        module.__spec__ = self.spec
 
 
 def loaded() -> Any:

@@ -37,6 +37,7 @@ optimiser.zero_grad()
 kept_out = torch.compiler.disable(lambda x: x + torch.compiler.is_compiling())
 print(int(kept_out(torch.zeros(()))), isinstance(torch.nn.ReLU(), OptimizedModule))
 
+import torch._dynamo.eval_frame as first  # a submodule before the package itself
 graphs = []
 def backend(graph, inputs):
     graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
@@ -44,8 +45,8 @@ def backend(graph, inputs):
 @torch.compile(backend=backend)
 def partly(x):
     return torch.sin(kept_out(torch.cos(x)))
-import torch._dynamo.config as first  # a submodule before the package itself
-print(first is torch._dynamo.config, torch._dynamo.eval_frame.OptimizedModule is torch._dynamo.OptimizedModule)
+assert first.__spec__.origin == first.__file__
+print(first is torch._dynamo.eval_frame, first.OptimizedModule is torch._dynamo.OptimizedModule)
 print(float(partly(torch.zeros(()))) == float(torch.sin(torch.ones(()))), graphs == [[torch.cos], [torch.sin]])
 compiled, plain = torch.compile(torch.nn.ReLU(), backend=backend), torch.nn.ReLU()
 print(isinstance(compiled, OptimizedModule), isinstance(plain, OptimizedModule))
