@@ -56,9 +56,9 @@ def door(main: Callable[[], None]) -> None:
 def leave_group() -> None:
     """Ends this process's part in the group of ranks, if it is in one: NCCL may hang if the interpreter's end does."""
     if "torch" in sys.modules:
+        gc.collect()  # captured graphs hold on to the group
         distributed = sys.modules["torch"].distributed
         if distributed.is_available() and distributed.is_initialized():
-            gc.collect()  # captured graphs hold on to the group
             distributed.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ def find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     if fullname.startswith(f"{NAME}.") and isinstance(package := sys.modules.get(NAME), Later):
         package.load()
         if fullname in sys.modules:  # the package imported it
-            return ModuleSpec(fullname, Loaded(sys.modules[fullname]))
+            return Loaded.spec_of(sys.modules[fullname])
     spec = PathFinder.find_spec(fullname, path) if fullname == NAME else None
     if spec is not None and isinstance(spec.loader, SourceFileLoader):
         spec.loader = LaterLoader(spec.loader.name, spec.loader.path)
@@ -67,11 +67,17 @@ class Loaded(Loader):
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
 
+    @staticmethod
+    def spec_of(module: ModuleType) -> ModuleSpec:
+        """The module has it too for so long: a module that is there already is imported by its own."""
+        spec = vars(module)["__spec__"] = ModuleSpec(module.__name__, Loaded(module))
+        return spec
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec
+        vars(module)["__spec__"] = self.spec
 
 
 def loaded() -> Any:
