@@ -24,7 +24,7 @@ run: env
 
 # A process for each core; the tests of a file stay together, for they share what takes long to make.
 test: env lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 lint: env
 	$(BIN)/ruff check .

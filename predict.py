@@ -4,12 +4,13 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import door, guarded
+from src.lean import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="predict")
 def main(config: DictConfig) -> None:
-    from src.predict import predict
-
+    with loading():
+        from src.predict import predict
     guarded(predict, config)
 
 

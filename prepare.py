@@ -4,12 +4,13 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import door, guarded
+from src.lean import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="prepare")
 def main(config: DictConfig) -> None:
-    from src.prepare import prepare
-
+    with loading():
+        from src.prepare import prepare
     guarded(prepare, config)
 
 

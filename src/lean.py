@@ -1,8 +1,10 @@
-"""Lightning without what torchmetrics imports for metrics that nobody here uses: half of what a start takes.
+"""Lightning and torch without what a start has no use for, which takes more than half of it.
 
-Lightning cannot be imported without torchmetrics, which imports these packages wherever they are installed.
+Lightning cannot be imported without torchmetrics, which imports the packages of OPTIONAL wherever they are installed,
+for metrics that nobody here uses; nor without torch's compiler, which src/compiler_later.py leaves out.
 """
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +13,30 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import PackageNotFoundError
 from types import ModuleType
 
+from src import compiler_later
+
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Imports that never are garbage: looking for it among them, then and ever after, takes a fifth of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class LeanImport(MetaPathFinder):
-    """Has torchmetrics imported as if the packages of OPTIONAL were not installed."""
+    """Has torchmetrics imported as if the packages of OPTIONAL were not installed, and the compiler when needed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname.startswith(compiler_later.NAME):
+            return compiler_later.find_spec(fullname, path)
         spec = PathFinder.find_spec(fullname, path, target) if fullname == "torchmetrics" else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = LeanLoader(spec.loader.name, spec.loader.path)

@@ -1,10 +1,14 @@
 """How far a kernel is from the same function in float64, forward and backward."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+if "TRITON_INTERPRET" in os.environ:
+    import interpreter  # noqa: F401
 
 
 class Difference(NamedTuple):

@@ -5,15 +5,17 @@ import shlex
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision
-from pytorch_lightning.plugins.precision import Precision as LightningPrecision
 
 from src.errors import UserError
 from src.launch.group import world_size
 from src.schema import Hardware
+
+if TYPE_CHECKING:
+    from pytorch_lightning.plugins.precision import Precision
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "hardware"
 
@@ -91,8 +93,10 @@ def set_precision(precision: DictConfig, accelerator: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision.cudnn_tf32
 
 
-def precision_plugin(precision: DictConfig, accelerator: str) -> LightningPrecision:
+def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
     """What Lightning computes with. Asked by name it would put bfloat16 in the place of float16 on a CPU."""
+    from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision, Precision
+
     if precision.lightning.endswith("-mixed"):
         device, scaler = "cuda" if accelerator == "cuda" else "cpu", None
         if precision.lightning == "16-mixed":
@@ -100,7 +104,7 @@ def precision_plugin(precision: DictConfig, accelerator: str) -> LightningPrecis
                 device, precision.loss_scale, growth_interval=precision.loss_scale_growth_steps
             )
         return MixedPrecision(precision.lightning, device, scaler)
-    return HalfPrecision("16-true") if precision.lightning == "16-true" else LightningPrecision()
+    return HalfPrecision("16-true") if precision.lightning == "16-true" else Precision()
 
 
 def activation_bytes(precision: DictConfig) -> int:

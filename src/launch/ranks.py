@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from src.cli import DEBUGGING, fail
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.group import ANSWERED_FOR, started_by
+from src.lean import loading
 from src.settings import check_settings, given_overrides
 from src.workers import cpu_count
 
@@ -34,20 +35,21 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
     if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
         start_ranks(config)
         return
-    from src.run import train
-
+    with loading():
+        from src.run import train
     train(config)
 
 
 def start_ranks(config: DictConfig) -> None:
     """Runs the configured job on its ranks. Raises SystemExit unless all of them succeed, after a record is there."""
-    import torch
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    with loading():
+        import torch
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
 
-    from src.launch.devices import check_devices
-    from src.sweep.largest import settle_batch
+        from src.launch.devices import check_devices
+        from src.sweep.largest import settle_batch
 
     begin_s = time.time()
     check_settings(config)  # what a person can mend is told before anything starts

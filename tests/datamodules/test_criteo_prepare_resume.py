@@ -37,10 +37,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, bytes]]:
+    """A log, and what becomes of it in one go."""
+    home = tmp_path_factory.mktemp("whole")
+    raw = criteo_rows.write(home / "log.tsv", criteo_rows.lines(1500, 0))
+    prepare(str(raw), str(home / "out"))
+    return raw.read_bytes(), contents(home / "out")
+
+
 @pytest.mark.parametrize("note", ["deal", "bucket"])
-def test_a_killed_preparation_goes_on_with_the_same_settings(tmp_path: Path, note: str) -> None:
-    raw = criteo_rows.write(tmp_path / "log.tsv", criteo_rows.lines(1500, 0))
-    prepare(str(raw), str(tmp_path / "whole"))
+def test_a_killed_preparation_goes_on_with_the_same_settings(
+    tmp_path: Path, note: str, whole: tuple[bytes, dict[str, bytes]]
+) -> None:
+    log, wanted = whole
+    raw = tmp_path / "log.tsv"
+    raw.write_bytes(log)
     killed_after(raw, tmp_path / "out", note)
     partial = tmp_path / ".out.partial"
     assert partial.exists() and not (tmp_path / "out").exists()
@@ -50,5 +62,5 @@ def test_a_killed_preparation_goes_on_with_the_same_settings(tmp_path: Path, not
     if note == "bucket":
         raw.write_bytes(b"?" * raw.stat().st_size)
     prepare(str(raw), str(tmp_path / "out"))
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == wanted
     assert not partial.exists()

@@ -14,4 +14,4 @@ def test_one_graph_for_all_atom_steps() -> None:
     assert published["graphs"] == 2 * (1 + 2)  # both ways: 5 atom steps, 4 bond steps of which 2 exchange halves
     assert exact["graphs"] == 2 * (1 + 1)
     assert published["deviation"] < 1e-10 and exact["deviation"] < 1e-10
-    assert sizes == 6
+    assert sizes == 5
