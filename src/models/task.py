@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import pytorch_lightning as pl
 import torch
@@ -179,14 +179,23 @@ class Task(pl.LightningModule):
         """Whether the optimiser's weight decay is for this parameter; the others become a group of their own."""
         return True
 
+    def rate_share(self, name: str) -> float:
+        """The share of the learning rate that this parameter is trained with."""
+        return 1.0
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The largest first: a fused update takes a few dozen tensors a launch, which lasts as its largest one.
         parameters = sorted(self.trained_parameters(), key=torch.numel, reverse=True)
-        kept = {parameter for name, parameter in self.named_parameters() if not self.is_decayed(name, parameter)}
-        groups: Any = parameters
-        if kept:
-            groups = [{"params": [p for p in parameters if p not in kept]},
-                      {"params": [p for p in parameters if p in kept], "weight_decay": 0.0}]  # fmt: skip
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        kinds = {p: (self.rate_share(names[p]), self.is_decayed(names[p], p)) for p in parameters}
+        groups: list[dict[str, Any]] = []
+        for share, decays in sorted({*kinds.values(), (1.0, True)}, reverse=True):  # the full rate is the first one's
+            group: dict[str, Any] = {"params": [p for p in parameters if kinds[p] == (share, decays)]}
+            if share != 1:
+                group["lr"] = share * cast(Any, self.make_optimizer).keywords["lr"]
+            if not decays:
+                group["weight_decay"] = 0.0
+            groups.append(group)
         return self.make_optimizer(groups, **self.fast_optimizer_flags())
 
     def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:

@@ -38,6 +38,7 @@ class DistilBertTask(Task):
         sizes: of the network, by Hugging Face's names; the weights' own, distilbert-base-uncased's if they are random.
         padding, max_length: of an example batch, as the datamodule's.
         r_drop: weight of the disagreement of two passes with dropout of their own (R-Drop, Liang et al. 2021); 0: one.
+        layer_decay: a layer's learning rate over that of the one above it; the embeddings are below the first layer.
         target: accuracy that counts as reached.
 
     Raises UserError for weights that are not there or of other sizes.
@@ -58,6 +59,7 @@ class DistilBertTask(Task):
         padding: str = "max_length",
         max_length: int = 512,
         r_drop: float = 0.0,
+        layer_decay: float = 1.0,
         target: float | None = None,
     ) -> None:
         found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
@@ -67,7 +69,7 @@ class DistilBertTask(Task):
         self.network: DistilBert
         self.is_trained = weights != RANDOM and load(self.network, weights)
         self.padding, self.max_length = padding, max_length
-        self.r_drop = r_drop
+        self.r_drop, self.layer_decay = r_drop, layer_decay
         self.final_metric = FinalMetric("acc", "max", target)
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
@@ -95,6 +97,13 @@ class DistilBertTask(Task):
 
     def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
         return not name.endswith(NO_DECAY)
+
+    def rate_share(self, name: str) -> float:
+        layers = self.network.sizes.n_layers
+        if name.startswith("network.distilbert.embeddings."):
+            return self.layer_decay**layers
+        below, _, rest = name.partition("network.distilbert.transformer.layer.")
+        return 1.0 if below else self.layer_decay ** (layers - 1 - int(rest.partition(".")[0]))
 
     def loss(self, batch: Tokens) -> dict[str, Tensor]:
         self.count_work(batch)

@@ -127,6 +127,24 @@ def test_biases_and_norms_do_not_decay(decay: float, tmp_path: Path) -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
 
 
+def test_rates_fall_from_the_head_to_the_embeddings(tmp_path: Path) -> None:
+    """With gradients of 1 a first step of Adam is the rate."""
+    task = task_of(job_of(tmp_path, "model.task.layer_decay=0.5", "hp.lr=0.25"))
+    optimizer = task.configure_optimizers()
+    before = {name: parameter.detach().clone() for name, parameter in task.network.named_parameters()}
+    for parameter in task.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    layers = task.network.sizes.n_layers
+    shares = {"embeddings": 0.5**layers} | {f"layer.{i}.": 0.5 ** (layers - 1 - i) for i in range(layers)}
+    for name, parameter in task.network.named_parameters():
+        share = next((share for part, share in shares.items() if part in name), 1.0)
+        step = torch.full_like(parameter, -0.25 * share)
+        torch.testing.assert_close(parameter.detach() - before[name], step, rtol=1e-4, atol=1e-6, msg=name)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
+
+
 def test_r_drop_is_the_papers_loss_of_two_passes(tmp_path: Path) -> None:
     """Half of both entropies, and alpha times half of both divergences as torch reckons them."""
     task = task_of(job_of(tmp_path, "model.task.r_drop=3")).train()
