@@ -109,6 +109,8 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     asked, usual = config.fix_hp, config.hp
     world = config.trainer.num_nodes * config.trainer.devices
     unit = asked.multiple * (world if usual.batch_per == "global" else 1)
+    if asked.most is not None and asked.most < unit:
+        raise UserError(f"fix_hp.most={asked.most} is below {unit}, the least that is tried; lower fix_hp.multiple")
     folder = Path(config.output_dir) / "fix_hp"
     trials: dict[int, Trial] = {}
 
