@@ -4,6 +4,7 @@ Models and datamodules stay plain yaml with `_target_`: there the class's own si
 """
 
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, OmegaConf
 
 from src.files import claimed
-from src.launch.group import started_by
+from src.launch.group import begun_s, restarts, started_by
 
 
 @dataclass
@@ -166,14 +167,20 @@ def run_dir() -> str:
 def claim(folder: str) -> str:
     """A folder that no other run has: with a number behind its name where one of the same second has that.
 
-    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`.
+    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`. Those that
+    torchrun started again take a new one.
     """
     if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
-        return folder
+        return f"{folder}_{restarts() + 1}" if restarts() else folder
     try:
         return str(claimed(Path(folder)))
     except OSError:  # Hydra meets it too, where it is said in one line
         return folder
+
+
+def begun(pattern: str) -> str:
+    """When the run began, alike on all ranks of a machine, as `time.strftime` writes it."""
+    return time.strftime(pattern, time.localtime(begun_s()))
 
 
 def first(*values: Any) -> Any:
@@ -184,6 +191,7 @@ def first(*values: Any) -> Any:
 def register() -> None:
     """Makes the schemas and resolvers known; every door calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+    OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
     OmegaConf.register_new_resolver("claim", claim, replace=True)
     store = ConfigStore.instance()

@@ -122,15 +122,15 @@ def test_the_other_doors_compose(door: str) -> None:
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except for ranks that torchrun started: they share one."""
+    """Except for ranks that torchrun started: they share one, until it starts them again."""
     monkeypatch.setattr("sys.argv", ["train.py"])
     folders = []
-    for started in (False, False, True):
+    for started in ({}, {}, {"TORCHELASTIC_RUN_ID": "1"}, {"TORCHELASTIC_RESTART_COUNT": "1"}):
         schema.claim.cache_clear()
-        if started:
-            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+        for name, value in started.items():
+            monkeypatch.setenv(name, value)
         folders += [schema.claim(str(tmp_path / "run")) for _ in range(2)]
-    assert [Path(folder).name for folder in folders] == ["run", "run", "run_2", "run_2", "run", "run"]
+    assert [Path(folder).name for folder in folders] == ["run", "run", "run_2", "run_2", "run", "run", "run_2", "run_2"]
 
 
 @pytest.mark.parametrize("door", ["train", "predict", "prepare"])

@@ -1,6 +1,9 @@
 """Which rank of how many this process is, and who started it."""
 
 import os
+import time
+from functools import cache
+from pathlib import Path
 
 ANSWERED_FOR = "REPRISE_ANSWERED_FOR"  # set for ranks whose launcher says why they ended
 _broken = False
@@ -12,6 +15,26 @@ def started_by() -> str | None:
         return "torchrun"
     # Of this step: the shell of an interactive allocation is a step too, with the allocation's SLURM_NTASKS.
     return "slurm" if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else None
+
+
+@cache
+def begun_s() -> float:
+    """When this run began, in seconds since 1970: for the ranks of a torchrun agent, which may start in two seconds,
+    when that did."""
+    if started_by() == "torchrun":
+        try:
+            # The second field, the name, stands in brackets and may hold anything; starttime is the 22nd.
+            ticks = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+            booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+            return int(booted.split()[1]) + ticks // os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):  # no Linux
+            pass
+    return time.time()
+
+
+def restarts() -> int:
+    """How often torchrun has started these ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if started_by() == "torchrun" else 0
 
 
 def rank() -> int:

@@ -1,5 +1,9 @@
 """Who started this process, from the variables that torchrun and SLURM leave."""
 
+import os
+import subprocess
+import time
+
 import pytest
 
 from src.launch import group
@@ -31,3 +35,18 @@ def test_a_rank_knows_its_group(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert (group.started_by(), group.rank(), group.world_size()) == expected
+
+
+def test_ranks_of_one_agent_began_when_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against what ps says of this process's parent; a process of its own begins now."""
+    asked = ["ps", "-o", "etimes=", "-p", str(os.getppid())]
+    agent_s = time.time() - int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert abs(group.begun_s.__wrapped__() - time.time()) < 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert abs(group.begun_s.__wrapped__() - agent_s) <= 2
+    assert group.begun_s.__wrapped__() == group.begun_s.__wrapped__()
+    assert group.restarts() == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert group.restarts() == 2
