@@ -57,6 +57,8 @@ class Later(ModuleType):
                 try:
                     SourceFileLoader.exec_module(self.__spec__.loader, self)
                     self.__class__ = ModuleType  # type: ignore[assignment]
+                    while waiting:
+                        waiting.pop()()
                 finally:
                     Later.is_loading = False
 
@@ -118,21 +120,27 @@ def graph_break(msg: str = "") -> None:
     """Nothing, as torch's is to whom it does not compile."""
 
 
+waiting: list[Callable[[], None]] = []  # what is to be done once the compiler is loaded
+
+
 def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
     """The function, not to be compiled: torch's `disable` once there is a compiler."""
     if fn is None:
         return lambda given: disable(given, recursive, **options)
-    if not isinstance(fn, FunctionType):
+    if loaded() is not None or not isinstance(fn, FunctionType):
         return load().disable(fn, recursive, **options)
-    disabled: list[Callable[..., Any]] = []
+    now = fn
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not disabled:
-            if (compiler := loaded()) is None:
-                return fn(*args, **kwargs)
-            disabled.append(compiler.disable(fn, recursive, **options))
-        return disabled[0](*args, **kwargs)
+        return now(*args, **kwargs)
 
-    call.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=options.get("reason"))
+    def settle() -> None:
+        nonlocal now
+        compiler = load()
+        now = compiler.disable(fn, recursive, **options)
+        compiler.decorators.skip(call)
+        call.__dict__["_torchdynamo_disable_msg"] = options.get("reason")
+
+    waiting.append(settle)
     return call
