@@ -72,8 +72,9 @@ def is_in_group() -> bool:
 
 
 def end_now(error: BaseException) -> NoReturn:
-    """Ends a rank that cannot go on, as the interpreter would, but for tidying up: NCCL and memory that GPUs share wait
-    there for ranks that wait for this one. What is to be done at exit gets LEAVING_S."""
+    """Ends a rank that cannot go on, as the interpreter would, but tidies nothing up: on GPUs it hung in that while
+    others waited for it. What is to be done at exit gets LEAVING_S.
+    """
     faulthandler.dump_traceback_later(LEAVING_S, exit=True)
     code = error.code if isinstance(error, SystemExit) else 1
     if not isinstance(error, SystemExit):
