@@ -15,6 +15,7 @@ from trained import Trained, trained
 
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.kernels import dispatch
+from src.models.mobilenet_v1.trivial import changed, drawn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -233,3 +234,20 @@ def test_the_first_step_on_kernels_is_that_of_plain_torch(
 def test_training_on_kernels_learns(tmp_path: Path, fused: Any) -> None:
     found = run(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
     assert fmean(found.losses[-4:]) < 0.7 * fmean(found.losses[:4])
+
+
+def test_changed_images_in_a_graph_are_those_of_the_cpu() -> None:
+    """TrivialAugment's operations, drawn for each image; all but blends are exact."""
+    torch.manual_seed(0)
+    pixels = torch.randint(256, (256, 32, 32, 3), dtype=torch.uint8)
+    change, strength = drawn(256, 1.0, torch.device("cpu"))
+    on_gpu = [x.to(CUDA) for x in (pixels.flip(0), change.flip(0), strength.flip(0))]
+    changed(*on_gpu)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = changed(*on_gpu)
+    for mine, other in zip(on_gpu, (pixels, change, strength), strict=True):
+        mine.copy_(other)
+    graph.replay()
+    away = (result.cpu() - changed(pixels, change, strength)).abs()
+    assert (away > 1e-3).float().mean() < 1e-4  # a pixel of a turned image between two

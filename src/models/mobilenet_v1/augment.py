@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.models.mobilenet_v1.trivial import GREY, changed, drawn
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue
 # Principal components of ImageNet's colours (Krizhevsky et al. 2012), as MXNet has them: a column each, times the root
 # of its variance, in steps of 1/255.
 LIGHTING = (
@@ -32,6 +33,7 @@ class Augment(nn.Module):
         jitter: brightness, contrast and saturation each change by a factor from 1 - jitter to 1 + jitter.
         lighting: standard deviation of the shares of the principal components of colour that are added.
         cutout: side of a square that is blotted out, anywhere, partly outside too.
+        trivial: TrivialAugment's widest strength, from 0 (none) to 1, see `src.models.mobilenet_v1.trivial`.
     """
 
     scale: Tensor  # of a byte
@@ -48,11 +50,12 @@ class Augment(nn.Module):
         jitter: float = 0.0,
         lighting: float = 0.0,
         cutout: int = 0,
+        trivial: float = 0.0,
     ) -> None:
         super().__init__()
         self.pad, self.flip = pad, flip
         self.jitter, self.lighting = jitter, lighting
-        self.cutout = cutout
+        self.cutout, self.trivial = cutout, trivial
         means, deviations = torch.tensor(mean), torch.tensor(std)
         # Constants of the code or the config, not of the training: no part of the state_dict.
         self.register_buffer("scale", 1 / (255 * deviations), persistent=False)
@@ -64,7 +67,10 @@ class Augment(nn.Module):
         """Normalised images in channels_last order."""
         if self.training and (self.pad or self.flip):
             pixels = moved(pixels, self.pad, self.flip)
-        images = pixels.to(self.scale.dtype)
+        if self.training and self.trivial:
+            images = changed(pixels, *drawn(len(pixels), self.trivial, pixels.device)).to(self.scale.dtype)
+        else:
+            images = pixels.to(self.scale.dtype)
         if self.training and (self.jitter or self.lighting):
             images = self._recoloured(images)
         images = torch.addcmul(self.shift, images, self.scale)

@@ -1,0 +1,101 @@
+"""TrivialAugment's operations against Pillow's, which the paper used."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from src.models.mobilenet_v1.augment import Augment
+from src.models.mobilenet_v1.trivial import Change, changed, drawn
+
+STRENGTHS = (-0.98, -0.61, -0.2, 0.0, 0.13, 0.5, 0.83, 0.98)  # of 1, a turn of 135 degrees has ties on its diagonals
+
+
+def affine(
+    a: float = 1, b: float = 0, c: float = 0, d: float = 0, e: float = 1, f: float = 0
+) -> Callable[..., Image.Image]:
+    return lambda image: image.transform(image.size, Image.Transform.AFFINE, (a, b, c, d, e, f))
+
+
+def pillows(change: Change, s: float) -> Callable[[Image.Image], Image.Image]:
+    """The paper's widest space, an image of 32 x 32 at a time."""
+    turn = math.radians(135 * s)
+    cosine, sine = math.cos(turn), math.sin(turn)
+    return {
+        Change.IDENTITY: lambda image: image,
+        Change.AUTOCONTRAST: ImageOps.autocontrast,
+        Change.EQUALIZE: ImageOps.equalize,
+        Change.ROTATE: affine(cosine, -sine, 16 * (1 - cosine + sine), sine, cosine, 16 * (1 - cosine - sine)),
+        Change.SOLARIZE: lambda image: ImageOps.solarize(image, int(256 - 256 * abs(s))),
+        Change.POSTERIZE: lambda image: ImageOps.posterize(image, 8 - round(6 * abs(s))),
+        Change.COLOR: lambda image: ImageEnhance.Color(image).enhance(1 + 0.99 * s),
+        Change.CONTRAST: lambda image: ImageEnhance.Contrast(image).enhance(1 + 0.99 * s),
+        Change.BRIGHTNESS: lambda image: ImageEnhance.Brightness(image).enhance(1 + 0.99 * s),
+        Change.SHARPNESS: lambda image: ImageEnhance.Sharpness(image).enhance(1 + 0.99 * s),
+        Change.SHEAR_X: affine(b=0.99 * s),
+        Change.SHEAR_Y: affine(d=0.99 * s),
+        Change.TRANSLATE_X: affine(c=int(32 * s)),
+        Change.TRANSLATE_Y: affine(f=int(32 * s)),
+    }[change]
+
+
+def photographs(batch: int = 6) -> Tensor:
+    """Smooth colours with noise; the first is dull, the second one grey."""
+    generator = torch.Generator().manual_seed(2)
+    coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
+    smooth = torch.nn.functional.interpolate(coarse, (32, 32), mode="bicubic") + 20 * torch.randn(
+        batch, 3, 32, 32, generator=generator
+    )
+    images = smooth.permute(0, 2, 3, 1).clamp(0, 255)
+    images[0] = 100 + images[0] / 8
+    images[1] = 77
+    return images.byte()
+
+
+# How far a byte may be from Pillow's, which rounds to bytes on its way: grey, what was smoothed, the end.
+ROUNDING = {Change.COLOR: 2, Change.CONTRAST: 2, Change.BRIGHTNESS: 1, Change.SHARPNESS: 2}
+
+
+@pytest.mark.parametrize("change", Change)
+def test_each_change_is_pillows(change: Change) -> None:
+    pixels = photographs()
+    for strength in STRENGTHS:
+        results = changed(pixels, torch.full((len(pixels),), change), torch.full((len(pixels),), strength))
+        images = [pillows(change, strength)(Image.fromarray(image.numpy())) for image in pixels]
+        expected = torch.stack([torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images])
+        away = (results - expected.reshape(results.shape)).abs()
+        assert (away > ROUNDING.get(change, 0)).float().mean() < 0.001, (
+            strength
+        )  # a pixel of a turned image between two
+
+
+def test_images_of_a_batch_take_their_own_change() -> None:
+    pixels = photographs()[2:3].expand(len(Change), -1, -1, -1)
+    strength = torch.linspace(-1, 1, len(Change))
+    together = changed(pixels, torch.tensor(list(Change)), strength)
+    for i, change in enumerate(Change):
+        alone = changed(pixels[:1], torch.tensor([change]), strength[i : i + 1])
+        assert torch.equal(together[i], alone[0]), change
+
+
+def test_every_change_is_as_likely_and_strengths_are_uniform() -> None:
+    torch.manual_seed(0)
+    changes, strengths = drawn(28_000, 0.5, torch.device("cpu"))
+    counts = torch.bincount(changes, minlength=len(Change))
+    assert len(counts) == 14 and (counts - 2000).abs().max() < 200
+    for change in Change:
+        own = strengths[changes == change]
+        assert own.min() < -0.49 and own.max() > 0.49 and own.abs().max() <= 0.5
+        assert own.mean().abs() < 0.03 and own.std() == pytest.approx(0.5 / 3**0.5, rel=0.05)
+
+
+def test_training_changes_images_and_an_evaluation_does_not() -> None:
+    torch.manual_seed(0)
+    pixels = photographs(64)
+    augment = Augment(trivial=0.5)
+    assert torch.equal(augment.eval()(pixels), Augment().eval()(pixels))
+    different = (augment.train()(pixels) != Augment().eval()(pixels)).flatten(1).any(1)
+    assert 32 < different.sum() < 64  # some are changed by nothing
