@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from src.errors import UserError
 from src.measure.waiting import Waiting
-from src.models.direct_messages import DirectMessages
+from src.models.direct_messages import SHARED, DirectMessages
 from src.models.messages import Messages
 
 ENOUGH = 25 * 2**20  # bytes of a message at most. Each is in the way of the products that go on: few are best
@@ -17,21 +17,45 @@ ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
 
 
 class Bucket:
-    """Parameters whose gradients travel in one message."""
+    """Parameters whose gradients travel together: in one message, or a large one's alone in several.
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    Args:
+        number: of the first message.
+        most: numbers that a message may hold.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], number: int, most: int) -> None:
+        self.parameters, self.number = list(parameters), number
         self.missing = len(self.parameters)
         self.begins = [0]
         for parameter in self.parameters:
             self.begins.append(self.begins[-1] + -(-parameter.numel() // ALIGNED) * ALIGNED)
+        size = self.begins[-1]
+        pieces = range(0, size, most) if len(self.parameters) == 1 else (0,)
+        self.pieces = [slice(*ends) for ends in zip(pieces, (*pieces[1:], size), strict=True)]
 
-    def parts(self, message: Tensor) -> list[Tensor]:
-        """Where in a message each parameter's gradient is, laid out in memory as the parameter itself."""
+    def parts(self, memory: Tensor) -> list[Tensor]:
+        """Where in the messages' memory each parameter's gradient is, laid out as the parameter itself."""
         return [
-            message[begin : begin + parameter.numel()].as_strided(parameter.shape, dense_strides(parameter))
+            memory[begin : begin + parameter.numel()].as_strided(parameter.shape, dense_strides(parameter))
             for begin, parameter in zip(self.begins, self.parameters, strict=False)
         ]
+
+    def fill(self, memory: Tensor, piece: slice) -> None:
+        """Copies gradients to where they travel from."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        if len(self.pieces) == 1:
+            pairs = [pair for pair in zip(self.parts(memory), gradients, strict=True) if pair[1] is not None]
+            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+            return
+        (parameter,), (gradient,) = self.parameters, gradients
+        assert gradient is not None
+        if gradient.stride() != dense_strides(parameter):
+            if piece.start == 0:
+                self.parts(memory)[0].copy_(gradient)
+            return
+        given = gradient.as_strided((gradient.numel(),), (1,))[piece]
+        memory[piece][: len(given)].copy_(given)
 
 
 class GradientAverage:
@@ -56,12 +80,17 @@ class GradientAverage:
         enough: int = ENOUGH,
     ) -> None:
         self.waiting, self.dtype = waiting, dtype
-        self.buckets = [Bucket(own) for own in buckets(parameters, enough)]
+        self.buckets: list[Bucket] = []
+        whole = distributed.get_world_size() * SHARED  # so that the messages of a large gradient lie end to end
+        for own in buckets(parameters, enough):
+            number = sum(len(bucket.pieces) for bucket in self.buckets)
+            most = max(1, enough // own[0].element_size() // whole) * whole
+            self.buckets.append(Bucket(own, number, most))
         self.messages = self._messages()
         device = parameters[0].device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next = 0  # the bucket that is to be sent next
-        self.sent: list[tuple[Bucket, Tensor, Callable[[], None]]] = []
+        self.sent: list[tuple[Bucket, Tensor, list[Callable[[], None]]]] = []
         self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
@@ -73,7 +102,8 @@ class GradientAverage:
         dtypes = {self.dtype or bucket.parameters[0].dtype for bucket in self.buckets}
         if len(dtypes) > 1:
             return Messages()
-        numbers, device = [bucket.begins[-1] for bucket in self.buckets], self.buckets[0].parameters[0].device
+        numbers = [piece.stop - piece.start for bucket in self.buckets for piece in bucket.pieces]
+        device = self.buckets[0].parameters[0].device
         return DirectMessages.of(numbers, dtypes.pop(), device) or Messages()
 
     def close(self) -> None:
@@ -89,17 +119,17 @@ class GradientAverage:
             self._send(self.buckets[self.next])
 
     def _send(self, bucket: Bucket) -> None:
-        number, self.next = self.next, self.next + 1
+        self.next += 1
         bucket.missing = len(bucket.parameters)
-        gradients = [parameter.grad for parameter in bucket.parameters]
-        if all(gradient is None for gradient in gradients):
+        if all(parameter.grad is None for parameter in bucket.parameters):
             return
-        first = bucket.parameters[0]
+        first, waits = bucket.parameters[0], []
         with self._beside():
-            message = self.messages.empty(number, bucket.begins[-1], self.dtype or first.dtype, first.device)
-            pairs = [pair for pair in zip(bucket.parts(message), gradients, strict=True) if pair[1] is not None]
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
-            self.sent.append((bucket, message, self.messages.average(number, message)))
+            memory = self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
+            for number, piece in enumerate(bucket.pieces, bucket.number):
+                bucket.fill(memory, piece)
+                waits.append(self.messages.average(number, memory[piece]))
+        self.sent.append((bucket, memory, waits))
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -117,12 +147,13 @@ class GradientAverage:
         while self.next < len(self.buckets):
             self._send(self.buckets[self.next])
         with self.waiting():
-            for _, _, wait in self.sent:
-                wait()
+            for _, _, waits in self.sent:
+                for wait in waits:
+                    wait()
             self.messages.finish()
-        for bucket, message, _ in self.sent:
-            message = message.to(bucket.parameters[0].dtype)
-            for part, parameter in zip(bucket.parts(message), bucket.parameters, strict=True):
+        for bucket, memory, _ in self.sent:
+            memory = memory.to(bucket.parameters[0].dtype)
+            for part, parameter in zip(bucket.parts(memory), bucket.parameters, strict=True):
                 if parameter.grad is not None:
                     parameter.grad = part
         self.sent, self.next = [], 0
@@ -139,8 +170,8 @@ def travelling_dtype(name: str | None) -> torch.dtype | None:
 def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:
     """Parameters from the last to the first, as gradients come.
 
-    A message has one dtype, and no more than `enough` bytes unless it is of one parameter: a large gradient behind
-    small ones does not wait for the next, as the last message hides behind nothing.
+    They have one dtype, and no more than `enough` bytes unless there is but one: a large gradient behind small ones
+    does not wait for the next, as the last message hides behind nothing.
     """
     found: list[list[nn.Parameter]] = []
     size = 0

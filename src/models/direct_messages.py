@@ -5,6 +5,7 @@ NCCL's kernels hold multiprocessors while they wait and send, and products that 
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -12,30 +13,34 @@ from torch import Tensor, distributed
 from src.models.messages import Messages
 from src.models.shared_memory import on_every_rank, shared_memory
 
-ALIGNED = 32  # numbers: what a rank's share of a message is a multiple of
+SHARED = 32  # numbers: what a rank's share of a message is a multiple of
 
 
 class DirectMessages(Messages):
     """`Messages` for ranks that reach each other's memory.
 
     Each rank fetches its share of a message from all others, averages it, and fetches the others' means of theirs: one
-    rank alone averages a share, so all ranks have the same bits, and so has another run.
+    rank alone averages a share, so all ranks have the same bits, and so has another run. Means of a message come back
+    while the next one's shares are fetched.
 
     Args:
         memory: of each rank, 0 at first, of at least `needed(numbers, ranks)` numbers.
         rank: whose memory is this process's own.
-        barrier: waits on the current stream until every rank is there, and sees what they have written before.
-        numbers: of each message.
+        barrier: waits on the current stream until every rank is there, and sees what they have written before. Its
+            argument, 0 or 1, tells barriers on one stream from those on another.
+        numbers: of each message. Of several that lie end to end all but the last are multiples of ranks x SHARED.
     """
 
     def __init__(
-        self, memory: Sequence[Tensor], rank: int, barrier: Callable[[], None], numbers: Sequence[int]
+        self, memory: Sequence[Tensor], rank: int, barrier: Callable[[int], None], numbers: Sequence[int]
     ) -> None:
         self.memory, self.rank, self.barrier = memory, rank, barrier
         self.shares = [share_of(each, len(memory)) for each in numbers]
         self.begins = [len(memory) * sum(self.shares[:number]) for number in range(len(numbers))]
-        self.fetched = memory[rank].new_empty(len(memory) - 1, max(self.shares))
-        self.stream = torch.cuda.Stream(memory[rank].device) if memory[rank].is_cuda else None
+        mine = memory[rank]
+        self.fetched = mine.new_empty(2, len(memory) - 1, max(self.shares))  # of this message and of the next
+        self.streams = [torch.cuda.Stream(mine.device) for _ in range(2)] if mine.is_cuda else []
+        self.averaged: list[Any] = []  # events of this step: what was fetched of a message is done with
 
     @classmethod
     def of(cls, numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> "DirectMessages | None":
@@ -57,39 +62,63 @@ class DirectMessages(Messages):
         return self.memory[self.rank][self.begins[number] :][:numbers]
 
     def average(self, number: int, message: Tensor) -> Callable[[], None]:
-        if self.stream is None:
-            self._average(number)
+        place = len(self.averaged) % 2
+        if not self.streams:
+            self._fetch(number, place)
+            self._average(number, place)
+            self._return(number)
             return lambda: None
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self._average(number)
-            done = self.stream.record_event()
+        fetching, returning = self.streams
+        fetching.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(fetching):
+            if len(self.averaged) > 1:
+                fetching.wait_event(self.averaged[-2])
+            self._fetch(number, place)
+        returning.wait_stream(fetching)
+        with torch.cuda.stream(returning):
+            self._average(number, place)
+            self.averaged.append(returning.record_event())
+            self._return(number)
+            done = returning.record_event()
         return lambda: torch.cuda.current_stream().wait_event(done)
 
-    def _average(self, number: int) -> None:
-        begin, share, ranks = self.begins[number], self.shares[number], len(self.memory)
+    def _fetch(self, number: int, place: int) -> None:
+        """The others' parts of this rank's share."""
+        self.barrier(0)  # everybody's message is written
+        for slot, other in enumerate(self._others()):
+            self.fetched[place, slot, : self.shares[number]].copy_(self._part(number, other, self.rank))
 
-        def part(whose: int, of: int) -> Tensor:
-            return self.memory[whose][begin + of * share :][:share]
+    def _average(self, number: int, place: int) -> None:
+        """This rank's share."""
+        mine = self._part(number, self.rank, self.rank)
+        for slot in range(len(self.memory) - 1):
+            # The mean so far: no pass more for a division.
+            mine.lerp_(self.fetched[place, slot, : self.shares[number]], 1 / (slot + 2))
 
-        others = [(self.rank + step) % ranks for step in range(1, ranks)]  # no two fetch from the same one at a time
-        mine = part(self.rank, self.rank)
-        self.barrier()  # everybody's message is written
-        for place, other in enumerate(others):
-            self.fetched[place, :share].copy_(part(other, self.rank))
-        for place in range(len(others)):
-            mine.lerp_(self.fetched[place, :share], 1 / (place + 2))  # the mean so far: no pass more for a division
-        self.barrier()  # everybody's share is averaged
-        for other in others:
-            part(self.rank, other).copy_(part(other, other))
+    def _return(self, number: int) -> None:
+        """The others' shares."""
+        self.barrier(1)  # everybody's share is averaged
+        for other in self._others():
+            self._part(number, self.rank, other).copy_(self._part(number, other, other))
+
+    def _others(self) -> list[int]:
+        """In an order in which no two ranks fetch from the same one at a time."""
+        ranks = len(self.memory)
+        return [(self.rank + step) % ranks for step in range(1, ranks)]
+
+    def _part(self, number: int, whose: int, of: int) -> Tensor:
+        """The share of a rank in the message of another one."""
+        share = self.shares[number]
+        return self.memory[whose][self.begins[number] + of * share :][:share]
 
     def finish(self) -> None:
-        self.barrier()  # nobody fetches from here any more: the next step may write
+        self.barrier(0)  # nobody fetches from here any more: the next step may write
+        self.averaged.clear()
 
 
 def share_of(numbers: int, ranks: int) -> int:
     """Numbers of a message that one rank averages."""
-    return -(-numbers // (ranks * ALIGNED)) * ALIGNED
+    return -(-numbers // (ranks * SHARED)) * SHARED
 
 
 def needed(numbers: Sequence[int], ranks: int) -> int:

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from src.errors import UserError
 from src.measure.waiting import Waiting
-from src.models.averaging import GradientAverage, buckets, travelling_dtype
+from src.models.averaging import Bucket, GradientAverage, buckets, travelling_dtype
 
 CPU = torch.device("cpu")
 
@@ -114,6 +114,21 @@ def test_messages_come_from_the_last_parameter_on_and_hold_one_dtype() -> None:
     half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
     sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters], 80)]
     assert sizes == [[300], [5, 10], [10], [100], [8]]
+
+
+def test_a_large_gradient_travels_in_pieces() -> None:
+    parameter = nn.Parameter(torch.zeros(15, 10))
+    bucket = Bucket([parameter], 3, 64)
+    assert bucket.pieces == [slice(0, 64), slice(64, 128), slice(128, 152)]
+    for gradient in (torch.arange(150.0).view(15, 10), torch.arange(150.0).view(10, 15).T):
+        parameter.grad, memory = gradient, torch.full((152,), -1.0)
+        for piece in bucket.pieces:
+            bucket.fill(memory, piece)
+            if gradient.is_contiguous():
+                assert torch.equal(memory[: piece.stop][:150], gradient.flatten()[: piece.stop])
+                assert (memory[piece.stop :] == -1).all()
+        assert torch.equal(bucket.parts(memory)[0], gradient)
+    assert Bucket([parameter, nn.Parameter(torch.zeros(3))], 0, 64).pieces == [slice(0, 156)]
 
 
 def test_what_gradients_travel_in() -> None:

@@ -122,8 +122,9 @@ def _blended(images: Tensor, change: Tensor, strength: Tensor) -> Tensor:
     base = torch.where(change == Change.BRIGHTNESS, torch.zeros_like(images), _smoothed(images))
     base = torch.where(change == Change.COLOR, grey, base)
     base = torch.where(change == Change.CONTRAST, grey.mean((1, 2), keepdim=True).round(), base)
-    blends = (Change.COLOR, Change.CONTRAST, Change.BRIGHTNESS, Change.SHARPNESS)
-    factor = 1 + torch.where(sum(change == kind for kind in blends) > 0, BLEND * strength, 0)
+    is_blend = (change == Change.COLOR) | (change == Change.CONTRAST)
+    is_blend = is_blend | (change == Change.BRIGHTNESS) | (change == Change.SHARPNESS)
+    factor = 1 + torch.where(is_blend, BLEND * strength, 0)
     return torch.lerp(base, images, factor).clamp(0, 255)
 
 
