@@ -93,6 +93,33 @@ def locked(path: Path, notice: str | None = None) -> Iterator[int]:
 
 
 @contextmanager
+def folder_in_use(folder: Path) -> Iterator[None]:
+    """Lets other processes see (`is_in_use`) that this one is at work on an existing folder."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: everybody takes all folders for used
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(file)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a living process is at work on the folder, or may be: not everywhere it can be told."""
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+@contextmanager
 def sole_maker(*paths: Path) -> Iterator[list[int]]:
     """Waits until no other process makes these files or folders; who is inside looks again whether they are there.
 

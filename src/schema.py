@@ -50,7 +50,7 @@ class Hardware:
     name: str = MISSING
     accelerator: str = "auto"  # "cuda", "cpu" or "auto"
     match: str | None = None  # regular expression on the device's name
-    peak_flops: dict[str, float] | None = None  # FLOP/s by dtype: fp32, tf32, fp16, bf16
+    peak_flops: dict[str, float | None] = field(default_factory=dict)  # FLOP/s by dtype: fp32, tf32, fp16, bf16
     peak_bandwidth: float | None = None  # bytes/s of device memory
     memory_gib: float | None = None
 

@@ -11,6 +11,7 @@ from omegaconf.errors import InterpolationKeyError
 from src import schema
 from src.cli import CONF, explain
 from src.errors import UserError
+from src.measure.roofline import peaks_of
 from src.run import case_of
 from src.settings import check_fix_hp
 
@@ -69,6 +70,14 @@ def test_a_command_line_choice_wins_over_the_models_own() -> None:
     config = composed("model=moflow", "datamodule=qm9_molecules", "precision=bf16")
     assert config.datamodule.name == "qm9_molecules"
     assert config.precision.name == "bf16"
+
+
+@pytest.mark.parametrize("override", ["hardware.peak_flops={fp32:1e11}", "hardware.peak_flops.fp32=1e11"])
+def test_peaks_of_a_cpu_may_be_given(override: str) -> None:
+    cpu = ("experiment=mobilenet_quick", "hardware=cpu")
+    given, usual = composed(*cpu, override).hardware.peak_flops, composed(*cpu).hardware.peak_flops
+    assert given.fp32 == 1e11 and peaks_of("fp32", given, None).source == "datasheet"
+    assert peaks_of("fp32", usual, None).source == "measured"
 
 
 def test_the_case_names_what_differs_from_the_published_one() -> None:

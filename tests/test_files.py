@@ -174,6 +174,31 @@ def test_another_machine_that_shares_no_locks_may_be_first(origin: dict[str, str
     assert names(tmp_path) == ["prepared"] and names(prepared) == ["meta.json"]
 
 
+def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """A living one's folder stays."""
+    prepared = tmp_path / "prepared [1]"
+    script = "import sys; from pathlib import Path; from src.datamodules.prepared import made_whole\n"
+    script += "with made_whole(Path(sys.argv[1])) as part: print(part, flush=True); sys.stdin.read()"
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(prepared)],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    killed, living = (Path(process.stdout.readline().strip()) for process in begun)  # type: ignore[union-attr]
+    begun[0].kill()
+    begun[0].communicate(timeout=WAIT_S)
+    assert killed.is_dir() and living.is_dir()
+    prepare(prepared, ORIGIN, write)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, prepared.name]
+    begun[1].communicate(timeout=WAIT_S)
+    assert names(tmp_path) == [prepared.name]
+
+
 def test_a_file_system_without_locks_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

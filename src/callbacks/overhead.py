@@ -88,7 +88,7 @@ def seconds_per_step(measured: bool, steps: int, products: int) -> float:
     """Of one training loop of Lightning with a step of fixed length."""
     clock = Clock() if measured else MutedClock()
     task = FixedStep(clock, products)
-    hardware, precision = Hardware(name="none", peak_flops={}), Precision(name="fp32")
+    hardware, precision = Hardware(name="none", peak_flops={"fp32": 1.0}), Precision(name="fp32")
     measuring: list[pl.Callback] = [Phases(), Throughput(20, hardware, precision), History(20), Memory(), Energy()]
     trainer = pl.Trainer(
         accelerator="auto", devices=1, max_epochs=1, logger=False, callbacks=measuring if measured else [],

@@ -1,5 +1,6 @@
 """Folders of prepared arrays: there whole or not at all, and checked when they are opened."""
 
+import glob
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from jaxtyping import Int
 
 from src.datamodules.download import sha256_of
 from src.errors import UserError
-from src.files import is_made, sole_maker
+from src.files import folder_in_use, is_in_use, is_made, sole_maker
 
 META = "meta.json"
 
@@ -91,18 +92,22 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 def made_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder that gets its name at the end, and is removed on any failure.
 
-    If another machine, which shares no locks with this one, has made `folder` meanwhile, then that one stays: the
-    caller looks at what it is.
+    What a killed process has left of such a folder is removed by the next one that makes it. If another machine, which
+    shares no locks with this one, has made `folder` meanwhile, then that one stays: the caller looks at what it is.
     """
     part = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
     try:
         part.mkdir(parents=True)
-        yield part
-        try:
-            part.rename(folder)
-        except OSError:
-            if not is_made(folder):
-                raise
+        with folder_in_use(part):
+            for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+                if not is_in_use(other):
+                    shutil.rmtree(other, ignore_errors=True)
+            yield part
+            try:
+                part.rename(folder)
+            except OSError:
+                if not is_made(folder):
+                    raise
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror}): give another data_dir, or make room") from error
     finally:

@@ -50,9 +50,9 @@ def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -
     }
 
 
-def peaks_of(precision: str, peak_flops: Mapping[str, float] | None, peak_bandwidth: float | None) -> Peaks:
+def peaks_of(precision: str, peak_flops: Mapping[str, float | None], peak_bandwidth: float | None) -> Peaks:
     """The datasheet's peaks for a precision's products, or measured ones where there is no datasheet (a CPU)."""
-    if peak_flops is None:
+    if not any(peak_flops.values()):
         return peaks_here()
     return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
 
