@@ -58,22 +58,43 @@ def model_name(gpu: str) -> str | None:
             return None
 
 
-def hold(gpus: Sequence[str], wanted: int) -> tuple[list[str], list[int]] | None:
-    """So many of the GPUs that no job of another sweep has, with the locks that keep them; None if they are not free.
+class Line:
+    """A sweep's place in the line for GPUs that it shares with other sweeps.
 
-    A lock is let go when the last process ends that has its open file, as a job's own.
+    Who waits for several comes before those who come later and want fewer, or a job on two GPUs would wait for as long
+    as there are jobs on one.
     """
-    folder = Path(tempfile.gettempdir()) / f"reprise-gpus-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    held: dict[str, int] = {}
-    for gpu in gpus:
+
+    def __init__(self) -> None:
+        self.next: dict[str, int] = {}  # GPUs that nobody else may take now, with the lock that says so
+
+    def hold(self, gpus: Sequence[str], wanted: int) -> tuple[list[str], list[int]] | None:
+        """So many of the GPUs, with the locks that keep them from others; None if they are not free, or not our turn.
+
+        A lock is let go when the last process ends that has its open file, as a job's own.
+        """
+        folder = Path(tempfile.gettempdir()) / f"reprise-gpus-{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+        for gpu in gpus:
+            if gpu not in self.next and (lock := try_lock(folder / f"{identity(gpu)}.next.lock")) is not None:
+                self.next[gpu] = lock
+        ours = [gpu for gpu in gpus if gpu in self.next]
+        if len(ours) < wanted:
+            self.leave()  # to those who were before: two that keep a part of what both want would wait for ever
+            return None
+        held: dict[str, int] = {}
+        for gpu in ours:
+            if len(held) < wanted and (lock := try_lock(folder / f"{identity(gpu)}.lock")) is not None:
+                held[gpu] = lock
         if len(held) == wanted:
-            break
-        lock = try_lock(folder / f"{identity(gpu)}.lock")
-        if lock is not None:
-            held[gpu] = lock
-    if len(held) == wanted:
-        return [*held], [*held.values()]
-    for lock in held.values():
-        os.close(lock)
-    return None
+            self.leave()
+            return [*held], [*held.values()]
+        for lock in held.values():
+            os.close(lock)
+        return None
+
+    def leave(self) -> None:
+        """Wants no GPU any more."""
+        for lock in self.next.values():
+            os.close(lock)
+        self.next.clear()

@@ -13,7 +13,7 @@ from typing import Any
 
 from src.cli import DEBUGGING
 from src.files import try_lock
-from src.sweep.gpus import hold, visible_gpus
+from src.sweep.gpus import Line, visible_gpus
 from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 
@@ -31,11 +31,13 @@ class Slots:
         gpus: as CUDA_VISIBLE_DEVICES names them.
         parallel: jobs at once; None: as many as the GPUs carry, one on a machine without.
         alone: whether a job waits for GPUs that jobs of other sweeps have.
+        line: where it waits.
     """
 
     gpus: Sequence[str] = field(default_factory=visible_gpus)
     parallel: int | None = None
     alone: bool = False
+    line: Line = field(default_factory=Line)
 
     @property
     def most(self) -> int:
@@ -52,7 +54,7 @@ class Slots:
             return None
         if not self.alone:
             return Place(free[:wanted])
-        held = hold(free, wanted)
+        held = self.line.hold(free, wanted)
         return None if held is None else Place(*held)
 
 
@@ -90,6 +92,8 @@ class Runner:
                         self._end(folder)
                 waiting = [] if told else [f for f, job in jobs.items() if not job.ended and f not in self._started]
                 waiting = [folder for folder in waiting if folder not in running]
+                if not waiting:
+                    self.slots.line.leave()
                 place = self.slots.room_for(jobs[waiting[0]], [jobs[f] for f in running]) if waiting else None
                 if place is not None:
                     jobs[waiting[0]] = self._start(waiting[0], jobs[waiting[0]], place)

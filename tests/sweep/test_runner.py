@@ -13,7 +13,7 @@ import pytest
 from src.errors import UserError
 from src.files import try_lock
 from src.report.record import Case, Record, RunError, write_record
-from src.sweep.gpus import hold
+from src.sweep.gpus import Line
 from src.sweep.job import Job, alive, read_job, sole_launcher, write_job
 from src.sweep.outcome import Exit, outcome
 from src.sweep.runner import Runner, Slots, settled
@@ -202,7 +202,7 @@ Runner(Slots(gpus=[]), die).run([Path({str(folder)!r})])
 def test_two_sweeps_do_not_use_a_gpu_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     slots = Slots(gpus=["4", "5"], alone=True)
-    taken = hold(["4"], 1)  # as a job of another sweep does
+    taken = Line().hold(["4"], 1)  # as a job of another sweep does
     assert taken is not None
     one, two = (slots.room_for(Job("", [], [], "", needs=needs), []) for needs in (1, 2))
     assert one is not None and one.gpus == ["5"] and two is None
@@ -212,17 +212,59 @@ def test_two_sweeps_do_not_use_a_gpu_at_once(tmp_path: Path, monkeypatch: pytest
     assert two is not None and two.gpus == ["4", "5"]
 
 
+def test_who_waits_for_two_gpus_comes_before_who_wants_one_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gpus, busy, first, second = ["4", "5"], Line(), Line(), Line()
+    four, five = busy.hold(["4"], 1), busy.hold(["5"], 1)
+    assert four is not None and five is not None
+    assert first.hold(gpus, 2) is None
+    os.close(four[1][0])
+    assert second.hold(gpus, 1) is None and second.hold(["6"], 1) is not None  # others are nobody's
+    assert first.hold(gpus, 2) is None
+    os.close(five[1][0])
+    assert second.hold(gpus, 1) is None
+    both = first.hold(gpus, 2)
+    assert both is not None and both[0] == gpus
+    os.close(both[1][0])
+    assert second.hold(gpus, 1) is not None
+
+
+def test_two_that_want_some_of_the_same_gpus_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    busy, left, right = Line().hold(["4"], 1), Line(), Line()
+    assert busy is not None
+    assert left.hold(["4", "5"], 2) is None  # and is next on both
+    assert right.hold(["5", "6"], 2) is None  # has nothing, so that others get at 6
+    assert Line().hold(["6"], 1) is not None
+
+
+def test_a_sweep_without_jobs_that_wait_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could not start all at once, and one that was asked to end while it waited."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    four, five, slots = Line().hold(["4"], 1), Line().hold(["5"], 1), Slots(gpus=["4", "5"], alone=True)
+    assert four is not None and five is not None
+    runner = Runner(slots, lambda _: setattr(runner, "asked", 1) if slots.line.next else None)
+    runner.run([place(tmp_path / "0", "", needs=1)])
+    os.close(four[1][0])
+    assert Line().hold(["4"], 1) is not None
+
+
 def test_a_job_keeps_its_gpus_for_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = place(tmp_path / "0", "open('0/go').read()", needs=1)
     os.mkfifo(folder / "go")
     free: list[bool] = []
+    line = Line()
 
     def look(jobs: Mapping[Path, Job]) -> None:
         if jobs[folder].state == "running" and not free:
-            free.append(hold(["4"], 1) is not None)
+            free.append(line.hold(["4"], 1) is not None)
             (folder / "go").open("w").close()
 
     assert Runner(Slots(gpus=["4"], alone=True), look).run([folder])[folder].state == "done"
     assert free == [False]
-    assert hold(["4"], 1) is not None
+    assert line.hold(["4"], 1) is not None
