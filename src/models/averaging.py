@@ -31,7 +31,7 @@ class Bucket:
         for parameter in self.parameters:
             self.begins.append(self.begins[-1] + -(-parameter.numel() // ALIGNED) * ALIGNED)
         size = self.begins[-1]
-        pieces = range(0, size, most) if len(self.parameters) == 1 else (0,)
+        pieces = range(0, max(size, 1), most) if len(self.parameters) == 1 else (0,)
         self.pieces = [slice(*ends) for ends in zip(pieces, (*pieces[1:], size), strict=True)]
 
     def parts(self, memory: Tensor) -> list[Tensor]:

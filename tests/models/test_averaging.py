@@ -129,6 +129,7 @@ def test_a_large_gradient_travels_in_pieces() -> None:
                 assert (memory[piece.stop :] == -1).all()
         assert torch.equal(bucket.parts(memory)[0], gradient)
     assert Bucket([parameter, nn.Parameter(torch.zeros(3))], 0, 64).pieces == [slice(0, 156)]
+    assert Bucket([nn.Parameter(torch.zeros(0))], 0, 64).pieces == [slice(0, 0)]
 
 
 def test_what_gradients_travel_in() -> None:
