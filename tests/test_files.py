@@ -175,8 +175,10 @@ def test_another_machine_that_shares_no_locks_may_be_first(origin: dict[str, str
 
 
 def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """A living one's folder stays."""
+    """A living one's folder stays, and another machine's, of which nobody here can tell."""
     prepared = tmp_path / "prepared [1]"
+    elsewhere = tmp_path / f".{prepared.name}.elsewhere.1.tmp"
+    elsewhere.mkdir()
     script = "import sys; from pathlib import Path; from src.datamodules.prepared import made_whole\n"
     script += "with made_whole(Path(sys.argv[1])) as part: print(part, flush=True); sys.stdin.read()"
     begun = [
@@ -194,9 +196,9 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -
     begun[0].communicate(timeout=WAIT_S)
     assert killed.is_dir() and living.is_dir()
     prepare(prepared, ORIGIN, write)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, prepared.name]
+    assert names(tmp_path) == sorted([living.name, elsewhere.name, prepared.name])
     begun[1].communicate(timeout=WAIT_S)
-    assert names(tmp_path) == [prepared.name]
+    assert names(tmp_path) == [elsewhere.name, prepared.name]
 
 
 def test_a_file_system_without_locks_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import glob
 import json
+import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,14 +93,16 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 def made_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder that gets its name at the end, and is removed on any failure.
 
-    What a killed process has left of such a folder is removed by the next one that makes it. If another machine, which
-    shares no locks with this one, has made `folder` meanwhile, then that one stays: the caller looks at what it is.
+    What a killed process has left of such a folder is removed by the next one on its machine that makes it. If another
+    machine, which shares no locks with this one, has made `folder` meanwhile, then that one stays: the caller looks at
+    what it is.
     """
-    part = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
+    ours = f".{folder.name}.{platform.node()}."
+    part = folder.with_name(f"{ours}{uuid4().hex}.tmp")
     try:
         part.mkdir(parents=True)
         with folder_in_use(part):
-            for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+            for other in folder.parent.glob(f"{glob.escape(ours)}*.tmp"):
                 if not is_in_use(other):
                     shutil.rmtree(other, ignore_errors=True)
             yield part
