@@ -145,6 +145,20 @@ def embedding(
     return difference(kernel, plain, [*tables, weight, bias])
 
 
+def sum_by_id(fused: Any, tokens: int, count: int, dim: int, padding: int, device: str = "cpu") -> float:
+    """The error of the sums over random ids, one of them that of every other token; the same bits twice."""
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(count, (tokens,), generator=generator, dtype=torch.int32)
+    ids[::2] = 3
+    grad, ids = random(tokens, dim, seed=6, device=device).float(), ids.to(device)
+    found = fused.rows.sum_by_id(grad, ids, count, padding)
+    assert torch.equal(found, fused.rows.sum_by_id(grad, ids, count, padding))
+    expected = torch.zeros(count, dim, dtype=torch.float64, device=device).index_add(0, ids, grad.double())
+    if padding >= 0:
+        expected[padding] = 0
+    return error(found, expected)
+
+
 def attention(
     fused: Any, batch: Tokens, heads: int, head: int, dtype: torch.dtype, device: str = "cpu",
     share: float = 0.0, first_alone: bool = False, far: float = 0.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from distilbert_kernels import attention, embedding, gelu, layer, norm, sentences
+from distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id
 from tiny_distilbert import tiny_distilbert
 from trained import Trained, trained
 
@@ -63,6 +63,11 @@ def test_embedding(padded_to: int | None, share: float, precision: tuple[torch.d
     dtype, tolerance = precision
     found = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, share)
     assert found.largest < tolerance, found
+
+
+@pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
+def test_sum_by_id(tokens: int, count: int, padding: int, fused: Any) -> None:
+    assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-6
 
 
 @pytest.mark.parametrize(("share", "first_alone"), [(0.0, False), (0.1, False), (0.1, True)])

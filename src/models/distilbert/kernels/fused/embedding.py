@@ -29,19 +29,14 @@ class Embed(torch.autograd.Function):
             grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, shares
         )
         of_weight, of_bias = shares.sum(0).view(2, dim)
-        of_words = summed_by(grad, words.ids, len(word_vectors), PAD)
+        of_words = rows.sum_by_id(grad, words.ids, len(word_vectors), PAD)
         if words.positions is None:
             of_positions = grad.new_zeros(position_vectors.shape)
             torch.sum(grad.view(-1, words.length, dim), 0, out=of_positions[: words.length])
         else:
-            of_positions = summed_by(grad, words.positions, len(position_vectors), -1)
+            of_positions = rows.sum_by_id(grad, words.positions, len(position_vectors), -1)
         found = (of_words, of_positions, of_weight, of_bias)
         return None, None, None, None, *(x.to(word_vectors.dtype) for x in found)
-
-
-def summed_by(grad: Tensor, ids: Tensor, rows: int, padding: int) -> Tensor:
-    """The sum of the rows of each id, the same every time; 0 for the id `padding`."""
-    return torch.ops.aten.embedding_dense_backward(grad, ids, rows, padding, False)
 
 
 def words_of(batch: Tokens) -> Words:

@@ -16,6 +16,7 @@ BACKWARD = {"BLOCK": 2, "num_warps": 4}
 GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
 TRANSPOSE = {"BLOCK": 64, "num_warps": 8}
+SUM_BY_ID = {"WIDTH": 256, "BLOCK": 8, "num_warps": 2}
 PROGRAMS, LEAST_ROWS = 768, 8  # programs that a sum over rows is spread over, where they get so many rows each
 
 
@@ -172,5 +173,24 @@ def embed_backward(
         rows, shares.stride(0),
         LENGTH=words.length, **drop.constants, COLUMNS=columns, WIDTH=power_of_2(columns),
         ROWS=rows_of_a_program(rows), **BACKWARD,
+    )  # fmt: skip
+    return out
+
+
+def sum_by_id(
+    grad: Float[Tensor, "tokens dim"], ids: Int[Tensor, " tokens"], count: int, padding: int
+) -> Float[Tensor, "{count} dim"]:
+    """The sum of the rows of each of `count` ids, in one order and so the same bits every time; 0 for `padding`.
+
+    A row is read once and a sum written once, where torch's embedding_dense_backward fills what it adds to with zeros
+    first and makes its sums in parts.
+    """
+    columns = grad.shape[1]
+    in_order, order = torch.sort(ids, stable=True)
+    begins = torch.searchsorted(in_order, torch.arange(count + 1, dtype=ids.dtype, device=ids.device), out_int32=True)
+    out = grad.new_empty(count, columns)
+    launch(
+        kernels.sum_by_id, (count, -(-columns // SUM_BY_ID["WIDTH"])),
+        grad, order, begins, out, padding, COLUMNS=columns, **SUM_BY_ID,
     )  # fmt: skip
     return out

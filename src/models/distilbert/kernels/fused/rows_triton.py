@@ -171,6 +171,23 @@ def embed_backward(
 
 
 @triton.jit
+def sum_by_id(grad, order, begins, out, padding, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """`out` [ids, COLUMNS]: each id's sum of the rows order[begins[id]:begins[id + 1]]; 0 for `padding`."""
+    number, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < COLUMNS
+    begin, end = tl.load(begins + number), tl.load(begins + number + 1)
+    end = tl.where(number == padding, begin, end)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for k in range(begin, end, BLOCK):
+        place = k + tl.arange(0, BLOCK)
+        row = tl.load(order + place, mask=place < end, other=0).to(tl.int64)
+        wanted = (place < end)[:, None] & is_column[None, :]
+        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=wanted, other=0.0)
+    place = out + number.to(tl.int64) * COLUMNS + column
+    tl.store(place, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
 def _normal(x):
     """The normal distribution's function and density, by formula 26.2.17 of Abramowitz and Stegun (1964).
 
