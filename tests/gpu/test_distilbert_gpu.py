@@ -67,7 +67,7 @@ def test_embedding(padded_to: int | None, share: float, precision: tuple[torch.d
 
 @pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
 def test_sum_by_id(tokens: int, count: int, padding: int, fused: Any) -> None:
-    assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-6
+    assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-5
 
 
 @pytest.mark.parametrize(("share", "first_alone"), [(0.0, False), (0.1, False), (0.1, True)])

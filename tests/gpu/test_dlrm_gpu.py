@@ -79,6 +79,12 @@ def test_rows_change_by_the_same_numbers_every_time(fused: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 
+def test_a_batch_of_more_blocks_than_a_grids_second_axis_has(fused: Any) -> None:
+    batch, table = 65_536 * 16 + 5, Table("cat_0.bin", 7)
+    weight, ids = torch.randn(7, 4, device=CUDA), torch.randint(7, (batch,), dtype=torch.int32, device=CUDA)
+    assert torch.equal(fused.tables.look_up([weight], (table,), ids, batch, torch.float32)[:, 0], weight[ids])
+
+
 def run(home: Path, *overrides: str) -> Trained:
     """Of 12 steps."""
     return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides))

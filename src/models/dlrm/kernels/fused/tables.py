@@ -114,9 +114,9 @@ def look_up_into(
     # A single one is somewhere else in each step: a captured one must not bring its address to the device.
     several = numbers_on(tuple(out.data_ptr() for out in outs), torch.int64, ids.device) if len(outs) > 1 else None
     launch(
-        kernels.look_up, (len(tables) * len(outs), -(-batch // LOOK_UP["BLOCK"])),
+        kernels.look_up, (len(tables) * len(outs) * -(-batch // LOOK_UP["BLOCK"]),),
         addresses(weights), shape.slots, shape.hotness, numbers_on(tuple(columns), torch.int32, ids.device), ids,
-        several, outs[0], batch,
+        several, outs[0], batch, len(tables),
         PARTS=len(outs), TABLES=vectors, DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def look_up(
-    pointers, slots, hotness, columns, ids, outs, out, batch,
+    pointers, slots, hotness, columns, ids, outs, out, batch, tables,
     PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ONE_HOT: tl.constexpr,
 ):  # fmt: skip
@@ -23,11 +23,13 @@ def look_up(
 
     Neighbouring programs work for different parts, so that those on other GPUs are written to evenly.
     """
-    part, table = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
+    # On one axis: the second one of a grid ends at 65,535.
+    part, rest = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
+    table, block = rest % tables, rest // tables
     weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
     if PARTS > 1:
         out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
-    sample, column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    sample, column = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_sample = sample < batch
     wanted = is_sample[:, None] & (column < DIM)[None, :]
     first = ids + tl.load(slots + table).to(tl.int64) * (batch * PARTS)
