@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, distributed, nn
@@ -58,16 +57,19 @@ class Bucket:
         memory[piece][: len(given)].copy_(given)
 
 
+Sent = tuple[Bucket, Tensor, list[Callable[[], None]]]  # the memory of its messages, and what waits for each of them
+
+
 class GradientAverage:
     """The mean over all ranks in the place of each rank's own gradients, as DistributedDataParallel makes it.
 
-    The gradients that a backward pass finishes first travel first; every rank sends the same messages in one order. A
-    parameter has a gradient on all ranks or on none. Unlike DistributedDataParallel it needs no wrapper around the
-    module, and its messages may be part of a CUDA graph.
+    The gradients that a backward pass finishes first travel first, as the first pass has shown on rank 0; every rank
+    sends the same messages in one order. A parameter has a gradient on all ranks or on none. Unlike
+    DistributedDataParallel it needs no wrapper around the module, and its messages may be part of a CUDA graph.
 
     Args:
-        parameters: in the order of the forward pass, alike on all ranks. They have no gradients before a backward pass.
-        waiting: is told how long `finish` waits.
+        parameters: alike on all ranks. They have no gradients before a backward pass.
+        waiting: is told how long `arrivals` waits.
         dtype: that gradients travel in; their own if not given. Half the bytes, with the rounding that this brings.
         enough: bytes of a message at most.
     """
@@ -79,24 +81,41 @@ class GradientAverage:
         dtype: torch.dtype | None = None,
         enough: int = ENOUGH,
     ) -> None:
-        self.waiting, self.dtype = waiting, dtype
-        self.buckets: list[Bucket] = []
-        whole = distributed.get_world_size() * SHARED  # so that the messages of a large gradient lie end to end
-        for own in buckets(parameters, enough):
-            number = sum(len(bucket.pieces) for bucket in self.buckets)
-            most = max(1, enough // own[0].element_size() // whole) * whole
-            self.buckets.append(Bucket(own, number, most))
-        self.messages = self._messages()
-        device = parameters[0].device
+        self.waiting, self.dtype, self.enough = waiting, dtype, enough
+        self.parameters = list(parameters)
+        self.buckets: list[Bucket] = []  # until the first backward pass has shown what comes first
+        self.bucket_of: dict[Tensor, Bucket] = {}
+        self.arrived: list[Tensor] = []
+        self.last: Bucket | None = None  # behind which nothing is left to be computed
+        self.messages = Messages()
+        device = self.parameters[0].device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next = 0  # the bucket that is to be sent next
-        self.sent: list[tuple[Bucket, Tensor, list[Callable[[], None]]]] = []
+        self.sent: list[Sent] = []
         self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
-        self.hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
-            for bucket in self.buckets
-            for parameter in bucket.parameters
-        ]
+        self.hooks = [parameter.register_post_accumulate_grad_hook(self._on_arrival) for parameter in self.parameters]
+
+    def _settle(self) -> None:
+        """Makes the buckets, in the order in which gradients have come on rank 0."""
+        whole = distributed.get_world_size() * SHARED  # so that the messages of a large gradient lie end to end
+        come, missing = self._order()
+        for own in (*buckets(come, self.enough), *buckets(missing, self.enough)):
+            number = sum(len(bucket.pieces) for bucket in self.buckets)
+            most = max(1, self.enough // own[0].element_size() // whole) * whole
+            self.buckets.append(Bucket(own, number, most))
+        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
+        self.last = self.bucket_of[come[-1]] if come else None
+        self.messages = self._messages()
+
+    def _order(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters as their gradients came on rank 0, and those without one."""
+        number_of: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
+        come = [number_of[parameter] for parameter in self.arrived]
+        missing = sorted(set(number_of.values()) - set(come))
+        agreed = torch.tensor(come + missing, device=self.parameters[0].device)
+        distributed.broadcast(agreed, 0)
+        order = [self.parameters[number] for number in agreed.tolist()]
+        return order[: len(come)], order[len(come) :]
 
     def _messages(self) -> Messages:
         dtypes = {self.dtype or bucket.parameters[0].dtype for bucket in self.buckets}
@@ -111,10 +130,13 @@ class GradientAverage:
         for hook in self.hooks:
             hook.remove()
 
-    def _arrived(self, bucket: Bucket, parameter: Tensor) -> None:
+    def _on_arrival(self, parameter: Tensor) -> None:
         if not self.is_last:
             return
-        bucket.missing -= 1
+        if not self.buckets:
+            self.arrived.append(parameter)
+            return
+        self.bucket_of[parameter].missing -= 1
         while self.next < len(self.buckets) and not self.buckets[self.next].missing:
             self._send(self.buckets[self.next])
 
@@ -128,7 +150,7 @@ class GradientAverage:
             memory = self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
-                waits.append(self.messages.average(number, memory[piece]))
+                waits.append(self.messages.average(number, memory[piece], bucket is self.last))
         self.sent.append((bucket, memory, waits))
 
     @contextmanager
@@ -142,21 +164,36 @@ class GradientAverage:
             yield
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Sends what a pass without all gradients has left over, waits, and puts the means in the gradients' places."""
-        while self.next < len(self.buckets):
+    def arrivals(self) -> Iterator[list[nn.Parameter]]:
+        """Puts the means in the gradients' places, and names the parameters that have theirs; to be gone through whole.
+
+        First those of all messages but the last ones, so that they can be worked on while these still travel.
+        """
+        if not self.buckets:
+            self._settle()
+        while self.next < len(self.buckets):  # what a pass without all gradients has left over
             self._send(self.buckets[self.next])
+        early, late = ([each for each in self.sent if (each[0] is self.last) == last] for last in (False, True))
+        self.sent, self.next = [], 0
+        if early:
+            yield self._received(early)
+        yield self._received(late, finish=True)
+
+    def _received(self, sent: list[Sent], finish: bool = False) -> list[nn.Parameter]:
         with self.waiting():
-            for _, _, waits in self.sent:
+            for _, _, waits in sent:
                 for wait in waits:
                     wait()
-            self.messages.finish()
-        for bucket, memory, _ in self.sent:
+            if finish:
+                self.messages.finish()
+        received = []
+        for bucket, memory, _ in sent:
             memory = memory.to(bucket.parameters[0].dtype)
             for part, parameter in zip(bucket.parts(memory), bucket.parameters, strict=True):
                 if parameter.grad is not None:
                     parameter.grad = part
-        self.sent, self.next = [], 0
+                    received.append(parameter)
+        return received
 
 
 def travelling_dtype(name: str | None) -> torch.dtype | None:
@@ -168,14 +205,14 @@ def travelling_dtype(name: str | None) -> torch.dtype | None:
 
 
 def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:
-    """Parameters from the last to the first, as gradients come.
+    """Parameters in the order in which their gradients come.
 
     They have one dtype, and no more than `enough` bytes unless there is but one: a large gradient behind small ones
     does not wait for the next, as the last message hides behind nothing.
     """
     found: list[list[nn.Parameter]] = []
     size = 0
-    for parameter in reversed(parameters):
+    for parameter in parameters:
         if not found or size + parameter.nbytes > enough or parameter.dtype != found[-1][0].dtype:
             found.append([])
             size = 0

@@ -1,6 +1,7 @@
-"""Messages averaged through memory that the GPUs of one machine share, by their copy engines.
+"""Messages averaged through memory that the GPUs of one machine share: by copy engines, the last ones by a kernel.
 
 NCCL's kernels hold multiprocessors while they wait and send, and products that count on all of them take another round.
+Copy engines take none of them, but are slower; where nothing else is left to be computed, a kernel is in nobody's way.
 """
 
 import os
@@ -10,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from src.models.kernels import launch, package
 from src.models.messages import Messages
 from src.models.shared_memory import on_every_rank, shared_memory
 
 SHARED = 32  # numbers: what a rank's share of a message is a multiple of
+KERNELS = "src.models.messages_triton"
+MEAN = {"BLOCK": 4096, "num_warps": 16}
+PROGRAMS = 64  # of a kernel that reads and writes other GPUs' memory: more are no faster
 
 
 class DirectMessages(Messages):
@@ -21,7 +26,8 @@ class DirectMessages(Messages):
 
     Each rank fetches its share of a message from all others, averages it, and fetches the others' means of theirs: one
     rank alone averages a share, so all ranks have the same bits, and so has another run. Means of a message come back
-    while the next one's shares are fetched.
+    while the next one's shares are fetched. Of a last message a rank reads its share straight out of all memories, and
+    writes the mean there.
 
     Args:
         memory: of each rank, 0 at first, of at least `needed(numbers, ranks)` numbers.
@@ -39,6 +45,13 @@ class DirectMessages(Messages):
         self.begins = [len(memory) * sum(self.shares[:number]) for number in range(len(numbers))]
         mine = memory[rank]
         self.fetched = mine.new_empty(2, len(memory) - 1, max(self.shares))  # of this message and of the next
+        numbered = range(len(numbers))
+        everywhere = [[self._part(number, other, rank) for other in range(len(memory))] for number in numbered]
+        here = [[self._part(number, rank, rank), *fetched] for number in numbered for fetched in self.fetched]
+        self.everywhere, self.here = (  # where the kernel finds what it averages
+            torch.tensor([[part.data_ptr() for part in parts] for parts in each], device=mine.device)
+            for each in (everywhere, here)
+        )
         self.streams = [torch.cuda.Stream(mine.device) for _ in range(2)] if mine.is_cuda else []
         self.averaged: list[Any] = []  # events of this step: what was fetched of a message is done with
 
@@ -56,50 +69,61 @@ class DirectMessages(Messages):
             memory[rank].zero_()
             return cls(memory, rank, handle.barrier, numbers)
 
-        return on_every_rank(made, device, "gradients travel through NCCL, not straight out of the other GPUs' memory")
+        missing = None if package(KERNELS) else "Triton is not installed"
+        instead = "gradients travel through NCCL, not straight out of the other GPUs' memory"
+        return on_every_rank(made, device, instead, missing)
 
     def empty(self, number: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory[self.rank][self.begins[number] :][:numbers]
 
-    def average(self, number: int, message: Tensor) -> Callable[[], None]:
-        place = len(self.averaged) % 2
+    def average(self, number: int, message: Tensor, last: bool = False) -> Callable[[], None]:
         if not self.streams:
-            self._fetch(number, place)
-            self._average(number, place)
-            self._return(number)
+            self._begin(number, last, 0)
+            if not last:
+                self._end(number, 0)
             return lambda: None
         fetching, returning = self.streams
+        place = len(self.averaged) % 2
         fetching.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(fetching):
             if len(self.averaged) > 1:
                 fetching.wait_event(self.averaged[-2])
-            self._fetch(number, place)
-        returning.wait_stream(fetching)
-        with torch.cuda.stream(returning):
-            self._average(number, place)
-            self.averaged.append(returning.record_event())
-            self._return(number)
-            done = returning.record_event()
+            self._begin(number, last, place)
+            done = fetching.record_event()
+        if not last:
+            returning.wait_stream(fetching)
+            with torch.cuda.stream(returning):
+                self._end(number, place)
+                done = returning.record_event()
         return lambda: torch.cuda.current_stream().wait_event(done)
 
-    def _fetch(self, number: int, place: int) -> None:
-        """The others' parts of this rank's share."""
+    def _begin(self, number: int, last: bool, place: int) -> None:
+        """Fetches the others' parts of this rank's share; averages them at once where they are, if it is the last."""
         self.barrier(0)  # everybody's message is written
+        share = self.shares[number]
+        if last:
+            self._mean(self.everywhere[number], share, written=len(self.memory), programs=PROGRAMS)
+            return
         for slot, other in enumerate(self._others()):
-            self.fetched[place, slot, : self.shares[number]].copy_(self._part(number, other, self.rank))
+            self.fetched[place, slot, :share].copy_(self._part(number, other, self.rank))
 
-    def _average(self, number: int, place: int) -> None:
-        """This rank's share."""
-        mine = self._part(number, self.rank, self.rank)
-        for slot in range(len(self.memory) - 1):
-            # The mean so far: no pass more for a division.
-            mine.lerp_(self.fetched[place, slot, : self.shares[number]], 1 / (slot + 2))
-
-    def _return(self, number: int) -> None:
-        """The others' shares."""
+    def _end(self, number: int, place: int) -> None:
+        """Averages this rank's share, and fetches the others'."""
+        share = self.shares[number]
+        self._mean(self.here[2 * number + place], share, written=1, programs=-(-share // MEAN["BLOCK"]))
+        if self.streams:
+            self.averaged.append(self.streams[1].record_event())
         self.barrier(1)  # everybody's share is averaged
         for other in self._others():
             self._part(number, self.rank, other).copy_(self._part(number, other, other))
+
+    def _mean(self, addresses: Tensor, share: int, written: int, programs: int) -> None:
+        kernels, ranks = package(KERNELS), len(self.memory)
+        assert kernels is not None
+        launch(
+            kernels.mean, (programs,), addresses, self.memory[self.rank], share, programs,
+            PLACES=ranks, WRITTEN=written, **MEAN,
+        )  # fmt: skip
 
     def _others(self) -> list[int]:
         """In an order in which no two ranks fetch from the same one at a time."""
@@ -112,7 +136,7 @@ class DirectMessages(Messages):
         return self.memory[whose][self.begins[number] + of * share :][:share]
 
     def finish(self) -> None:
-        self.barrier(0)  # nobody fetches from here any more: the next step may write
+        self.barrier(0)  # nobody reads or writes here any more: the last message is whole, the next step may write
         self.averaged.clear()
 
 

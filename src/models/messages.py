@@ -14,8 +14,11 @@ class Messages:
         """A message to be filled."""
         return torch.empty(numbers, dtype=dtype, device=device)
 
-    def average(self, number: int, message: Tensor) -> Callable[[], None]:
-        """Begins to put the mean over all ranks in the message's place; returns what waits for it."""
+    def average(self, number: int, message: Tensor, last: bool = False) -> Callable[[], None]:
+        """Begins to put the mean over all ranks in the message's place; returns what waits for it.
+
+        The last ones of a step are `last`: nothing is left to be computed beside them. They are whole after `finish`.
+        """
         return average(message).wait
 
     def finish(self) -> None:

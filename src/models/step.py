@@ -1,11 +1,12 @@
 """One optimiser step of any task: loss, backward, unscale, clip, update. Eager, or replayed from a CUDA graph."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 
 from src.models.averaging import GradientAverage, travelling_dtype
 from src.models.graphed import Graphed
@@ -32,7 +33,8 @@ class TrainStep:
         if task.trainer.world_size > 1:
             dtype = travelling_dtype(task.execution.gradient_dtype)
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
-        self.run = Graphed(self._step, graph, warmup_steps)
+        # The first step settles how gradients travel, which no graph can hold.
+        self.run = Graphed(self._step, graph, max(1, warmup_steps))
         self.started = False
 
     def __call__(self, *batches: Any) -> dict[str, Tensor]:
@@ -54,20 +56,22 @@ class TrainStep:
         if found:
             outputs = {name: torch.stack([each[name] for each in (*found, outputs)]).mean(0) for name in outputs}
         with torch.autocast(self.task.device.type, enabled=False):
-            if self.average is not None:
-                self.average.finish()
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
-            scale = found_inf = None
+            clip_norm, scale, found_inf = self.task.clip_norm, None, None
             # Fused updates divide gradients on their way, which spares unscaling and clipping a pass each.
-            divides = self.task.clip_norm is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+            divides = clip_norm is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+            norms: list[Tensor] = []
+            for gradients in self._gradients():  # the first ones while the last still travel
+                if divides:
+                    norms += torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+                elif self.scaler is not None:
+                    self._unscale(optimizer, gradients)
             if divides:
-                outputs["grad_norm"] = self._set_divisor(optimizer, self.task.clip_norm)
-            elif self.scaler is not None:
-                self.scaler.unscale_(optimizer)
+                outputs["grad_norm"] = self._set_divisor(optimizer, norms)
             if self.scaler is not None:
                 scale, found_inf = self.scaler._get_scale_async(), self._found_inf(optimizer)
-            if self.task.clip_norm is not None and not divides:
-                outputs["grad_norm"] = clip_grad_norm_(self.parameters, self.task.clip_norm)
+            if clip_norm is not None and not divides:
+                outputs["grad_norm"] = clip_grad_norm_(self.parameters, clip_norm)
             self.task.update_rest(optimizer.param_groups[0]["lr"], scale, found_inf)
             if self.scaler is not None:
                 self.scaler.step(optimizer)
@@ -89,14 +93,35 @@ class TrainStep:
             self.task.manual_backward(outputs["loss"] if batches == 1 else outputs["loss"] / batches)
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
-    def _set_divisor(self, optimizer: Any, clip_norm: float | None) -> Tensor:
+    def _gradients(self) -> Iterator[list[Tensor]]:
+        """All, in one part or in several; of several ranks their means."""
+        parts = [self.parameters] if self.average is None else self.average.arrivals()
+        for part in parts:
+            if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
+                yield gradients
+
+    def _unscale(self, optimizer: Any, gradients: list[Tensor]) -> None:
+        """A part of what `GradScaler.unscale_` does to all gradients of an optimiser at once."""
+        assert self.scaler is not None
+        state = self.scaler._per_optimizer_states[id(optimizer)]
+        scale = self.scaler._get_scale_async()
+        if state["stage"] is not OptState.UNSCALED:
+            state.update(stage=OptState.UNSCALED, found_inf_per_device={scale.device: torch.zeros_like(scale)})
+        found_inf, inverse = state["found_inf_per_device"][scale.device], scale.double().reciprocal().float()
+        for dtype in {gradient.dtype for gradient in gradients}:
+            of_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
+            unscale = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+            unscale(of_dtype, found_inf, inverse)
+
+    def _set_divisor(self, optimizer: Any, norms: list[Tensor]) -> Tensor:
         """Tells a fused optimiser what to divide gradients by; returns their norm, not finite where one overflowed.
 
         The loss's scale times what `clip_grad_norm_` would divide by. GradScaler is told what its own pass over all
         gradients would have found: their norm is finite, or not.
         """
+        clip_norm = self.task.clip_norm
         assert clip_norm is not None
-        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None]).float()
+        norm = torch.linalg.vector_norm(torch.stack(norms)).float()
         scale = torch.ones_like(norm)
         if self.scaler is not None:
             scale = self.scaler._get_scale_async()

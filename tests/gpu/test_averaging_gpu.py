@@ -37,14 +37,10 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     parameters = [nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
     inputs = [torch.zeros_like(parameter) for parameter in parameters]
     average = GradientAverage(parameters, Waiting(device), dtype, ENOUGH)
-    assert isinstance(average.messages, DirectMessages)
-    assert 2 < len(average.buckets) < len(average.messages.shares)  # one is so large that it travels in pieces
-    if not direct:
-        average.messages = Messages()
 
     def step() -> list[torch.Tensor]:
         torch.stack([(p * x).sum() for p, x in zip(parameters, inputs, strict=True)]).sum().backward()
-        average.finish()
+        assert {p for part in average.arrivals() for p in part} == set(parameters)
         found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             parameter.grad = None
@@ -52,6 +48,11 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
+        step()
+        assert isinstance(average.messages, DirectMessages)
+        assert 2 < len(average.buckets) < len(average.messages.shares)  # some are so large that they travel in pieces
+        if not direct:
+            average.messages = Messages()
         step()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -40,16 +40,17 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
     """This rank's gradients after two passes each, and how many messages of a pass were sent before it was over."""
     rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
+    names = {parameter: name for name, parameter in model.named_parameters()}
     average = GradientAverage(list(model.parameters()), waiting, dtype, enough=100)
-    found: dict[str, Any] = {"messages": len(average.buckets), "early": [], "gradients": []}
-    for step in range(2):
+    found: dict[str, Any] = {"early": [], "parts": [], "gradients": []}
+    for step in range(3):
         model.zero_grad(set_to_none=True)
         loss_of(model, rank, step).backward()
         found["early"].append(len(average.sent))
-        average.finish()
+        found["parts"].append([[names[parameter] for parameter in part] for part in average.arrivals()])
         found["gradients"].append({name: p.grad for name, p in model.named_parameters()})
         found["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
-    found["waited"] = waiting.seconds()
+    found["messages"], found["waited"] = len(average.buckets), waiting.seconds()
     average.close()
     model.zero_grad(set_to_none=True)
     loss_of(model, rank, 0).backward()
@@ -66,7 +67,7 @@ def expected(step: int) -> dict[str, torch.Tensor | None]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-6), (torch.bfloat16, 2e-2)])
 def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, ranks: Ranks) -> None:
     first, second = ranks(averaged, dtype)
-    for step in range(2):
+    for step in range(3):
         for name, mean in expected(step).items():
             mine, other = first["gradients"][step][name], second["gradients"][step][name]
             if mean is None:
@@ -76,7 +77,9 @@ def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, r
             torch.testing.assert_close(mine, mean, rtol=tolerance, atol=tolerance * mean.abs().max().item())
     assert first["strides"]
     assert first["waited"] > 0
-    assert first["messages"] == 4 and first["early"] == [3, 3]  # all but that of the parameter without a gradient
+    assert first["messages"] == 4
+    assert first["early"] == [0, 3, 3]  # all but that of the parameter without a gradient, once their order is known
+    assert first["parts"] == 3 * [[["3.bias", "3.weight", "2.bias", "2.weight"], ["0.weight"]]]
 
 
 def test_once_closed_gradients_are_a_ranks_own(ranks: Ranks) -> None:
@@ -95,7 +98,7 @@ def accumulated() -> tuple[list[int], torch.Tensor]:
         average.is_last = step == 1
         loss_of(model, rank, step).backward()
         sent.append(len(average.sent) + average.next)
-    average.finish()
+    list(average.arrivals())
     gradient = model[3].weight.grad  # type: ignore[index]
     assert isinstance(gradient, torch.Tensor)
     return sent, gradient
@@ -109,10 +112,29 @@ def test_summed_up_passes_travel_once(ranks: Ranks) -> None:
     assert torch.equal(first, second)
 
 
-def test_messages_come_from_the_last_parameter_on_and_hold_one_dtype() -> None:
-    parameters = [nn.Parameter(torch.zeros(n)) for n in (100, 10, 10, 5, 300)]
+def backwards(turned: bool) -> list[list[int]]:
+    """Sizes of the gradients of each message of a network that rank 1 goes through the other way round."""
+    parameters = [nn.Parameter(torch.ones(n)) for n in (300, 5, 10, 10, 100)]
+    average = GradientAverage(parameters, Waiting(CPU), enough=80)
+    order = parameters[::-1] if turned and distributed.get_rank() else parameters
+    x = torch.ones(())
+    for parameter in order:
+        x = x * parameter.sum()
+    x.backward()
+    list(average.arrivals())
+    return [[len(p) for p in bucket.parameters] for bucket in average.buckets]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_travel_in_the_order_in_which_they_come_on_the_first_rank(turned: bool, ranks: Ranks) -> None:
+    first, second = ranks(backwards, turned)
+    assert first == second == [[100], [10, 10], [5], [300]]
+
+
+def test_messages_hold_one_dtype_and_no_more_than_enough() -> None:
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (300, 5, 10, 10, 100)]
     half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
-    sizes = [[len(p) for p in bucket] for bucket in buckets([half, *parameters], 80)]
+    sizes = [[len(p) for p in bucket] for bucket in buckets([*parameters, half], 80)]
     assert sizes == [[300], [5, 10], [10], [100], [8]]
 
 

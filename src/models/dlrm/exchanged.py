@@ -14,12 +14,12 @@ from torch import Tensor, distributed
 
 from src.clicks import Table
 from src.measure.waiting import Waiting
+from src.models.aside import Aside
 from src.models.dlrm.direct import DirectRoute
 from src.models.dlrm.embeddings import Pending, PlainEmbeddings, Rule, Targets, whole
 from src.models.dlrm.exchange import MessageRoute, Route
 from src.models.dlrm.sharded_pieces import Piece, initialise
 from src.models.dlrm.sharded_plan import Plan
-from src.models.dlrm.streams import Aside
 from src.models.messages import average
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.errors import UserError
+from src.models.aside import aside
 from src.models.moflow.actnorm import ActNorm, initializing
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
 from src.models.moflow.bond import BondFlow, Conv3x3
@@ -136,8 +137,14 @@ class MoFlow(nn.Module):
     def _encode(self, nodes: Nodes, edges: Edges, noise: bool) -> Latent:
         clean = self.one_hot(nodes, edges)
         x, adj = self.dequantise(*clean, noise=noise)
+        # Neither flow needs the other one: their kernels fill each other's gaps. The bond flow comes second and so goes
+        # backward first: 19 of 20 gradients are its own, and those of several GPUs have a way to go.
+        beside = aside(x.device)
+        beside.reads(x, clean[1])
+        with beside:
+            z_atom, logdet_atom = self.atom_flow(x, clean[1])
         z_bond, logdet_bond = self.bond_flow(adj)
-        z_atom, logdet_atom = self.atom_flow(x, clean[1])
+        beside.join()
         return Latent(z_atom, z_bond, logdet_atom, logdet_bond)
 
     def forward(self, nodes: Nodes, edges: Edges) -> Latent:

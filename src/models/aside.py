@@ -1,14 +1,17 @@
 """Work beside the current stream."""
 
+from functools import cache
 from types import TracebackType
 
 import torch
+from torch import Tensor
 
 
 class Aside:
     """A second stream of a GPU, which begins with `with` where the current one stands, and ends with `join`.
 
-    On a CPU everything happens in its turn. What the stream is to read has to live until it is joined.
+    On a CPU everything happens in its turn. What the stream is to read has to live until it is joined, or be named by
+    `reads`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,3 +35,15 @@ class Aside:
         """Lets the current stream wait for it."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
+
+    def reads(self, *tensors: Tensor) -> None:
+        """Keeps memory that these give back, perhaps in a backward pass, from others until the stream has read it."""
+        for tensor in tensors:
+            if self.stream is not None:
+                tensor.record_stream(self.stream)
+
+
+@cache
+def aside(device: torch.device) -> Aside:
+    """The one that every call with this device gets: each stream has memory of its own."""
+    return Aside(device)
