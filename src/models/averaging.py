@@ -86,7 +86,7 @@ class GradientAverage:
         self.buckets: list[Bucket] = []  # until the first backward pass has shown what comes first
         self.bucket_of: dict[Tensor, Bucket] = {}
         self.arrived: list[Tensor] = []
-        self.last: Bucket | None = None  # behind which nothing is left to be computed
+        self.last: list[Bucket] = []  # behind which next to nothing is left to be computed
         self.messages = Messages()
         device = self.parameters[0].device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -98,13 +98,13 @@ class GradientAverage:
     def _settle(self) -> None:
         """Makes the buckets, in the order in which gradients have come on rank 0."""
         whole = distributed.get_world_size() * SHARED  # so that the messages of a large gradient lie end to end
-        come, missing = self._order()
-        for own in (*buckets(come, self.enough), *buckets(missing, self.enough)):
+        come, missing = (buckets(parameters, self.enough) for parameters in self._order())
+        for own in (*come, *missing):
             number = sum(len(bucket.pieces) for bucket in self.buckets)
             most = max(1, self.enough // own[0].element_size() // whole) * whole
             self.buckets.append(Bucket(own, number, most))
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        self.last = self.bucket_of[come[-1]] if come else None
+        self.last = last_of(self.buckets[: len(come)], self.enough)
         self.messages = self._messages()
 
     def _order(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -150,7 +150,7 @@ class GradientAverage:
             memory = self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
-                waits.append(self.messages.average(number, memory[piece], bucket is self.last))
+                waits.append(self.messages.average(number, memory[piece], bucket in self.last))
         self.sent.append((bucket, memory, waits))
 
     @contextmanager
@@ -173,7 +173,7 @@ class GradientAverage:
             self._settle()
         while self.next < len(self.buckets):  # what a pass without all gradients has left over
             self._send(self.buckets[self.next])
-        early, late = ([each for each in self.sent if (each[0] is self.last) == last] for last in (False, True))
+        early, late = ([each for each in self.sent if (each[0] in self.last) == last] for last in (False, True))
         self.sent, self.next = [], 0
         if early:
             yield self._received(early)
@@ -218,6 +218,21 @@ def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[li
             size = 0
         found[-1].append(parameter)
         size += parameter.nbytes
+    return found
+
+
+def last_of(filled: Sequence[Bucket], enough: int = ENOUGH) -> list[Bucket]:
+    """The bucket that is filled last, and those before it behind which there is next to nothing.
+
+    The node of a backward pass that makes a large gradient may make small ones too, which come after it.
+    """
+    found: list[Bucket] = []
+    behind = 0
+    for bucket in reversed(filled):
+        if behind > enough / 8:
+            break
+        found.append(bucket)
+        behind += sum(parameter.nbytes for parameter in bucket.parameters)
     return found
 
 

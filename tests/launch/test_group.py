@@ -45,7 +45,7 @@ def test_ranks_of_one_agent_began_when_it_did(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     assert abs(group.begun_s.__wrapped__() - time.time()) < 1
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert abs(group.begun_s.__wrapped__() - agent_s) <= 2
+    assert abs(group.begun_s.__wrapped__() - agent_s) <= 3  # of both, three times whole seconds
     assert group.begun_s.__wrapped__() == group.begun_s.__wrapped__()
     assert group.restarts() == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from src.errors import UserError
 from src.measure.waiting import Waiting
-from src.models.averaging import Bucket, GradientAverage, buckets, travelling_dtype
+from src.models.averaging import Bucket, GradientAverage, buckets, last_of, travelling_dtype
 
 CPU = torch.device("cpu")
 
@@ -136,6 +136,14 @@ def test_messages_hold_one_dtype_and_no_more_than_enough() -> None:
     half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
     sizes = [[len(p) for p in bucket] for bucket in buckets([*parameters, half], 80)]
     assert sizes == [[300], [5, 10], [10], [100], [8]]
+
+
+def test_the_last_buckets_have_next_to_nothing_behind_them() -> None:
+    sizes = [200, 900, 20, 30]  # numbers; a message holds 100
+    filled = [Bucket([nn.Parameter(torch.zeros(size))], 0, 100) for size in sizes]
+    assert [bucket.begins[-1] for bucket in last_of(filled, 1600)] == [32, 20, 900]  # in wholes of 16 bytes
+    assert last_of(filled, 400) == filled[3:]
+    assert last_of([]) == []
 
 
 def test_a_large_gradient_travels_in_pieces() -> None:
