@@ -10,6 +10,7 @@ from src.errors import UserError
 from src.measure.waiting import Waiting
 from src.models.direct_messages import SHARED, DirectMessages
 from src.models.messages import Messages
+from src.models.places import offer, withdraw
 
 ENOUGH = 25 * 2**20  # bytes of a message at most. Each is in the way of the products that go on: few are best
 ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
@@ -41,14 +42,21 @@ class Bucket:
         ]
 
     def fill(self, memory: Tensor, piece: slice) -> None:
-        """Copies gradients to where they travel from."""
+        """Copies gradients to where they travel from, unless they are there."""
         gradients = [parameter.grad for parameter in self.parameters]
         if len(self.pieces) == 1:
-            pairs = [pair for pair in zip(self.parts(memory), gradients, strict=True) if pair[1] is not None]
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+            pairs = [
+                (part, gradient)
+                for part, gradient in zip(self.parts(memory), gradients, strict=True)
+                if gradient is not None and gradient.data_ptr() != part.data_ptr()
+            ]
+            if pairs:
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
             return
         (parameter,), (gradient,) = self.parameters, gradients
         assert gradient is not None
+        if gradient.data_ptr() == memory.data_ptr():
+            return
         if gradient.stride() != dense_strides(parameter):
             if piece.start == 0:
                 self.parts(memory)[0].copy_(gradient)
@@ -86,6 +94,7 @@ class GradientAverage:
         self.buckets: list[Bucket] = []  # until the first backward pass has shown what comes first
         self.bucket_of: dict[Tensor, Bucket] = {}
         self.arrived: list[Tensor] = []
+        self.places: dict[nn.Parameter, Tensor] = {}  # where gradients travel from, the same in every step
         self.last: list[Bucket] = []  # behind which next to nothing is left to be computed
         self.messages = Messages()
         device = self.parameters[0].device
@@ -106,6 +115,9 @@ class GradientAverage:
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.last = last_of(self.buckets[: len(come)], self.enough)
         self.messages = self._messages()
+        if isinstance(self.messages, DirectMessages) and self.dtype is None:
+            for bucket in self.buckets:
+                self.places |= dict(zip(bucket.parameters, bucket.parts(self._memory(bucket)), strict=True))
 
     def _order(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Parameters as their gradients came on rank 0, and those without one."""
@@ -129,6 +141,7 @@ class GradientAverage:
         """Leaves the gradients alone from now on."""
         for hook in self.hooks:
             hook.remove()
+        withdraw(self.places)
 
     def _on_arrival(self, parameter: Tensor) -> None:
         if not self.is_last:
@@ -145,13 +158,17 @@ class GradientAverage:
         bucket.missing = len(bucket.parameters)
         if all(parameter.grad is None for parameter in bucket.parameters):
             return
-        first, waits = bucket.parameters[0], []
+        waits = []
         with self._beside():
-            memory = self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
+            memory = self._memory(bucket)
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
                 waits.append(self.messages.average(number, memory[piece], bucket in self.last))
         self.sent.append((bucket, memory, waits))
+
+    def _memory(self, bucket: Bucket) -> Tensor:
+        first = bucket.parameters[0]
+        return self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -177,7 +194,9 @@ class GradientAverage:
         self.sent, self.next = [], 0
         if early:
             yield self._received(early)
-        yield self._received(late, finish=True)
+        received = self._received(late, finish=True)
+        offer(self.places)  # nobody reads there any more
+        yield received
 
     def _received(self, sent: list[Sent], finish: bool = False) -> list[nn.Parameter]:
         with self.waiting():

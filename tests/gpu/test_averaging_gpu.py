@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,22 @@ def test_replayed_steps_average_fresh_gradients(ranks: int) -> None:
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
 
 
+class Products(torch.autograd.Function):
+    """The sum of products, with the gradients of every other factor where they travel from."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: list[torch.Tensor], *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.inputs, ctx.parameters = inputs, parameters
+        return torch.stack([(p * x).sum() for p, x in zip(parameters, inputs, strict=True)]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from src.models.places import place_of
+
+        pairs = enumerate(zip(ctx.parameters, ctx.inputs, strict=True))
+        return None, *((place_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)
+
+
 def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: torch.device) -> None:
     """Replays a captured step over fresh gradients; every rank's have to be the mean, and the same bits."""
     from src.measure.waiting import Waiting
@@ -39,7 +56,10 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     average = GradientAverage(parameters, Waiting(device), dtype, ENOUGH)
 
     def step() -> list[torch.Tensor]:
-        torch.stack([(p * x).sum() for p, x in zip(parameters, inputs, strict=True)]).sum().backward()
+        Products.apply(inputs, *parameters).backward()
+        if average.places and direct:
+            there = [p.grad.data_ptr() == average.places[p].data_ptr() for p in parameters]
+            assert there == [k % 2 == 1 for k in range(len(parameters))]
         assert {p for part in average.arrivals() for p in part} == set(parameters)
         found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:

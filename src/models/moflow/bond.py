@@ -101,7 +101,7 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, execution: Execution) -> None:
         super().__init__(inputs, outputs, 3)
-        # The layout in which the slices of `fast.dense_matrix` are contiguous.
+        # The layout in which the slices of `fast.DenseMatrix` are contiguous.
         self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
         self.execution = execution
 

@@ -6,21 +6,62 @@
   once per node instead of once per node and edge type.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.models.kernels import can_take, launch, package, working_dtype
+from src.models.places import place_of
 
-def dense_matrix(weight: Float[Tensor, "outputs inputs 3 3"]) -> Float[Tensor, "rows columns"]:
+FOLD = {"BLOCK": 256, "num_warps": 2}
+CORNERS = [(y, x) for y in (0, 1) for x in (0, 1)]
+
+
+class DenseMatrix(torch.autograd.Function):
     """The 3x3 kernel as the matrix [4 outputs, 4 inputs] of a padded 2x2 map, positions outermost on both sides.
 
     Output position (y, x) sees input position (v, u) through tap (v - y + 1, u - x + 1), so its four taps are a 2x2
     window of the kernel: four slices, whose gradient is four slices added. Coalesced when `weight` is channels-last.
     """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(weight)
+        return torch.stack(windows(weight.to(dtype))).flatten(2).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return folded(grads[0].contiguous(), weight), None
+
+
+def windows(weight: Float[Tensor, "outputs inputs 3 3"]) -> list[Float[Tensor, "outputs 2 2 inputs"]]:
+    """What each position of a padded 2x2 map sees of a 3x3 kernel."""
     taps = weight.permute(0, 2, 3, 1)
-    windows = [taps[:, 1 - y : 3 - y, 1 - x : 3 - x] for y in (0, 1) for x in (0, 1)]
-    return torch.stack(windows).flatten(2).flatten(0, 1)
+    return [taps[:, 1 - y : 3 - y, 1 - x : 3 - x] for y, x in CORNERS]
+
+
+# A compiled step cannot look up where a gradient is wanted: it calls this as it is.
+@torch.library.custom_op("reprise::folded", mutates_args=())
+def folded(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a kernel out of that of its `DenseMatrix`, summed in float32 at least, where it is wanted."""
+    out, (outputs, inputs) = place_of(weight), weight.shape[:2]
+    kernels = can_take(grad) and package("src.models.moflow.kernels.fold_triton")
+    if kernels:
+        launch(kernels.fold, (outputs, -(-inputs // FOLD["BLOCK"])), grad, out, inputs, outputs, *out.stride(), **FOLD)
+        return out
+    total = torch.zeros_like(out, dtype=torch.promote_types(out.dtype, torch.float32))
+    for window, part in zip(windows(total), grad.unflatten(1, (4, inputs)).unflatten(0, (4, outputs)), strict=True):
+        window += part.unflatten(1, (2, 2))
+    return out.copy_(total)
+
+
+@folded.register_fake
+def _(grad: Tensor, weight: Tensor) -> Tensor:
+    return torch.empty_like(weight)
 
 
 def conv3x3(
@@ -29,7 +70,8 @@ def conv3x3(
     bias: Float[Tensor, " outputs"],
 ) -> Float[Tensor, "batch 4 outputs"]:
     """`reference.conv3x3` on 2x2 maps, as one dense product."""
-    return F.linear(maps.flatten(1), dense_matrix(weight), bias.repeat(4)).unflatten(1, (4, -1))
+    matrix = DenseMatrix.apply(weight, working_dtype(weight))
+    return F.linear(maps.flatten(1), matrix, bias.repeat(4)).unflatten(1, (4, -1))  # type: ignore[arg-type]
 
 
 def padded_width(num_classes: int) -> int:

@@ -178,17 +178,16 @@ def embed_backward(
 
 
 def sum_by_id(
-    grad: Float[Tensor, "tokens dim"], ids: Int[Tensor, " tokens"], count: int, padding: int
-) -> Float[Tensor, "{count} dim"]:
-    """The sum of the rows of each of `count` ids, in one order and so the same bits every time; 0 for `padding`.
+    grad: Float[Tensor, "tokens dim"], ids: Int[Tensor, " tokens"], out: Float[Tensor, "ids dim"], padding: int
+) -> Float[Tensor, "ids dim"]:
+    """`out`: the sum of the rows of each id, in one order and so the same bits every time; 0 for `padding`.
 
     A row is read once and a sum written once, where torch's embedding_dense_backward fills what it adds to with zeros
     first and makes its sums in parts.
     """
-    columns = grad.shape[1]
+    count, columns = out.shape
     in_order, order = torch.sort(ids, stable=True)
     begins = torch.searchsorted(in_order, torch.arange(count + 1, dtype=ids.dtype, device=ids.device), out_int32=True)
-    out = grad.new_empty(count, columns)
     launch(
         kernels.sum_by_id, (count, -(-columns // SUM_BY_ID["WIDTH"])),
         grad, order, begins, out, padding, COLUMNS=columns, **SUM_BY_ID,
