@@ -58,7 +58,7 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     def step() -> list[torch.Tensor]:
         Products.apply(inputs, *parameters).backward()
         if average.places and direct:
-            there = [p.grad.data_ptr() == average.places[p].data_ptr() for p in parameters]
+            there = [p.grad is not None and p.grad.data_ptr() == average.places[p].data_ptr() for p in parameters]
             assert there == [k % 2 == 1 for k in range(len(parameters))]
         assert {p for part in average.arrivals() for p in part} == set(parameters)
         found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]

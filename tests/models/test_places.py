@@ -107,13 +107,13 @@ def test_a_convolution_on_small_maps(
 
 
 def test_word_vectors() -> None:
-    tables = [nn.Parameter(torch.randn(size, 24)) for size in (40, 70)]
-    norm = [nn.Parameter(torch.ones(24)), nn.Parameter(torch.zeros(24))]
+    words, positions = tables = nn.Parameter(torch.randn(40, 24)), nn.Parameter(torch.randn(70, 24))
+    norm = nn.Parameter(torch.ones(24)), nn.Parameter(torch.zeros(24))
     places = {table: torch.full_like(table, torch.nan) for table in tables}
     found = []
     for offered in ({}, places):
         offer(offered)
-        out = embedding.embed(sentences([5, 3, 7], None, 4), *tables, *norm, 1e-12, 0.0, torch.float32)
+        out = embedding.embed(sentences([5, 3, 7], None, 4), words, positions, *norm, 1e-12, 0.0, torch.float32)
         out.square().mul(torch.arange(24)).sum().backward()
         found.append([table.grad for table in tables])
         for parameter in (*tables, *norm):
