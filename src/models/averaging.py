@@ -184,7 +184,8 @@ class GradientAverage:
     def arrivals(self) -> Iterator[list[nn.Parameter]]:
         """Puts the means in the gradients' places, and names the parameters that have theirs; to be gone through whole.
 
-        First those of all messages but the last ones, so that they can be worked on while these still travel.
+        First those of all messages but the last ones, to be read while these still travel. To be written only when all
+        are there: other ranks may still fetch this one's part of the means.
         """
         if not self.buckets:
             self._settle()

@@ -64,10 +64,10 @@ class TrainStep:
             for gradients in self._gradients():  # the first ones while the last still travel
                 if divides:
                     norms += torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
-                elif self.scaler is not None:
-                    self._unscale(optimizer, gradients)
             if divides:
                 outputs["grad_norm"] = self._set_divisor(optimizer, norms)
+            elif self.scaler is not None:
+                self.scaler.unscale_(optimizer)
             if self.scaler is not None:
                 scale, found_inf = self.scaler._get_scale_async(), self._found_inf(optimizer)
             if clip_norm is not None and not divides:
@@ -94,24 +94,11 @@ class TrainStep:
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
     def _gradients(self) -> Iterator[list[Tensor]]:
-        """All, in one part or in several; of several ranks their means."""
+        """All, in one part or in several; of several ranks their means, to be read alone before the last part is there."""
         parts = [self.parameters] if self.average is None else self.average.arrivals()
         for part in parts:
             if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
                 yield gradients
-
-    def _unscale(self, optimizer: Any, gradients: list[Tensor]) -> None:
-        """A part of what `GradScaler.unscale_` does to all gradients of an optimiser at once."""
-        assert self.scaler is not None
-        state = self.scaler._per_optimizer_states[id(optimizer)]
-        scale = self.scaler._get_scale_async()
-        if state["stage"] is not OptState.UNSCALED:
-            state.update(stage=OptState.UNSCALED, found_inf_per_device={scale.device: torch.zeros_like(scale)})
-        found_inf, inverse = state["found_inf_per_device"][scale.device], scale.double().reciprocal().float()
-        for dtype in {gradient.dtype for gradient in gradients}:
-            of_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
-            unscale = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
-            unscale(of_dtype, found_inf, inverse)
 
     def _set_divisor(self, optimizer: Any, norms: list[Tensor]) -> Tensor:
         """Tells a fused optimiser what to divide gradients by; returns their norm, not finite where one overflowed.

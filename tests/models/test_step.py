@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny_run import tiny_config
 
-from src.models.step import TrainStep
 from src.run import train
 
 CLIP = 0.5  # far below the norm of any gradient here
@@ -47,28 +46,3 @@ def test_dividing_is_unscaling_and_clipping(
         return
     for name, value in weights.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
-
-
-@pytest.mark.parametrize("overflows", [None, 0, 1])
-def test_unscaling_in_parts_is_unscaling(overflows: int | None) -> None:
-    """Of gradients of two dtypes, of which one may hold an infinity."""
-    found = []
-    for in_parts in (False, True):
-        parameters = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
-        optimizer, scaler = torch.optim.SGD(parameters, lr=0.5), torch.amp.GradScaler("cpu", 1024.0)
-        scaler.scale(sum(p.float().sum() for p in parameters)).backward()  # type: ignore[union-attr, arg-type]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if overflows is not None:
-            gradients[overflows][1] = torch.inf
-        if in_parts:
-            step = TrainStep.__new__(TrainStep)
-            step.scaler = scaler
-            for gradient in gradients:
-                step._unscale(optimizer, [gradient])
-        else:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        found.append([*gradients, *(p.detach() for p in parameters), torch.tensor(scaler.get_scale())])
-    assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
-    assert found[0][-1] == (1024 if overflows is None else 512)
