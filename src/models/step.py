@@ -94,7 +94,7 @@ class TrainStep:
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
     def _gradients(self) -> Iterator[list[Tensor]]:
-        """All, in one part or in several; of several ranks their means, to be read alone before the last part is there."""
+        """All, in one part or in several; of several ranks their means, not to be written before all are there."""
         parts = [self.parameters] if self.average is None else self.average.arrivals()
         for part in parts:
             if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
