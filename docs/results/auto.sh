@@ -23,6 +23,6 @@ for model in "${models[@]}"; do
     *) echo "auto.sh: there is no model '$model'" >&2; exit 2 ;;
   esac
   "$python" train.py "model=$model" trainer=1x1 precision=amp +fix_hp=auto "fix_hp.file=$out/fix_hp.yaml" fix_hp.choose=batch_size \
-    "output_root=$out/hydra" "hydra.run.dir=$out/$model" logger=none callbacks=bare fit.max_steps=30 fit.eval_every_n_epochs=null \
+    "output_root=$out/hydra" "output_dir=$out/$model" logger=none callbacks=bare fit.max_steps=30 fit.eval_every_n_epochs=null \
     fit.evaluate_first=false fit.final_evaluation=false "${given[@]}" ${options[@]+"${options[@]}"}
 done
