@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch import Tensor, distributed, nn
@@ -228,7 +229,7 @@ def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[li
     """Parameters in the order in which their gradients come.
 
     They have one dtype, and no more than `enough` bytes unless there is but one: a large gradient behind small ones
-    does not wait for the next, as the last message hides behind nothing.
+    does not wait for the next. The last of several messages hides behind nothing, so it is short if it can be.
     """
     found: list[list[nn.Parameter]] = []
     size = 0
@@ -238,6 +239,10 @@ def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[li
             size = 0
         found[-1].append(parameter)
         size += parameter.nbytes
+    end = found[-1] if len(found) > 1 else []
+    few = sum(behind <= enough / 16 for behind in accumulate(parameter.nbytes for parameter in reversed(end)))
+    if (cut := len(end) - max(1, few)) > 0:
+        found[-1:] = [end[:cut], end[cut:]]
     return found
 
 

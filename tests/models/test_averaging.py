@@ -138,6 +138,14 @@ def test_messages_hold_one_dtype_and_no_more_than_enough() -> None:
     assert sizes == [[300], [5, 10], [10], [100], [8]]
 
 
+def test_the_last_of_several_messages_is_short() -> None:
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (90, 50, 20, 3, 2, 1)]
+    assert [[len(p) for p in bucket] for bucket in buckets(parameters, 400)] == [[90], [50, 20], [3, 2, 1]]
+    assert [[len(p) for p in bucket] for bucket in buckets(parameters, 360)] == [[90], [50, 20, 3], [2, 1]]
+    assert [[len(p) for p in bucket] for bucket in buckets(parameters[1:], 400)] == [[50, 20, 3, 2, 1]]
+    assert buckets([]) == []
+
+
 def test_the_last_buckets_have_next_to_nothing_behind_them() -> None:
     sizes = [200, 900, 20, 30]  # numbers; a message holds 100
     filled = [Bucket([nn.Parameter(torch.zeros(size))], 0, 100) for size in sizes]

@@ -9,7 +9,10 @@ from distilbert_kernels import sentences
 from torch import Tensor, nn
 
 from src.models.averaging import Bucket
-from src.models.distilbert.kernels.fused import embedding
+from src.models.distilbert import Sizes
+from src.models.distilbert.kernels.fused import embedding, layer
+from src.models.distilbert.layout import Layout
+from src.models.distilbert.network import Block, Dropout
 from src.models.moflow.kernels import fast
 from src.models.places import offer, place_of, withdraw
 
@@ -120,3 +123,26 @@ def test_word_vectors() -> None:
             parameter.grad = None
     for table, plain, placed in zip(tables, *found, strict=True):
         assert torch.equal(plain, placed) and placed.data_ptr() == places[table].data_ptr()
+
+
+def test_weights_of_a_layer() -> None:
+    """But those of queries, keys and values, which are one product."""
+    torch.manual_seed(0)
+    block = Block(Sizes(dim=16, n_heads=2, hidden_dim=40), Dropout(0.0, 0.0, 0.0))
+    parameters = dict(block.named_parameters())
+    places = {parameter: torch.full_like(parameter, torch.nan) for parameter in parameters.values()}
+    layout, x = Layout.of(sentences([5, 3, 7], None, 1)), torch.randn(16, 16)
+    found = []
+    for offered in ({}, places):
+        offer(offered)
+        out = layer.layer(x, layout, False, 2, 1e-12, (0.0, 0.0), tuple(parameters.values()))
+        out.square().mul(torch.arange(16)).sum().backward()
+        found.append({name: parameter.grad for name, parameter in parameters.items()})
+        for parameter in parameters.values():
+            parameter.grad = None
+    withdraw(places)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in parameters)
+    there = {
+        name for name, parameter in parameters.items() if found[1][name].data_ptr() == places[parameter].data_ptr()
+    }
+    assert there == {"attention.out_lin.weight", "ffn.lin1.weight", "ffn.lin2.weight"}

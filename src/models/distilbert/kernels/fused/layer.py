@@ -18,6 +18,7 @@ from src.models.distilbert.kernels.fused.attention import Attention
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Layout
 from src.models.kernels import precision
+from src.models.places import place_of
 
 
 class Parameters(NamedTuple):
@@ -95,7 +96,7 @@ class Layer(torch.autograd.Function):
         ctx.job = job
         ctx.save_for_backward(
             x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
-            *weights, parameters.norm, parameters.last,
+            *weights, parameters.norm, parameters.last, parameters.out, parameters.wide, parameters.narrow,
         )  # fmt: skip
         ctx.dtype = parameters.q.dtype
         return out
@@ -103,7 +104,7 @@ class Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
-         *narrow, norm, last) = ctx.saved_tensors  # fmt: skip
+         *narrow, norm, last, own_out, own_wide, own_narrow) = ctx.saved_tensors  # fmt: skip
         job, weights, (count, dim), hidden = ctx.job, Narrow(*narrow), chosen.shape, wide.shape[1]
         shares = rows.new_shares(count, 6 * dim + hidden, norm)
         of_last, of_wide, of_norm = shares.split([3 * dim, hidden, 3 * dim], 1)
@@ -111,13 +112,13 @@ class Layer(torch.autograd.Function):
         grad_added, onto = rows.add_norm_backward(
             grads[0].contiguous(), added, middle, last, last_statistics, job.drop, of_last
         )
-        narrow_weight = weight_gradient(grad_added, active)
+        narrow_weight = weight_gradient(grad_added, active, own_narrow)
         grad_wide = rows.gelu_backward(through(grad_added, weights.narrow), wide, of_wide)
-        wide_weight = weight_gradient(grad_wide, middle)
+        wide_weight = weight_gradient(grad_wide, middle, own_wide)
         grad_middle = through(grad_wide, weights.wide, onto)
 
         grad_attended, onto = rows.add_norm_backward(grad_middle, attended, chosen, norm, statistics, Drop(), of_norm)
-        out_weight = weight_gradient(grad_attended, context)
+        out_weight = weight_gradient(grad_attended, context, own_out)
         grad_context = through(grad_attended, weights.out)
         grad_x, qkv_weight, qkv_bias = attention_backward(
             job, grad_context, onto, x, chosen, q, kv, context, noted, weights.qkv
@@ -181,18 +182,27 @@ def through(grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
 
 
 def weight_gradient(
-    grad: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
+    grad: Float[Tensor, "rows outputs"],
+    x: Float[Tensor, "rows inputs"],
+    weight: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "outputs inputs"]:
     """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts.
+
+    It is written where that of `weight` is wanted, if that is given.
 
     Hopper's TF32 products want both factors with the summed index last: cuBLAS multiplies 1.5 to 2.7 times as fast when
     they are, which pays for the copies of all but small ones.
     """
+    if weight is not None and weight.dtype == torch.float32:
+        out = place_of(weight)
+    else:
+        out = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
     if grad.dtype != torch.float32 and grad.is_cuda:
-        return torch.mm(grad.t(), x, out_dtype=torch.float32)
+        return torch.mm(grad.t(), x, out_dtype=torch.float32, out=out)
     if precision(grad.dtype) != "tf32" or not grad.is_cuda:
-        return grad.float().t() @ x.float()
-    return rows.transposed(grad) @ (rows.transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x)
+        return torch.mm(grad.float().t(), x.float(), out=out)
+    x = rows.transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x
+    return torch.mm(rows.transposed(grad), x, out=out)
 
 
 def layer(
