@@ -15,7 +15,7 @@ ENOUGH, REPLAYS = 2**20, 60  # bytes of a message: some of many parameters, one 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
-@pytest.mark.parametrize("ranks", [n for n in (2, 4) if n <= torch.cuda.device_count()])
+@pytest.mark.parametrize("ranks", [n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
 def test_replayed_steps_average_fresh_gradients(ranks: int) -> None:
     """Runs this file on so many GPUs."""
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]

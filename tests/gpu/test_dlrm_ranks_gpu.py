@@ -1,4 +1,4 @@
-"""DLRM on 1, 2 and 4 GPUs: the same losses over the same global batches, in CUDA graphs, vectors straight to others."""
+"""DLRM on 1, 2, 4 and 8 GPUs: the same losses over the same batches, in CUDA graphs, vectors straight to others."""
 
 import importlib
 import os
@@ -53,7 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[n for n in (2, 4) if n <= torch.cuda.device_count()])
+@pytest.fixture(scope="module", params=[n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
 def ranks(request: pytest.FixtureRequest, home: Path) -> int:
     assert "vectors travel in messages" not in started(home, request.param)
     return request.param
