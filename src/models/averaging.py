@@ -142,7 +142,7 @@ class GradientAverage:
         """Leaves the gradients alone from now on."""
         for hook in self.hooks:
             hook.remove()
-        withdraw(self.places)
+        withdraw(self.places.values())
 
     def _on_arrival(self, parameter: Tensor) -> None:
         if not self.is_last:

@@ -91,6 +91,7 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
             others = [torch.empty_like(mine) for _ in range(world)]
             distributed.all_gather(others, mine)
             assert all(torch.equal(mine, other) for other in others)
+    average.close()
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Gradients are written where they are wanted: autograd takes the memory as it is, once in a step."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,10 +31,8 @@ class Product(torch.autograd.Function):
 
 
 @pytest.fixture
-def parameter() -> Iterator[nn.Parameter]:
-    found = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
-    yield found
-    withdraw([found])
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
 
 
 def test_autograd_takes_the_memory_as_it_is(parameter: nn.Parameter) -> None:
@@ -52,19 +49,32 @@ def test_autograd_takes_the_memory_as_it_is(parameter: nn.Parameter) -> None:
 
 
 def test_parts_of_a_gradient_do_not_share_memory(parameter: nn.Parameter) -> None:
-    x, y = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
-    offer({parameter: torch.zeros_like(parameter)})
+    x, y, place = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.zeros_like(parameter)
+    offer({parameter: place})
     (Product.apply(parameter, x) + Product.apply(parameter, y)).backward()  # type: ignore[operator]
     torch.testing.assert_close(parameter.grad, x + y)
 
 
-def test_what_is_withdrawn_is_not_given(parameter: nn.Parameter) -> None:
-    place = torch.zeros_like(parameter)
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_is_withdrawn_is_not_given(moved: bool, parameter: nn.Parameter) -> None:
+    """Lightning moves a network to the CPU first, and another parameter may come to its address."""
+    place, newcomer = torch.zeros_like(parameter), parameter.detach()
     offer({parameter: place})
-    withdraw([parameter])
-    found = place_of(parameter)
+    if moved:
+        parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
+    withdraw([place])
+    found = place_of(newcomer)
     assert found.data_ptr() != place.data_ptr()
     assert found.shape == parameter.shape and found.stride() == parameter.stride()
+
+
+def test_what_nobody_owns_any_more_is_not_given(parameter: nn.Parameter) -> None:
+    place = torch.zeros_like(parameter)
+    address = place.data_ptr()
+    keeper = place.detach()  # the memory stays, so that no new tensor can be there
+    offer({parameter: place})
+    del place
+    assert keeper.data_ptr() == address != place_of(parameter).data_ptr()
 
 
 @pytest.mark.parametrize("size", [(7,), (40, 5)])
@@ -140,7 +150,7 @@ def test_weights_of_a_layer() -> None:
         found.append({name: parameter.grad for name, parameter in parameters.items()})
         for parameter in parameters.values():
             parameter.grad = None
-    withdraw(places)
+    withdraw(places.values())
     assert all(torch.equal(found[0][name], found[1][name]) for name in parameters)
     there = {
         name for name, parameter in parameters.items() if found[1][name].data_ptr() == places[parameter].data_ptr()
