@@ -57,7 +57,7 @@ class Training(pl.LightningModule):
         optimizer.zero_grad()
         self.manual_backward(loss)
         if self.average is not None:
-            list(self.average.arrivals())
+            self.average.early(), self.average.late()
         optimizer.step()
         self.network.embeddings.update(torch.tensor(5.0))  # type: ignore[operator]
         self.losses.append(loss.item())
