@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -67,14 +66,7 @@ class Bucket:
         memory[piece][: len(given)].copy_(given)
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A bucket on its way."""
-
-    bucket: Bucket
-    parameters: list[nn.Parameter]  # those that have a gradient
-    memory: Tensor  # of its messages
-    waits: list[Callable[[], None]]  # one for each message
+Sent = tuple[Bucket, Tensor, list[Callable[[], None]]]  # the memory of its messages, and what waits for each of them
 
 
 class GradientAverage:
@@ -86,7 +78,7 @@ class GradientAverage:
 
     Args:
         parameters: alike on all ranks. They have no gradients before a backward pass.
-        waiting: is told how long the other methods wait.
+        waiting: is told how long `arrivals` waits.
         dtype: that gradients travel in; their own if not given. Half the bytes, with the rounding that this brings.
         enough: bytes of a message at most.
     """
@@ -165,8 +157,7 @@ class GradientAverage:
     def _send(self, bucket: Bucket) -> None:
         self.next += 1
         bucket.missing = len(bucket.parameters)
-        parameters = [parameter for parameter in bucket.parameters if parameter.grad is not None]
-        if not parameters:
+        if all(parameter.grad is None for parameter in bucket.parameters):
             return
         waits = []
         with self._beside():
@@ -174,7 +165,7 @@ class GradientAverage:
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
                 waits.append(self.messages.average(number, memory[piece], bucket in self.last))
-        self.sent.append(Sent(bucket, parameters, memory, waits))
+        self.sent.append((bucket, memory, waits))
 
     def _memory(self, bucket: Bucket) -> Tensor:
         first = bucket.parameters[0]
@@ -191,48 +182,39 @@ class GradientAverage:
             yield
 
     @torch.no_grad()
-    def early(self) -> list[nn.Parameter]:
-        """Puts the means that all messages but the last ones bring in their gradients' places; names the parameters.
+    def arrivals(self) -> Iterator[list[nn.Parameter]]:
+        """Puts the means in the gradients' places, and names the parameters that have theirs; to be gone through whole.
 
-        The last ones still travel. These means are to be read, and not to be written before `agree` or `late`: other
-        ranks may still fetch this one's part of them.
+        First those of all messages but the last ones, to be read while these still travel. To be written only when all
+        are there: other ranks may still fetch this one's part of the means.
         """
         if not self.buckets:
             self._settle()
         while self.next < len(self.buckets):  # what a pass without all gradients has left over
             self._send(self.buckets[self.next])
-        return self._received([each for each in self.sent if each.bucket not in self.last])
-
-    def unmet(self) -> list[Tensor]:
-        """This rank's own gradients that travel last. Means may appear in their places at any time."""
-        return [p.grad for each in self.sent if each.bucket in self.last for p in each.parameters if p.grad is not None]
-
-    def agree(self, value: Tensor) -> Tensor:
-        """The largest of all ranks' values, after `early`, whose means may be written from then on."""
-        with self.waiting():
-            return self.messages.agree(value)
-
-    @torch.no_grad()
-    def late(self) -> list[nn.Parameter]:
-        """What `early` does, for the last messages. To be called after it in every step."""
-        received = self._received([each for each in self.sent if each.bucket in self.last], finish=True)
+        early, late = ([each for each in self.sent if (each[0] in self.last) == last] for last in (False, True))
         self.sent, self.next = [], 0
+        if early:
+            yield self._received(early)
+        received = self._received(late, finish=True)
         offer(self.places)  # nobody reads there any more
-        return received
+        yield received
 
     def _received(self, sent: list[Sent], finish: bool = False) -> list[nn.Parameter]:
         with self.waiting():
-            for each in sent:
-                for wait in each.waits:
+            for _, _, waits in sent:
+                for wait in waits:
                     wait()
             if finish:
                 self.messages.finish()
-        for each in sent:
-            memory = each.memory.to(each.parameters[0].dtype)
-            part_of = dict(zip(each.bucket.parameters, each.bucket.parts(memory), strict=True))
-            for parameter in each.parameters:
-                parameter.grad = part_of[parameter]
-        return [parameter for each in sent for parameter in each.parameters]
+        received = []
+        for bucket, memory, _ in sent:
+            memory = memory.to(bucket.parameters[0].dtype)
+            for part, parameter in zip(bucket.parts(memory), bucket.parameters, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad = part
+                    received.append(parameter)
+        return received
 
 
 def travelling_dtype(name: str | None) -> torch.dtype | None:

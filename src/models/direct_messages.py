@@ -33,7 +33,7 @@ class DirectMessages(Messages):
         memory: of each rank, 0 at first, of at least `needed(numbers, ranks)` numbers.
         rank: whose memory is this process's own.
         barrier: waits on the current stream until every rank is there, and sees what they have written before. Its
-            argument, 0, 1 or 2, tells barriers on one stream from those on another.
+            argument, 0 or 1, tells barriers on one stream from those on another.
         numbers: of each message. Of several that lie end to end all but the last are multiples of ranks x SHARED.
     """
 
@@ -53,7 +53,6 @@ class DirectMessages(Messages):
             for each in (everywhere, here)
         )
         self.streams = [torch.cuda.Stream(mine.device) for _ in range(2)] if mine.is_cuda else []
-        self.values = [each[-1] for each in memory]  # what ranks agree on
         self.averaged: list[Any] = []  # events of this step: what was fetched of a message is done with
 
     @classmethod
@@ -136,11 +135,6 @@ class DirectMessages(Messages):
         share = self.shares[number]
         return self.memory[whose][self.begins[number] + of * share :][:share]
 
-    def agree(self, value: Tensor) -> Tensor:
-        self.values[self.rank].copy_(value)
-        self.barrier(2)  # everybody has written, and nobody is fetching what is not among the last messages
-        return torch.stack(self.values).amax().to(value.dtype)
-
     def finish(self) -> None:
         self.barrier(0)  # nobody reads or writes here any more: the last message is whole, the next step may write
         self.averaged.clear()
@@ -152,5 +146,5 @@ def share_of(numbers: int, ranks: int) -> int:
 
 
 def needed(numbers: Sequence[int], ranks: int) -> int:
-    """Numbers that a rank's memory for messages of such sizes has, and for a value to agree on behind them."""
-    return ranks * sum(share_of(each, ranks) for each in numbers) + SHARED
+    """Numbers that a rank's memory for messages of such sizes has."""
+    return ranks * sum(share_of(each, ranks) for each in numbers)

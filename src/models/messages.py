@@ -21,12 +21,6 @@ class Messages:
         """
         return average(message).wait
 
-    def agree(self, value: Tensor) -> Tensor:
-        """The largest of all ranks' values. Every rank has waited for all messages but the last ones before."""
-        largest = value.clone()
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-        return largest
-
     def finish(self) -> None:
         """After all waiting of a step."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from distilbert_ranks import CASES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -16,10 +17,10 @@ TOLERANCE = {"single": 1e-4, "accumulated": 1e-4, "half": 2e-2, "clipped": 2e-2}
 
 def started(home: Path, world: int) -> Path:
     """Runs the script on so many GPUs."""
-    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu"), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     ended = subprocess.run(
-        [*(command if world > 1 else command[:1]), str(ROOT / "tests" / "distilbert_ranks.py"), str(home), *TOLERANCE],
+        [*(command if world > 1 else command[:1]), str(ROOT / "tests" / "gpu" / "distilbert_ranks.py"), str(home)],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(paths)},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
@@ -38,7 +39,7 @@ def ranks(request: pytest.FixtureRequest, home: Path) -> int:
     return request.param
 
 
-@pytest.mark.parametrize("case", TOLERANCE)
+@pytest.mark.parametrize("case", CASES)
 def test_several_gpus_do_what_one_does(case: str, ranks: int, home: Path) -> None:
     alone = torch.load(home / f"{case}_1_0.pt")
     found = [torch.load(home / f"{case}_{ranks}_{rank}.pt") for rank in range(ranks)]
@@ -47,7 +48,6 @@ def test_several_gpus_do_what_one_does(case: str, ranks: int, home: Path) -> Non
         losses.mean(0), torch.tensor(alone["losses"]), rtol=TOLERANCE[case], atol=TOLERANCE[case]
     )
     assert losses.std(0).max() > 0
-    assert all((each["in_two"] > 0) == (case != "clipped") for each in found)
     assert any((alone["after"][name] - weight).abs().max() > 0.05 for name, weight in alone["before"].items())
     for name, weight in alone["after"].items():
         # root mean squares: rounding decides whether a neuron is cut off, and its whole row follows

@@ -47,7 +47,7 @@ def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
         loss_of(model, rank, step).backward()
         found["early"].append(len(average.sent))
-        found["parts"].append([[names[parameter] for parameter in part] for part in (average.early(), average.late())])
+        found["parts"].append([[names[parameter] for parameter in part] for part in average.arrivals()])
         found["gradients"].append({name: p.grad for name, p in model.named_parameters()})
         found["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
     found["messages"], found["waited"] = len(average.buckets), waiting.seconds()
@@ -98,7 +98,7 @@ def accumulated() -> tuple[list[int], torch.Tensor]:
         average.is_last = step == 1
         loss_of(model, rank, step).backward()
         sent.append(len(average.sent) + average.next)
-    average.early(), average.late()
+    list(average.arrivals())
     gradient = model[3].weight.grad  # type: ignore[index]
     assert isinstance(gradient, torch.Tensor)
     return sent, gradient
@@ -121,7 +121,7 @@ def backwards(turned: bool) -> list[list[int]]:
     for parameter in order:
         x = x * parameter.sum()
     x.backward()
-    average.early(), average.late()
+    list(average.arrivals())
     return [[len(p) for p in bucket.parameters] for bucket in average.buckets]
 
 

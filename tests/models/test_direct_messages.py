@@ -39,7 +39,7 @@ def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last: int) -> None:
     last = min(last, len(numbers))
     memory = [torch.zeros(needed(numbers, ranks)) for _ in range(ranks)]
-    meetings = [Barrier(ranks, timeout=20) for _ in range(3)]
+    meetings = [Barrier(ranks, timeout=20) for _ in range(2)]
     given = [[contents(rank, step, numbers) for step in range(STEPS)] for rank in range(ranks)]
 
     met: list[int] = []
@@ -58,8 +58,6 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
                 sent.append((message, messages.average(number, message, is_last)))
             for _, wait in sent:
                 wait()
-            agreed = messages.agree(torch.tensor(float((step + rank) % ranks)))
-            assert agreed == ranks - 1, agreed
             messages.finish()
             found.append([message.clone() for message, _ in sent])
         return found
@@ -67,8 +65,7 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
     with ThreadPoolExecutor(ranks) as threads:
         first, *rest = threads.map(run, range(ranks))
     # Of a message's two barriers a last one leaves the second to the step's end: there all are done with all memories.
-    # One more is for what they agree on.
-    assert len(met) == STEPS * ranks * (2 * len(numbers) - last + 2)
+    assert len(met) == STEPS * ranks * (2 * len(numbers) - last + 1)
     for step in range(STEPS):
         for number, result in enumerate(first[step]):
             mean = torch.stack([given[rank][step][number].double() for rank in range(ranks)]).mean(0)

@@ -57,7 +57,7 @@ class Training(pl.LightningModule):
         optimizer.zero_grad()
         self.manual_backward(loss)
         if self.average is not None:
-            self.average.early(), self.average.late()
+            list(self.average.arrivals())
         optimizer.step()
         self.network.embeddings.update(torch.tensor(5.0))  # type: ignore[operator]
         self.losses.append(loss.item())
