@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from src.models.queues import renew_queues
+
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
 
@@ -90,4 +92,5 @@ class Graphed(Generic[T]):
         # Other threads may wait for the device meanwhile: NCCL watches over its messages.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             result = self.function(*batch)
+        renew_queues()  # now that streams have been used which the warm-up calls needed first
         return Capture(graph, inputs, result)
