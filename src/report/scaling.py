@@ -121,10 +121,16 @@ def key_of(record: Record, kind: Kind) -> Hashable:
 
 
 def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str, Record]]) -> Point:
-    """Of those on one device the fastest of the same commit counts, or the fastest; others may have been profiled."""
+    """Of those on one device the fastest of the same commit counts, others may have been profiled.
+
+    Where there is none it is the fastest of all, and the point's source says so.
+    """
     same = [one for _, one in alone if commit_of(one) == commit_of(record)]
     case, rate = record.case, rate_of(record) or 0.0
-    one = max(rate_of(each) or 0.0 for each in same or [each for _, each in alone])
+    fastest = max(same or [one for _, one in alone], key=lambda each: rate_of(each) or 0.0)
+    one = rate_of(fastest) or 0.0
+    if not same:
+        source = f"{source}; one device: commit {(commit_of(fastest) or 'unknown')[:7]}"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
     exchange = record.communication
     exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None

@@ -54,9 +54,11 @@ def test_the_run_on_one_device_is_the_fastest_of_the_same_commit(trained: Record
     profiled, older = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)
     new, old = {"git": {"commit": "b"}}, {"git": {"commit": "a"}}
     runs = [replace(profiled, environment=new), replace(one, environment=new), replace(two, environment=new)]
-    assert scaling([("", each) for each in [*runs, replace(older, environment=old)]], False)[0].speed_up == 1.5
+    (point,) = scaling([("x", each) for each in [*runs, replace(older, environment=old)]], False)
+    assert (point.speed_up, point.source) == (1.5, "x")
     other = [replace(one, environment=old), replace(profiled, environment=old), replace(two, environment=new)]
-    assert scaling([("", each) for each in other], False)[0].speed_up == 1.5
+    (point,) = scaling([("x", each) for each in other], False)
+    assert (point.speed_up, point.source) == (1.5, "x; one device: commit a")
 
 
 @pytest.mark.parametrize("change", [{"precision": "tf32"}, {"hardware": "a100_40g"}, {"datamodule": "qm9"}])
