@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from composing import composed
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from src import schema
@@ -19,16 +20,10 @@ MODELS = ("moflow", "se3_transformer", "distilbert", "dlrm", "dlrm_dcnv2", "mobi
 TRAINERS = ("1x1", "1x2", "1x4", "1x8", "2x8")
 
 
-def composed(*overrides: str, door: str = "train") -> DictConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(door, list(overrides), return_hydra_config=False)
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_composes_on_every_topology(model: str, trainer: str) -> None:
-    config = composed(f"model={model}", f"trainer={trainer}")
+    config = composed("train", f"model={model}", f"trainer={trainer}")
     assert config.hp.batch_size > 0
     assert config.hp.lr > 0
     assert config.hp.batch_per in ("device", "global")
@@ -42,7 +37,7 @@ def test_every_model_composes_on_every_topology(model: str, trainer: str) -> Non
 def test_every_option_of_every_group_composes(group: str) -> None:
     for file in sorted((CONF / group).glob("*.yaml")):
         value = f"[{file.stem}]" if group == "logger" else file.stem
-        config = composed(f"{group}={value}")
+        config = composed("train", f"{group}={value}")
         if group != "experiment":
             assert group in config
 
@@ -62,12 +57,12 @@ def test_every_option_of_every_group_composes(group: str) -> None:
     ],
 )
 def test_the_published_hyper_parameters(overrides: list[str], batch: int, lr: float) -> None:
-    config = composed(*overrides)
+    config = composed("train", *overrides)
     assert (config.hp.batch_size, config.hp.lr) == (batch, lr)
 
 
 def test_a_command_line_choice_wins_over_the_models_own() -> None:
-    config = composed("model=moflow", "datamodule=qm9_molecules", "precision=bf16")
+    config = composed("train", "model=moflow", "datamodule=qm9_molecules", "precision=bf16")
     assert config.datamodule.name == "qm9_molecules"
     assert config.precision.name == "bf16"
 
@@ -75,19 +70,19 @@ def test_a_command_line_choice_wins_over_the_models_own() -> None:
 @pytest.mark.parametrize("override", ["hardware.peak_flops={fp32:1e11}", "hardware.peak_flops.fp32=1e11"])
 def test_peaks_of_a_cpu_may_be_given(override: str) -> None:
     cpu = ("experiment=mobilenet_quick", "hardware=cpu")
-    given, usual = composed(*cpu, override).hardware.peak_flops, composed(*cpu).hardware.peak_flops
+    given, usual = composed("train", *cpu, override).hardware.peak_flops, composed("train", *cpu).hardware.peak_flops
     assert given.fp32 == 1e11 and peaks_of("fp32", given, None).source == "datasheet"
     assert peaks_of("fp32", usual, None).source == "measured"
 
 
 def test_the_case_names_what_differs_from_the_published_one() -> None:
-    assert case_of(composed("model=moflow"))["fix_hp"] == "/"
-    assert case_of(composed("model=moflow", "hp.batch_size=512", "hp.lr=0.001"))["fix_hp"] == "bs=512,lr=0.001"
-    assert case_of(composed("model=dlrm", "trainer=1x8", "+fix_hp=max_bs"))["fix_hp"] == "bs=2097152"
+    assert case_of(composed("train", "model=moflow"))["fix_hp"] == "/"
+    assert case_of(composed("train", "model=moflow", "hp.batch_size=512", "hp.lr=0.001"))["fix_hp"] == "bs=512,lr=0.001"
+    assert case_of(composed("train", "model=dlrm", "trainer=1x8", "+fix_hp=max_bs"))["fix_hp"] == "bs=2097152"
 
 
 def test_fix_hp_may_change_hp_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_fix_hp(composed("+fix_hp=max_bs"))
+    check_fix_hp(composed("train", "+fix_hp=max_bs"))
     bad = tmp_path / "fix_hp"
     bad.mkdir()
     (bad / "greedy.yaml").write_text("fix_hp: {name: greedy}\nhp: {lr: 1}\nseed: 3\n")
@@ -108,14 +103,14 @@ def test_fix_hp_may_change_hp_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_a_mistake_is_named_in_one_line(overrides: list[str], words: str) -> None:
     with pytest.raises(HydraException) as raised:
-        composed(*overrides)
+        composed("train", *overrides)
     line = explain(raised.value)
     assert words in line
     assert "\n" not in line
 
 
 def test_a_missing_published_row_names_those_there_are() -> None:
-    config = composed("model=moflow", "trainer=1x2", "+fix_hp=max_bs")
+    config = composed("train", "model=moflow", "trainer=1x2", "+fix_hp=max_bs")
     with pytest.raises(InterpolationKeyError) as raised:
         OmegaConf.resolve(config)
     assert explain(raised.value).startswith(
@@ -125,9 +120,7 @@ def test_a_missing_published_row_names_those_there_are() -> None:
 
 @pytest.mark.parametrize("door", ["predict", "prepare"])
 def test_the_other_doors_compose(door: str) -> None:
-    OmegaConf.resolve(
-        composed("output_root=x", door=door) if door == "prepare" else composed("output_dir=x", door=door)
-    )
+    OmegaConf.resolve(composed(door, "output_root=x" if door == "prepare" else "output_dir=x"))
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,11 @@ import tiny_distilbert
 import tiny_dlrm
 import tiny_se3
 import torch
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 from tiny_run import NETWORK
 
-from src import schema
 from src.cli import CONF
 from src.datamodules.base import DataModule
 from src.models.task import Task
@@ -92,11 +91,9 @@ def test_the_shell_completion_is_a_script_that_bash_can_read() -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
-def composed(*overrides: str) -> DictConfig:
+def resolved(*overrides: str) -> DictConfig:
     """A resolved training config that writes nowhere."""
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", [*overrides, "output_dir=nowhere", "hardware=cpu"])
+    config = composed("train", *overrides, "output_dir=nowhere", "hardware=cpu")
     OmegaConf.resolve(config)
     return config
 
@@ -107,7 +104,7 @@ def names(group: str) -> list[str]:
 
 def test_every_model_is_made_and_has_a_loss() -> None:
     for name in names("model"):
-        config = composed(f"model={name}", *SIZES[name])
+        config = resolved(f"model={name}", *SIZES[name])
         task: Task = made(config.model.task)
         assert task.final_metric.name
         torch.manual_seed(0)
@@ -120,7 +117,7 @@ def test_every_model_is_made_and_has_a_loss() -> None:
 def test_every_datamodule_is_made() -> None:
     given = {"smiles_file": ["datamodule.source.file=my.smiles"]}
     for name in names("datamodule"):
-        config = composed(f"datamodule={name}", *given.get(name, []))
+        config = resolved(f"datamodule={name}", *given.get(name, []))
         assert isinstance(made(config.datamodule), DataModule)
 
 
@@ -128,7 +125,7 @@ def test_every_datamodule_is_made() -> None:
 def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
     kind: Any = {"callbacks": pl.Callback, "logger": Logger}[group]
     for name in names(group):
-        config = composed(f"{group}=[{name}]" if group == "logger" else f"{group}={name}", f"output_root={tmp_path}")
+        config = resolved(f"{group}=[{name}]" if group == "logger" else f"{group}={name}", f"output_root={tmp_path}")
         parts = made(config[group] or {}, _convert_="object").values()
         assert all(isinstance(part, kind) for part in parts)
         assert len(parts) == len(config[group])
@@ -136,4 +133,4 @@ def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
 
 def test_every_experiment_composes() -> None:
     for name in names("experiment"):
-        check_packages(composed(f"experiment={name}"))
+        check_packages(resolved(f"experiment={name}"))

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composing import composed
 from rdkit import Chem
 from rdkit.Chem.QED import qed
 from tiny_run import NETWORK, tiny_config
 
-from src import schema
-from src.cli import CONF
 from src.errors import UserError
 from src.models.moflow.network import MoFlow
 from src.predict import predict
@@ -29,11 +27,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(folder: Path, *overrides: str) -> Record:
     """The record of 10 corrected molecules in batches of 4, with no word about the network."""
-    schema.register()
     mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4", "warmup_batches=2"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("predict", [*mine, "model.predict.correct_validity=true", *overrides])
-    return predict(config)
+    return predict(composed("predict", *mine, "model.predict.correct_validity=true", *overrides))
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:

@@ -3,11 +3,8 @@
 import random
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
-
-from src import schema
-from src.cli import CONF
 
 SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
 OWN_SIZES = ",".join(f"{name}:{size}" for name, size in SIZES.items())
@@ -51,12 +48,6 @@ def tiny_overrides(home: Path, padding: str = "packed") -> list[str]:
 def tiny_distilbert(home: Path, *overrides: str, padding: str = "packed") -> DictConfig:
     """The composed config of `tiny_overrides`, then `overrides`."""
     return composed("train", *tiny_overrides(home, padding), *overrides)
-
-
-def composed(door: str, *overrides: str) -> DictConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(door, list(overrides))
 
 
 def tiny_prediction(home: Path, *overrides: str, padding: str = "packed") -> DictConfig:

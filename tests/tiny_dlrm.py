@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
-
-from src import schema
-from src.cli import CONF
 
 CARDINALITIES = [50, 3, 1200, 7]
 SIZES = (
@@ -40,17 +37,13 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = ON_DEVICE, model: str = "
 
 def tiny_dlrm(home: Path, *overrides: str, data: tuple[str, ...] = ON_DEVICE, model: str = "dlrm") -> DictConfig:
     """The composed config of `tiny_overrides`, then `overrides`."""
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [*tiny_overrides(home, data, model), *overrides])
+    return composed("train", *tiny_overrides(home, data, model), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str, data: tuple[str, ...] = ON_DISK) -> DictConfig:
     """A prediction in batches of 16 with files in `home`/predicted; the network is the checkpoint's."""
-    schema.register()
     mine = [
         "model=dlrm", *data, "precision=fp32", "hardware=cpu", "batch_size=16", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",
     ]  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("predict", [*mine, *overrides])
+    return composed("predict", *mine, *overrides)

@@ -4,12 +4,9 @@ import io
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
 from PIL import Image
-
-from src import schema
-from src.cli import CONF
 
 CLASSES = ("ape", "bee", "cow")
 STRIDES = "[2,1,1,1,2,1,2,1,1,1,1,1,1,1]"
@@ -32,20 +29,16 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = SYNTHETIC) -> list[str]:
 
 def tiny_mobilenet(home: Path, *overrides: str, data: tuple[str, ...] = SYNTHETIC) -> DictConfig:
     """The composed config of `tiny_overrides`, then `overrides`."""
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [*tiny_overrides(home, data), *overrides])
+    return composed("train", *tiny_overrides(home, data), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
     """A prediction in batches of 4 with files in `home`/predicted."""
-    schema.register()
     mine = [
         "model=mobilenet_v1", "precision=fp32", "hardware=cpu", "batch_size=4", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",
     ]  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("predict", [*mine, *overrides])
+    return composed("predict", *mine, *overrides)
 
 
 def picture(height: int, width: int, seed: int = 0, mode: str = "RGB") -> Image.Image:

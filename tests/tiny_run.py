@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
-
-from src import schema
-from src.cli import CONF
 
 SMILES = [
     "CC(=O)Oc1ccccc1C(=O)O",
@@ -116,7 +113,4 @@ def tiny_overrides(home: Path) -> list[str]:
 
 def tiny_config(home: Path, *overrides: str) -> DictConfig:
     """The composed config of `tiny_overrides`, then `overrides`; it writes to `home`/outputs/moflow/run."""
-    schema.register()
-    output_dir = f"output_dir={home / 'outputs' / 'moflow' / 'run'}"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [*tiny_overrides(home), output_dir, *overrides])
+    return composed("train", *tiny_overrides(home), f"output_dir={home / 'outputs' / 'moflow' / 'run'}", *overrides)

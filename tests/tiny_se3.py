@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
-
-from src import schema
-from src.cli import CONF
 
 TAILS = ("C", "O", "N", "F", "C#N", "C=O", "C(=O)O", "OC")
 NETWORK = "num_layers=2", "num_degrees=2", "num_channels=8", "num_heads=2"
@@ -32,20 +29,16 @@ def molecules_in(home: Path) -> list[str]:
 
 def tiny_se3(home: Path, *overrides: str) -> DictConfig:
     """A run of 7 steps of 8 molecules an epoch, the last of them with 4, that writes to `home`/run."""
-    schema.register()
     mine = [
         *molecules_in(home), "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "hp.batch_size=8", "hp.lr=1e-2", "fit.max_epochs=1", "fit.eval_every_n_epochs=1",
         "fit.checkpoint_every_n_epochs=1", "measure.window=2", "measure.warmup_steps=2",
         "pictures=false", f"output_dir={home / 'run'}",
     ]  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [*mine, *overrides])
+    return composed("train", *mine, *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
     """A prediction of the same molecules that writes to `home`/predicted."""
-    schema.register()
     mine = [*molecules_in(home), "precision=fp32", "hardware=cpu", f"output_dir={home / 'predicted'}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("predict", [*mine, *overrides])
+    return composed("predict", *mine, *overrides)

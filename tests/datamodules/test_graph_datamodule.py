@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from composing import composed
 from qm9_rows import IDS, write_package
 
-from src import schema
-from src.cli import CONF
 from src.datamodules import graph_files, qm9
 from src.datamodules.graph_edges import Edges
 from src.datamodules.graphs import GraphDataModule
@@ -129,13 +127,9 @@ def test_a_molecule_without_bonds_needs_other_edges(home: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("name", ["qm9", "qm9_dgl", "molecule_file"])
 def test_its_configs_are_complete(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema.register()
     file = f"datamodule.source.file={home / 'my.csv'}"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(
-            "prepare",
-            [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file][: 4 - (name == "qm9")],
-        )
+    mine = [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file]
+    config = composed("prepare", *mine[: 4 - (name == "qm9")])
     datamodule = made(config.datamodule)
     assert isinstance(datamodule, GraphDataModule) and datamodule.name == name and datamodule.edges == Edges("full")
     if name == "molecule_file":

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import OmegaConf
 from tiny_mobilenet import tiny_overrides
 
-from src import schema
-from src.cli import CONF
 from src.errors import UserError
 from src.report.record import read_record
 from src.sweep.largest import Trial, foreseen, largest, samples_in, settle_batch
@@ -91,9 +89,7 @@ def test_memory_that_does_not_grow_says_nothing() -> None:
     ],
 )
 def test_a_search_that_cannot_be_is_refused_before_it_begins(wrong: str, told: str, tmp_path: Path) -> None:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", [*tiny_overrides(tmp_path), "+fix_hp=auto", wrong])
+    config = composed("train", *tiny_overrides(tmp_path), "+fix_hp=auto", wrong)
     with pytest.raises(UserError, match=told):
         settle_batch(config, [])
     assert not (tmp_path / "run").exists()
@@ -120,10 +116,8 @@ def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     assert [(t.case.batch_size, t.status) for t in trials.values()] == [(16, "done"), (18, "oom"), (17, "done")]
 
     # The row serves the next run of the case; another case is searched for itself, and not under torchrun.
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", [*mine, f"output_dir={tmp_path / 'again'}"])
-        other = compose("train", [*mine, f"output_dir={tmp_path / 'again'}", "precision=bf16"])
+    config = composed("train", *mine, f"output_dir={tmp_path / 'again'}")
+    other = composed("train", *mine, f"output_dir={tmp_path / 'again'}", "precision=bf16")
     assert settle_batch(config, []).hp.batch_size == 17
     assert not (tmp_path / "again").exists()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="without torchrun"):

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from composing import composed
 from contracts.same import assert_same_bits
 from contracts.task import TaskContract
 from hugging_face import distilbert
 from omegaconf import DictConfig
-from tiny_distilbert import NUM_DEV, NUM_TRAIN, composed, tiny_distilbert, tiny_overrides, write_sentences
+from tiny_distilbert import NUM_DEV, NUM_TRAIN, tiny_distilbert, tiny_overrides, write_sentences
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composing import composed
 from omegaconf import DictConfig
 from tiny_dlrm import CARDINALITIES, ON_DISK, TABLES, tiny_dlrm
 
-from src import schema
-from src.cli import CONF
 from src.errors import UserError
 from src.prepare import prepare
 from src.report.record import read_record
@@ -126,7 +124,5 @@ def test_an_id_beyond_its_table(tmp_path: Path) -> None:
 
 
 def test_what_has_no_files_needs_no_preparation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        prepare(compose("prepare", ["datamodule=criteo_resident", f"output_root={tmp_path}"]))
+    prepare(composed("prepare", "datamodule=criteo_resident", f"output_root={tmp_path}"))
     assert capsys.readouterr().out == "criteo_resident has no files: there is nothing to prepare\n"

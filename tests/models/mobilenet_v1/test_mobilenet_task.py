@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from composing import composed
 from contracts.task import TaskContract
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_overrides, write_folders
 from torch.nn import functional as F
 
-from src import schema
 from src.callbacks.history import History
 from src.cli import CONF
 from src.errors import UserError
@@ -138,9 +137,7 @@ def test_mixing_ends_before_the_last_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "experiment").glob("mobilenet_*.yaml")))
 def test_every_experiment_is_made(name: str, tmp_path: Path) -> None:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", [f"experiment={name}", "hardware=cpu", f"output_dir={tmp_path}", "precision=fp32"])
+    config = composed("train", f"experiment={name}", "hardware=cpu", f"output_dir={tmp_path}", "precision=fp32")
     job = build(settled(config), Clock())
     task = task_of(job)
     images = task.augment(task.example_batch(1).pixels)

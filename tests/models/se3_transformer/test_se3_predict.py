@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
+from composing import composed
 from tiny_se3 import tiny_prediction, tiny_se3
 
-from src.cli import CONF
 from src.errors import UserError
 from src.models.se3_transformer.plots import parity_picture
 from src.models.se3_transformer.task import SE3TransformerTask
@@ -135,8 +134,7 @@ def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, pre
 
 def composed_zinc() -> Any:
     """The config of a datamodule of molecules without coordinates."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("predict", ["datamodule=zinc250k", "output_dir=unused", "data_root=unused"]).datamodule
+    return composed("predict", "datamodule=zinc250k", "output_dir=unused", "data_root=unused").datamodule
 
 
 def test_molecules_without_coordinates_are_refused(home: Path, tmp_path: Path) -> None:
