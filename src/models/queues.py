@@ -11,8 +11,8 @@ def renew_queues() -> bool:
     A process whose streams have lately been used for the first time runs the kernels of a graph, one after another,
     with gaps that are longer by 0.1 to 0.3 microseconds; once another context has come and gone, without them. On an
     H200 a step of MoFlow's, 3,400 kernels, takes 15.6 instead of 16.6 ms (docs/results/scaling.md). Nothing in the
-    driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this process; the
-    second context takes half a GiB for that moment, and where that is missing nothing happens.
+    driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this process; where
+    the memory for a second context is missing at that moment, nothing happens.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
