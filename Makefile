@@ -1,12 +1,14 @@
 # make run    sets up the environment and trains MoFlow on real molecules for a few minutes
-# make test   sets up the environment and passes lint, types and tests
+# make test   sets up the environment and passes lint, types and the fast tests
+# make test-all    the slow tests too
 # make env    the set-up alone
+# make test-gpu    the tests for an NVIDIA GPU; GPU_PYTHON=... for another environment than .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: env run test lint test-gpu clean
+.PHONY: env run test test-all lint test-gpu clean
 
 env: $(READY)
 
@@ -23,18 +25,23 @@ run: env
 	$(BIN)/python train.py experiment=quickstart
 
 # A process for each core; the tests of a file stay together, for they share what takes long to make.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: env lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-all: test
+	$(PYTEST) -m 'slow and not gpu'
 
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# On a machine with an NVIDIA GPU.
-test-gpu:
-	python3 -m pytest -m gpu
-	python3 -m benchmarks.wgmma_waits
+# On a machine with an NVIDIA GPU; GPU_PYTHON=python3 takes an environment that is there already.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
+	$(GPU_PYTHON) -m pytest -m gpu
+	$(GPU_PYTHON) -m benchmarks.wgmma_waits
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -8,7 +8,7 @@ from src.cli import door, guarded
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
-    from src.launch.ranks import train_here_or_on_ranks  # torch is not loaded for --help, --cfg job or completion
+    from src.train import train_here_or_on_ranks  # torch is not loaded for --help, --cfg job or completion
 
     guarded(train_here_or_on_ranks, config)
 

@@ -18,9 +18,9 @@ import numpy as np
 import psutil
 from jaxtyping import UInt8
 
-from src.datamodules.criteo_prepare import MAX_WORKERS, prepare_criteo
-from src.datamodules.criteo_raw import NUM_DAYS
-from src.workers import cpu_count
+from src.datamodules.clicks.prepare import MAX_WORKERS, prepare_criteo
+from src.datamodules.clicks.raw import NUM_DAYS
+from src.system.workers import cpu_count
 
 # What FL15 keeps (spec/dlrm.md, 1.1). The large columns have many more ids that are rare.
 CARDINALITIES = (

@@ -8,11 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from src.datamodules.criteo_check import check_values
-from src.datamodules.criteo_synthetic_files import generate
-from src.datamodules.feature_spec import FeatureSpec
-from src.datamodules.split_binary import SplitBinary, SplitLoader
-from src.workers import cpu_count
+from src.datamodules.clicks.check import check_values
+from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
+from src.datamodules.clicks.synthetic_files import generate
+from src.system.workers import cpu_count
 
 
 def main() -> None:

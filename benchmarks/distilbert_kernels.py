@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from src.batches.tokens import PackedTokens, PaddedTokens
 from src.measure.replay import device_ms
 from src.models.distilbert import Sizes
 from src.models.distilbert.kernels import dispatch
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Sentences, Tokens
 from src.models.distilbert.network import Block, Dropout
-from src.tokens import PackedTokens, PaddedTokens
 
 SENTENCES, LENGTH, LONGEST, MULTIPLE = 96, 512, 66, 32
 SIZES = Sizes()

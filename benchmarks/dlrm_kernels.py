@@ -1,6 +1,6 @@
 """DLRM's kernels alone, on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
 
-The published tables (frequency limit 15, 15.6 GiB), ids and numericals of src/datamodules/criteo_synthetic.py.
+The published tables (frequency limit 15, 15.6 GiB), ids and numericals of src/datamodules/clicks/synthetic.py.
 `backward` is the time of forward and backward together less that of forward. Products count 2 floating-point
 operations a multiply-add; GB/s are of the bytes that a kernel must move at least.
 """
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from src.clicks import ClickLayout, Clicks
-from src.datamodules.criteo_synthetic import Law, tables_of
+from src.batches.clicks import ClickLayout, Clicks
+from src.datamodules.clicks.synthetic import Law, tables_of
 from src.measure.replay import device_ms
 from src.models.dlrm.kernels import dispatch
 from src.models.dlrm.network import DLRM

@@ -19,9 +19,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from src.datamodules.image_decode import NUM_DRAWS, centre_box, decode
-from src.datamodules.image_loader import DecodingLoader, ImageFiles
-from src.workers import cpu_count
+from src.datamodules.images.decode import NUM_DRAWS, centre_box, decode
+from src.datamodules.images.loader import DecodingLoader, ImageFiles
+from src.system.workers import cpu_count
 
 SIZE = 224
 

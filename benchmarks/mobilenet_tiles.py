@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from src.gpu.triton_helpers import precision
 from src.measure.replay import device_ms
-from src.models.kernels import precision
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.kernels import dispatch
 from src.models.mobilenet_v1.network import ConvNormReLU

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.measure.replay import device_ms
 from src.models.se3_transformer.conv import ConvSE3
 from src.models.se3_transformer.fiber import Fiber

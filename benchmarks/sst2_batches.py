@@ -12,10 +12,10 @@ from itertools import islice
 
 import torch
 
-from src.datamodules.sst2 import SST2DataModule
-from src.datamodules.token_loader import PADDINGS
-from src.tokens import PackedTokens, PaddedTokens
-from src.workers import cpu_count
+from src.batches.tokens import PackedTokens, PaddedTokens
+from src.datamodules.text.loader import PADDINGS
+from src.datamodules.text.sst2 import SST2DataModule
+from src.system.workers import cpu_count
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ registers, may be touched only after a wait. Two faults were found; with both, e
   factor written into the same registers;
 - ptxas 12.8, which both bring, and 12.9 may then move a conversion to float16 in front of the last wait.
 
-`settle` in src/models/wgmma_triton.py, at the end of each step of such a loop, prevents both. This looks at all
+`settle` in src/gpu/wgmma_triton.py, at the end of each step of such a loop, prevents both. This looks at all
 kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints a
 line for each kernel that does not wait and exits with 1 if there is one.
 """

@@ -15,10 +15,12 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
 
-from src import schema
+from src.config import schema
+from src.config.hydra_files import save_run
 from src.errors import UserError
-from src.launch.group import speaks
-from src.lean import LeanImport
+from src.system.group import rank, speaks
+from src.system.lean import LeanImport
+from src.system.masking import mask_error, mask_process, masked_text, watch
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
@@ -29,13 +31,26 @@ LEAVING_S = 5.0  # of a rank that failed: torchrun's agent kills the others 30 s
 _failures: list[Exception] = []
 
 
+class Unexpected(BaseException):
+    """Carries an error of a job past Hydra, which would print all overrides with it, and secrets among them."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
     """Runs one job; a user's mistake is printed at once and ends this job, not the other jobs of a sweep."""
+    watch(config)
+    mask_process()
     try:
+        if rank() == 0:
+            save_run(config)
         job(config)
-    except MISTAKES as error:
-        if is_ours(error):
-            raise
+    except Exception as error:
+        mask_error(error)
+        if not isinstance(error, MISTAKES) or is_ours(error):
+            raise Unexpected(error) from error
         _failures.append(error)
         fail(explain(error))
 
@@ -47,13 +62,19 @@ def door(main: Callable[[], None]) -> None:
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
+    unexpected: Exception | None = None
     try:
         try:
             main()
+        except Unexpected as caught:
+            unexpected = caught.error
         except MISTAKES as error:
+            mask_error(error)
             if is_ours(error):
                 raise
             sys.exit(fail(explain(error)))
+        if unexpected is not None:
+            raise unexpected
         if _failures:
             sys.exit(2)
     except BaseException as error:
@@ -95,7 +116,7 @@ def is_ours(error: Exception) -> bool:
 def fail(message: str) -> int:
     """Prints the line on stderr, once for a group of ranks, and returns the exit code of a user's mistake."""
     if speaks():
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {masked_text(message)}", file=sys.stderr)
     return 2
 
 

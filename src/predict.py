@@ -1,5 +1,6 @@
 """One prediction from config to record: load, warm up, time every batch, write the predictions and the record."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
-from src.checkpoints import load_weights, read_checkpoint
+from src.config.instantiate import check_packages, made
+from src.config.settings import given_overrides
 from src.errors import UserError
 from src.launch.devices import activation_bytes, resolve_hardware, set_precision
 from src.launch.failures import is_out_of_memory
@@ -18,12 +20,12 @@ from src.measure.environment import environment
 from src.measure.rates import ratio, token_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
-from src.models.task import Prediction, PredictionJob, Task, wanted
-from src.parts import check_packages, made
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
-from src.settings import given_overrides
+from src.system.masking import MASK, mask_error, masked, watch
+from src.training.checkpoints import load_weights, read_checkpoint, trained_config
+from src.training.task import Prediction, PredictionJob, Task, wanted
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -38,6 +40,7 @@ def predict(config: DictConfig) -> Record:
         if config[key] is not None and config[key] < 1:
             raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
     config.hardware = resolve_hardware(config.hardware)
+    watch(config)
     OmegaConf.resolve(config)
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
@@ -50,6 +53,7 @@ def predict(config: DictConfig) -> Record:
         files |= prediction.files
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
+        mask_error(raised)
         error = raised
         interrupted = isinstance(raised, KeyboardInterrupt)
         status = "oom" if is_out_of_memory(raised) else "interrupted" if interrupted else "failed"
@@ -61,7 +65,7 @@ def predict(config: DictConfig) -> Record:
             "kind": "predict",
             "case": case_of(config),
             "phases_s": {**clock.totals_s, "wall": clock.wall_s()},
-            "config": OmegaConf.to_container(config),
+            "config": masked(OmegaConf.to_container(config)),
             "environment": environment(given_overrides()),
             "e2e_time_s": clock.wall_s(),
         }
@@ -76,11 +80,11 @@ def predict(config: DictConfig) -> Record:
 def load_task(config: DictConfig) -> Task:
     """The task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
-    if checkpoint is not None and checkpoint.get("model_config"):
-        trained = checkpoint["model_config"]
+    trained = trained_config(checkpoint, Path(config.ckpt_path)) if checkpoint is not None else None
+    if trained is not None:
         if trained["name"] != config.model.name:
             raise UserError(f"{config.ckpt_path} is a checkpoint of {trained['name']}; add model={trained['name']}")
-        config.model.task = trained["task"]
+        config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given_overrides())
     check_packages(config)
     set_precision(config.precision, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
@@ -94,6 +98,28 @@ def load_task(config: DictConfig) -> Task:
     if config.precision.lightning == "16-true":
         task.network.half()
     return task
+
+
+def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
+    """The trained config at `key`, with what its checkpoint leaves out as it is `given` now.
+
+    Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
+    gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
+    """
+    if isinstance(trained, str) and (MASK in trained or "${" in trained):
+        if not any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
+            raise UserError(
+                f"{checkpoint} does not hold {key}, which was a secret or came from the environment: "
+                f"give it again as {key}=VALUE"
+            )
+        return OmegaConf.select(given, key)
+    if isinstance(trained, dict):
+        return {
+            name: with_secrets(part, given, f"{key}.{name}", checkpoint, overrides) for name, part in trained.items()
+        }
+    if isinstance(trained, list):
+        return [with_secrets(part, given, f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
+    return trained
 
 
 def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> Prediction:

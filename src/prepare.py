@@ -2,8 +2,8 @@
 
 from omegaconf import DictConfig, OmegaConf
 
+from src.config.instantiate import check_complete, check_packages, made
 from src.datamodules.base import DataModule
-from src.parts import check_complete, check_packages, made
 
 
 def prepare(config: DictConfig) -> None:

@@ -18,11 +18,13 @@ from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from src.callbacks.divergence import Divergence
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
-from src.checkpoints import compare, newest_checkpoint, read_checkpoint
+from src.config.instantiate import check_packages, made
+from src.config.settings import check_settings, given_overrides
 from src.datamodules.base import DataModule
-from src.launch import failures, group
+from src.launch import failures
 from src.launch.devices import (
     activation_bytes,
     check_topology,
@@ -31,14 +33,15 @@ from src.launch.devices import (
     set_precision,
 )
 from src.launch.ending import Ending, Interrupted
-from src.launch.strategies import HybridStrategy, OneDevice
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
-from src.models.task import Task
-from src.parts import check_packages, made
+from src.parallel.strategies import HybridStrategy, OneDevice
 from src.report.record import Record, from_figures, write_record
-from src.settings import check_settings, given_overrides
 from src.sweep.largest import settle_batch
+from src.system import group
+from src.system.masking import mask_error, masked, masked_text, watch
+from src.training.checkpoints import compare, newest_checkpoint, read_checkpoint
+from src.training.task import Task
 
 
 @dataclass
@@ -66,10 +69,14 @@ def train(config: DictConfig) -> Record:
     say(config.note)
     with Ending() as ending:
         try:
-            job = build(config, clock)
-            ending.follow(job.trainer, job.task)
-            fit(job, ending)
+            try:
+                job = build(config, clock)
+                ending.follow(job.trainer, job.task)
+                fit(job, ending)
+            finally:
+                ending.hold()
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
+            mask_error(raised)
             error = failures.cause_of(raised)
             status = status_of(error)
             if not ending.agreed:
@@ -99,13 +106,14 @@ def quieten() -> None:
 def say(note: str | None) -> None:
     """Prints the note of the run, once per group of ranks."""
     if note and group.rank() == 0:
-        print(f"note: {note}", flush=True)
+        print(f"note: {masked_text(note)}", flush=True)
 
 
 def settled(config: DictConfig) -> DictConfig:
     """The config with nothing left open: checked, hardware found, interpolations resolved."""
     check_settings(config)
     config.hardware = resolve_hardware(config.hardware)
+    watch(config)
     OmegaConf.resolve(config)
     if config.hp.batch_per == "global":
         config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)
@@ -125,10 +133,11 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm = made(config.execution, _convert_="object"), config.fit.clip_norm
     task.accumulate = config.hp.accumulate
-    task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
+    # It goes into checkpoints, so that predict.py finds it.
+    task.model_config = masked(OmegaConf.to_container(config.model), "model")
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = list(made(config.callbacks or {}, _convert_="object").values())
+    callbacks = [Divergence(config.measure.window), *made(config.callbacks or {}, _convert_="object").values()]
     fit_config = config.fit
     trainer = pl.Trainer(
         accelerator="gpu" if accelerator == "cuda" else "cpu",
@@ -180,7 +189,7 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.meet(job.datamodule)
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
-    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=False)
+    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=True)
     if ending is not None:
         ending.after_training(job.trainer)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
@@ -224,7 +233,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         "case": case_of(config),
         "status": status,
         "error": None if error is None else described(error),
-        "config": OmegaConf.to_container(config),
+        "config": masked(OmegaConf.to_container(config)),
         "environment": environment(given_overrides()),
         "e2e_time_s": clock.wall_s(),
     }

@@ -9,8 +9,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from src import schema
 from src.cli import CONF
+from src.config import schema
 
 
 def composed(door: str, *overrides: str) -> DictConfig:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens, places_of
 from src.models.distilbert.network import Block, Dropout
-from src.tokens import PackedTokens, PaddedTokens
 
 Back = Callable[[Tensor], Sequence[Tensor]]
 

@@ -9,7 +9,7 @@ import torch
 from kernel_differences import Difference, difference, error, random
 from torch import Tensor
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.interaction import dot_features
 

@@ -19,7 +19,9 @@ class Ranks:
     def __init__(self, count: int, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         # Once for all ranks.
-        context.set_forkserver_preload(["tests.lean_start", "src.models.dlrm.sharded_tables", "src.launch.strategies"])
+        context.set_forkserver_preload(
+            ["tests.lean_start", "src.models.dlrm.sharded_tables", "src.parallel.strategies"]
+        )
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(count):

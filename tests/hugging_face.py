@@ -5,9 +5,9 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertForSequenceClassification
 
+from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
 from src.models.distilbert.layout import places_of
-from src.tokens import PackedTokens, PaddedTokens
 
 SIZES = Sizes(vocab_size=40, max_position_embeddings=20, dim=24, n_layers=3, n_heads=3, hidden_dim=40)
 

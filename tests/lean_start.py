@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from src.lean import LeanImport
+from src.system.lean import LeanImport
 
 sys.meta_path.insert(0, LeanImport())
 gc.set_threshold(200_000, 20, 100)  # modules are no garbage: to look at them again and again takes time

@@ -7,7 +7,7 @@ import torch
 from kernel_differences import Difference, difference, random
 from torch import Tensor, nn
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer.conv import ConvSE3
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout, edge_rotations, wigner

@@ -9,15 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_run import tiny_overrides, write_smiles
 
-from src.datamodules.smiles_file import load
+from src.datamodules.molecules.smiles_file import load
 from src.models.moflow.network import MoFlow
+from src.training.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY: dict[str, Any] = {
@@ -159,7 +160,37 @@ def test_a_checkpoint_of_another_model(checkpoint: Path, tmp_path: Path, refused
     assert line == f"{checkpoint} is a checkpoint of dlrm; add model=dlrm"
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "text", "strange"])
+class Executes:
+    """Makes a folder when it is unpickled without care."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_checkpoint_whose_config_names_foreign_code(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+    config = {"name": "moflow", "task": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}
+    torch.save(torch.load(checkpoint) | {"model_config": config}, checkpoint)
+    line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
+    assert line.startswith(f"{checkpoint}: model_config.task._target_ is 'os.mkdir', no class of ")
+    assert not (tmp_path / "made").exists()
+
+
+def test_resume_of_a_damaged_checkpoint_names_it(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+    folder = tmp_path / "outputs" / "moflow" / "before" / "checkpoints"
+    write_checkpoint(torch.load(checkpoint), folder / "last.ckpt")
+    write_checkpoint(torch.load(checkpoint), folder / "best.ckpt")
+    data = bytearray((folder / "last.ckpt").read_bytes())
+    data[5000] ^= 1
+    (folder / "last.ckpt").write_bytes(data)
+    line = refused("train.py", *tiny(tmp_path, f"output_root={tmp_path / 'outputs'}", "resume=true"))
+    assert line.startswith(f"{folder / 'last.ckpt'}: damaged")
+    assert line.endswith(f"go on from the one before it, {folder / 'best.ckpt'}")
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "text", "strange", "code"])
 @pytest.mark.parametrize("script", ["train.py", "predict.py"])
 def test_a_checkpoint_that_cannot_be_read(
     script: str, damage: str, checkpoint: Path, tmp_path: Path, refused: Door
@@ -168,12 +199,19 @@ def test_a_checkpoint_that_cannot_be_read(
     checkpoint.unlink()
     if damage == "strange":
         torch.save([1, 2], checkpoint)
+    elif damage == "code":
+        torch.save({"state_dict": Executes(tmp_path / "made")}, checkpoint)
     elif damage != "missing":
         checkpoint.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "text": b"epoch,step\n"}[damage])
     arguments = tiny(tmp_path) if script == "train.py" else tiny_predict(tmp_path)
     line = refused(script, *arguments, f"ckpt_path={checkpoint}")
-    words = {"missing": "there is no such checkpoint; give", "strange": "holds no state_dict; give"}
+    words = {
+        "missing": "there is no such checkpoint; give",
+        "strange": "holds no state_dict; give",
+        "code": "it names posix.mkdir, which a checkpoint of numbers does not need and which was not run",
+    }
     assert line.startswith(f"{checkpoint}: {words.get(damage, 'not a readable checkpoint (')}")
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_batch_larger_than_the_split(tmp_path: Path, refused: Door) -> None:
@@ -230,31 +268,30 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: Door) 
 FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
 
 
-@pytest.mark.parametrize("error", [OSError(*FULL), RuntimeError("[enforce fail] unexpected pos 64 vs 0")])
 def test_a_disk_that_fills_up_under_a_checkpoint(
-    error: Exception, tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(content: object, path: Path) -> None:
-        Path(path).write_bytes(b"half")
-        raise error
+    def save(content: object, file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError(*FULL)
 
     with monkeypatch.context() as patched:
         patched.setattr("torch.save", save)
         line = refused("train.py", *tiny(tmp_path, f"output_dir={tmp_path / 'run'}"))
-    reason = FULL[1] if isinstance(error, OSError) else str(error)
     assert line.startswith(f"cannot write {tmp_path / 'run' / 'checkpoints'}/")
-    assert f".ckpt ({reason}): " in line
+    assert f".ckpt ({FULL[1]}): " in line
     assert line.endswith("choose another output folder")
     assert files_below(tmp_path / "run" / "checkpoints") == set()
 
 
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(*_: object) -> None:
+    def write(*_: object, **__: object) -> None:
         raise OSError(*FULL)  # as a write does, without the name of the file
 
-    monkeypatch.setattr("hydra.core.utils._save_config", save)
-    line = refused("train.py", *tiny(tmp_path))
-    assert line == "the output folder: No space left on device; give another folder or file, or free some space"
+    overrides = tiny(tmp_path)
+    monkeypatch.setattr("src.system.files.Path.write_text", write)
+    line = refused("train.py", *overrides)
+    assert line.endswith("/.hydra/config.yaml (No space left on device): choose another output folder")
 
 
 @pytest.mark.parametrize(

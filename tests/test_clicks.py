@@ -6,8 +6,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from src.clicks import ClickBatch, ClickLayout, Table, id_dtype
-from src.datamodules.criteo_synthetic import PUBLISHED
+from src.batches.clicks import ClickBatch, ClickLayout, Table, id_dtype
+from src.datamodules.clicks.synthetic import PUBLISHED
 
 TABLES = (Table("a", 40_000), Table("b", 5, 3), Table("c", 300, 2), Table("d", 70_000), Table("e", 9))
 

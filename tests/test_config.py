@@ -9,12 +9,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from src import schema
 from src.cli import CONF, explain
+from src.config import schema
+from src.config.settings import check_fix_hp
 from src.errors import UserError
 from src.measure.roofline import peaks_of
 from src.run import case_of
-from src.settings import check_fix_hp
 
 MODELS = ("moflow", "se3_transformer", "distilbert", "dlrm", "dlrm_dcnv2", "mobilenet_v1")
 TRAINERS = ("1x1", "1x2", "1x4", "1x8", "2x8")
@@ -86,7 +86,7 @@ def test_fix_hp_may_change_hp_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bad = tmp_path / "fix_hp"
     bad.mkdir()
     (bad / "greedy.yaml").write_text("fix_hp: {name: greedy}\nhp: {lr: 1}\nseed: 3\n")
-    monkeypatch.setattr("src.settings.CONF", tmp_path)
+    monkeypatch.setattr("src.config.settings.CONF", tmp_path)
     with pytest.raises(UserError, match=r"greedy\.yaml.*it also sets seed"):
         check_fix_hp(OmegaConf.create({"fix_hp": {"name": "greedy"}}))
 

@@ -11,8 +11,8 @@ import torch
 from ddp_ranks import GLOBAL_BATCH, run
 from tiny_run import tiny_overrides, write_smiles
 
-from src.datamodules.molecular import MolecularData
-from src.datamodules.smiles_file import load
+from src.datamodules.molecules.encoded import MolecularData
+from src.datamodules.molecules.smiles_file import load
 from src.report.record import read_record
 
 ROOT = Path(__file__).resolve().parents[1]

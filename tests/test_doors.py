@@ -17,9 +17,9 @@ from pytorch_lightning.loggers import Logger
 from tiny_run import NETWORK
 
 from src.cli import CONF
+from src.config.instantiate import check_packages, made
 from src.datamodules.base import DataModule
-from src.models.task import Task
-from src.parts import check_packages, made
+from src.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 DOORS = ("train.py", "predict.py", "prepare.py", "report.py")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from src.datamodules.criteo_prepare import prepare_criteo
-from src.datamodules.criteo_synthetic_files import generate
+from src.datamodules.clicks.prepare import prepare_criteo
+from src.datamodules.clicks.synthetic_files import generate
 from src.datamodules.download import from_package, from_url
 from src.datamodules.prepared import made_whole, prepare
 from src.errors import UserError
-from src.files import locked, sole_maker, try_lock
 from src.models.distilbert.convert import convert
+from src.system.files import locked, sole_maker, try_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENT = b"numbers"
@@ -85,7 +85,7 @@ def test_one_prepares_and_the_other_waits(first_fails: bool, tmp_path: Path, mon
 
 def test_the_next_one_prepares_if_the_first_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = tmp_path / "prepared"
-    code = "import sys; from pathlib import Path; from src.files import sole_maker\n"
+    code = "import sys; from pathlib import Path; from src.system.files import sole_maker\n"
     code += "with sole_maker(Path(sys.argv[1])): print('inside', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(prepared)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from src.batches.molecular_graphs import Graph, GraphBatch, pointers
 from src.errors import UserError
-from src.graphs import Graph, GraphBatch, pointers
 
 
 def random_graph() -> tuple[Graph, torch.Tensor, torch.Tensor]:

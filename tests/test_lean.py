@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = """
 import sys
-from src.lean import OPTIONAL, LeanImport
+from src.system.lean import OPTIONAL, LeanImport
 sys.meta_path.insert(0, LeanImport())
 import torchmetrics
 print(torchmetrics.MeanMetric()(1.0).item(), *(name for name in OPTIONAL if name in sys.modules))
@@ -20,7 +20,7 @@ print(bool(RequirementCache("scipy")))
 COMPILER = """
 import sys
 from pathlib import Path
-from src.lean import LeanImport, loading
+from src.system.lean import LeanImport, loading
 sys.meta_path.insert(0, LeanImport())
 sys.path.append("tests")
 with loading():

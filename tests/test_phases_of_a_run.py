@@ -16,12 +16,12 @@ from src.callbacks.checkpoint import Checkpoint
 from src.callbacks.history import History
 from src.callbacks.phases import Phases
 from src.callbacks.throughput import Throughput
+from src.config.schema import Hardware, Precision
 from src.datamodules.base import Metered
 from src.measure.clock import PHASES, Clock
 from src.measure.roofline import Cost
-from src.models.task import FinalMetric, Prediction, Task
 from src.run import quieten
-from src.schema import Hardware, Precision
+from src.training.task import FinalMetric, Prediction, Task
 
 LOADER_S, STEP_S, EVALUATION_S, CHECKPOINT_S, OTHER_S = 0.01, 0.02, 0.05, 0.03, 0.005
 BATCH, STEPS, EPOCHS, WARMUP = 3, 8, 2, 4

@@ -167,7 +167,7 @@ def test_a_failing_step_leaves_a_record(
     record = read(home / status)
     assert record["status"] == status
     assert record["error"]["type"] == type(raised).__name__ and record["error"]["message"] == str(raised)
-    assert record["error"]["where"].startswith("src/models/step.py:")
+    assert record["error"]["where"].startswith("src/training/step.py:")
     assert record["samples"] == 16 and record["p_core"] > 0
     assert sum(record["phases_s"][name] for name in PHASES) == pytest.approx(record["phases_s"]["wall"], rel=0.01)
 

@@ -7,8 +7,8 @@ import sys
 import psutil
 import pytest
 
-from src.files import try_lock
-from src.workers import ROOT, WorkerPool
+from src.system.files import try_lock
+from src.system.workers import ROOT, WorkerPool
 
 
 def test_results_and_errors_come_back():
@@ -53,7 +53,7 @@ def test_what_a_worker_keeps_stays_locked_until_it_ends(tmp_path):
 def test_workers_end_when_their_parent_is_killed():
     code = (
         "import os, signal\n"
-        "from src.workers import WorkerPool\n"
+        "from src.system.workers import WorkerPool\n"
         "pool = WorkerPool(2)\n"
         "print(*{pool.submit(os.getpid).result() for _ in range(8)}, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -3,10 +3,11 @@
 #   docs/results/auto.sh OUT [MODEL ...] [option=value ...]      all models if none is named
 # OUT/fix_hp.yaml has the rows found, OUT/MODEL/result.json the run's record, OUT/MODEL/fix_hp/*/result.json those of the trials.
 # Further options go to every run, for example data_root=DIR.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1
 shift
-python=${PYTHON:-python3} models=() options=()
+python=${PYTHON:-.venv/bin/python} models=() options=()
 for word in "$@"; do
   case $word in *=*) options+=("$word") ;; *) models+=("$word") ;; esac
 done

@@ -5,10 +5,11 @@
 # network, padded, packed and minilm need datamodule.raw=DIR with SST-2's files, padded and packed also
 # datamodule.vocabulary=DIR; minilm takes model.task.weights=DIR, which src.models.distilbert.convert makes.
 # ROWS=PATTERN in the environment runs the rows of such names only.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1 what=$2
 shift 2
-python=${PYTHON:-python3}
+python=${PYTHON:-.venv/bin/python}
 common=("output_root=$out/hydra" logger=none callbacks=bare "$@")
 
 train() {  # NAME option=value ...

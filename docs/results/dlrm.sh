@@ -3,10 +3,11 @@
 #   docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR. In the environment
 # GPUS="1 8" takes other numbers of GPUs for scaling; strong_65536_x8 and weak_262144_x8 are the published cases 1x8.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1 what=$2
 shift 2
-python=${PYTHON:-python3}
+python=${PYTHON:-.venv/bin/python}
 common=("model=dlrm" "output_root=$out/hydra" "$@")
 
 train() {  # NAME option=value ...: synthetic clicks that are on the GPU already, published tables

@@ -3,10 +3,11 @@
 #   docs/results/mobilenet_v1.sh OUT speed|predict|cifar10 [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR; cifar10 takes
 # datamodule.source=FILE where there is no network. ROWS=PATTERN in the environment runs the rows of such names only.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1 what=$2
 shift 2
-python=${PYTHON:-python3}
+python=${PYTHON:-.venv/bin/python}
 common=("output_root=$out/hydra" "$@")
 
 speed() {  # NAME option=value ...: synthetic images that are on the GPU already

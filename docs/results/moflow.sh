@@ -2,10 +2,11 @@
 # The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
 #   docs/results/moflow.sh OUT speed|training [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1 what=$2
 shift 2
-python=${PYTHON:-python3}
+python=${PYTHON:-.venv/bin/python}
 common=("hp.lr=5e-4" "output_root=$out/hydra" "logger=none" "$@")
 
 train() {  # NAME option=value ...

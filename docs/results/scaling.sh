@@ -4,10 +4,11 @@
 # Each row's record is OUT/NAME/result.json; `report.py scaling OUT/weak_*` makes the table. Further options go to every run, for
 # example data_root=DIR. In the environment PRECISION=tf32 takes another precision than amp, GPUS="1 8" other numbers of GPUs,
 # ROWS=PATTERN the rows of such names only: GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 out=$1 model=$2
 shift 2
-python=${PYTHON:-python3} precision=${PRECISION:-amp}
+python=${PYTHON:-.venv/bin/python} precision=${PRECISION:-amp}
 common=("model=$model" "output_root=$out/hydra" "precision=$precision" logger=none callbacks=bare hp.accumulate=1
   fit.eval_every_n_epochs=null fit.evaluate_first=false fit.final_evaluation=false)
 plain=(model.task.augment.flip=false model.task.augment.jitter=0 model.task.augment.lighting=0)  # as in mobilenet_v1.sh

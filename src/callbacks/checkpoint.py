@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Checkpoint as BaseCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from src.errors import UserError
-from src.files import written_atomically
-from src.models.task import Task
+from src.system.files import written_atomically
+from src.training.checkpoints import read_checkpoint, write_checkpoint
+from src.training.task import Task
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target and renames, so that a full disk or a kill leaves the old file or none."""
+    """Lightning's way to our checkpoints: written whole with a digest, verified when read, and never run as code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        try:
-            with written_atomically(Path(path)) as temporary:
-                torch.save(checkpoint, temporary)
-        except RuntimeError as error:  # what torch makes of a write that fails half-way
-            reason = str(error).splitlines()[0]
-            raise UserError(f"cannot write {path} ({reason}): free space, or choose another output folder") from error
+        write_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
 
 
 class Checkpoint(BaseCheckpoint):

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from src.callbacks.measuring import Measuring
 from src.callbacks.throughput import gather, sum_or_none
 from src.measure.energy import EnergyCounter, energy_counter
-from src.models.task import Task
+from src.training.task import Task
 
 
 class Energy(Measuring):

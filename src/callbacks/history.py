@@ -1,6 +1,5 @@
 """Curves of a run: losses once per window, metrics once per evaluation. No waiting for the device inside a step."""
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +9,14 @@ import torch
 from torch import Tensor
 
 from src.callbacks.measuring import Measuring
-from src.errors import UserError
-from src.models.task import Task
+from src.training.task import Task
 
 
 class History(Measuring):
     """Every `every_n_steps` steps: reads the clock's finished events and the losses that have arrived, and logs both.
 
     The newest losses are copied to the host asynchronously and logged at a later window, once the copy has happened:
-    the host may be many steps ahead of the device. A loss that is NaN ends the run: the weights are lost.
+    the host may be many steps ahead of the device.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -54,13 +52,7 @@ class History(Measuring):
     def _log_arrived(self, trainer: pl.Trainer) -> None:
         while self._copies and self._copies[0].arrived():
             copy = self._copies.popleft()
-            figures = {name: float(value) for name, value in copy.values.items()} | copy.rate
-            self._log(trainer, copy.where, figures)
-            if math.isnan(figures.get("loss", 0.0)):
-                raise UserError(
-                    f"the loss became NaN at step {copy.where['step']} or before; lower hp.lr, or choose a precision "
-                    f"with more range (bf16, fp32)"
-                )
+            self._log(trainer, copy.where, copy.figures())
 
     def _rate(self, task: Task) -> dict[str, float]:
         """Samples per second of the steps whose times have become known since the last call; empty if none has."""
@@ -76,7 +68,8 @@ class History(Measuring):
             logger.log_metrics({**figures, "epoch": where["epoch"]}, step=where["step"])
 
     def figures(self, task: Task) -> dict[str, Any]:
-        return {"history": thinned(sorted(self.rows, key=lambda row: row["time_s"]))}
+        last = [copy.where | copy.figures() for copy in self._copies if copy.arrived()]  # of a run that failed
+        return {"history": thinned(sorted(self.rows + last, key=lambda row: row["time_s"]))}
 
 
 @dataclass(frozen=True)
@@ -96,6 +89,10 @@ class Copy:
             event = torch.cuda.Event()
             event.record()
         return cls(where, rate, copies, event)
+
+    def figures(self) -> dict[str, float]:
+        """The scalars, once they have arrived, and the rate."""
+        return {name: float(value) for name, value in self.values.items()} | self.rate
 
     def arrived(self) -> bool:
         return self.event is None or self.event.query()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from src.models.task import Task
+from src.training.task import Task
 
 
 class Measuring(pl.Callback):

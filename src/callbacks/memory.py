@@ -9,7 +9,7 @@ import torch
 
 from src.callbacks.measuring import Measuring
 from src.callbacks.throughput import gather
-from src.models.task import Task
+from src.training.task import Task
 
 GIB = 2**30
 

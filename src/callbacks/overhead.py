@@ -16,10 +16,10 @@ from src.callbacks.history import History
 from src.callbacks.memory import Memory
 from src.callbacks.phases import Phases
 from src.callbacks.throughput import Throughput
+from src.config.schema import Hardware, Precision
 from src.datamodules.base import Metered
 from src.measure.clock import Clock
-from src.models.task import Task
-from src.schema import Hardware, Precision
+from src.training.task import Task
 
 STEP_S = 2e-3
 

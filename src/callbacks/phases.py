@@ -6,7 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from src.callbacks.measuring import Measuring
-from src.models.task import Task
+from src.training.task import Task
 
 
 class Phases(Measuring):

@@ -6,8 +6,8 @@ import pytorch_lightning as pl
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from src.files import write_text, written_atomically
-from src.models.task import Task
+from src.system.files import write_text, written_atomically
+from src.training.task import Task
 
 
 class Profile(pl.Callback):

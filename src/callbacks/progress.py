@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
 from src.callbacks.history import History
-from src.models.task import Task
+from src.training.task import Task
 
 
 class Progress(TQDMProgressBar):

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import distributed
 
-from src.models.task import Task
+from src.training.task import Task
 
 
 class RngState(pl.Callback):

@@ -2,7 +2,7 @@
 
 import pytorch_lightning as pl
 
-from src.models.task import Task
+from src.training.task import Task
 
 
 class Target(pl.Callback):

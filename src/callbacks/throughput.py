@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, distributed
 
 from src.callbacks.measuring import Measuring
-from src.launch import group
+from src.config.schema import Hardware, Precision
 from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
-from src.models.task import Task
-from src.schema import Hardware, Precision
+from src.system import group
+from src.training.task import Task
 
 
 class Throughput(Measuring):

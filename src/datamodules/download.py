@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from src.errors import UserError
-from src.files import sole_maker, written_atomically
+from src.system.files import sole_maker, written_atomically
 
 TIMEOUT_S = 60
 BLOCK = 1 << 20

@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from src.datamodules.download import sha256_of
 from src.errors import UserError
-from src.files import folder_in_use, is_in_use, is_made, sole_maker
+from src.system.files import folder_in_use, is_in_use, is_made, sole_maker
 
 META = "meta.json"
 

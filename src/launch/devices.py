@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from src.config.schema import Hardware
 from src.errors import UserError
-from src.launch.group import world_size
-from src.schema import Hardware
+from src.system.group import world_size
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision

@@ -17,14 +17,16 @@ import pytorch_lightning as pl
 import torch
 from torch import distributed
 
-from src.launch.group import give_up, started_by
+from src.errors import UserError
 from src.launch.watchdog import Watchdog
-from src.models.task import Task
+from src.system.group import give_up, started_by
+from src.training.task import Task
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ASKED_EVERY_S = 1.0
 SAME_S = 1.0  # a dying parent's threads, or a terminal and a launcher, may each send the same wish
 MOST_STEPS = 1000  # between two questions
+WRITING = b"\nending: the record of this run is being written; SIGKILL ends it without\n"
 PR_SET_PDEATHSIG = 1
 
 
@@ -44,13 +46,15 @@ class Ending:
 
     While training goes on, the first signal is answered after a step; one of those two things is there then: the
     checkpoint of that step, or at the end of an epoch the one after its evaluation. A second signal, and one outside
-    of training, raises `Interrupted` at once.
+    of training, raises `Interrupted` at once. Only one does: from then on, and from `hold` on, signals do nothing until
+    the record is written.
     """
 
     def __init__(self) -> None:
         self.asked: int | None = None
         self._asked_s = -math.inf
         self._waits = False  # somebody will look at `asked`
+        self._held = False  # the run has ended, its record has not been written yet
         self._before: dict[int, Any] = {}
         self._watchdog: Watchdog | None = None
         self._question: Question | None = None
@@ -81,7 +85,9 @@ class Ending:
         def followed(data_fetcher: Any) -> None:
             self._waits = True
             try:
-                self._agree(trainer)
+                self._agree(trainer, diverged=task.diverged is not None)
+                if self._question is not None and self._question.diverged:
+                    raise UserError(task.diverged or "the loss of another rank is infinite or NaN; lower hp.lr")
                 stops = self.agreed and not task.is_filling
                 trainer.should_stop = trainer.should_stop or stops  # the checkpoint callback saves after the batch
                 advance(data_fetcher)
@@ -102,6 +108,10 @@ class Ending:
         if self.agreed:
             self._raise(trainer)
 
+    def hold(self) -> None:
+        """From now on signals do nothing: what the run has measured is being written."""
+        self._held = True
+
     def fail(self) -> None:
         """This rank cannot go on: it must not wait for the others, and end even if the device does."""
         give_up()
@@ -113,15 +123,16 @@ class Ending:
         """Whether all ranks end together because one of them was asked to."""
         return self._question is not None and self._question.answer > 0
 
-    def _agree(self, trainer: pl.Trainer, now: bool = False) -> None:
+    def _agree(self, trainer: pl.Trainer, now: bool = False, diverged: bool = False) -> None:
         if self._question is None:
             self._question = Question(trainer.world_size)
-        self._question.ask(self.asked or 0, now)
+        self._question.ask(self.asked or 0, now, diverged)
         if self.agreed and self._watchdog is not None:
             self._watchdog.close()  # all ranks are there and end together, however long it takes to save
 
     def _raise(self, trainer: pl.Trainer) -> None:
         assert self._question is not None
+        self.hold()
         raise Interrupted(self._question.answer, f"after step {trainer.global_step}")
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
@@ -129,29 +140,33 @@ class Ending:
         if now_s - before_s < SAME_S:
             return
         self.asked, self._asked_s = number, now_s
-        if not (first and self._waits):
+        if self._held:
+            os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
+        elif not (first and self._waits):
+            self.hold()
             raise Interrupted(number, "before the next step" if self._waits else "outside of training")
 
 
 class Question:
-    """Whether any rank was asked to end: put to all of them about once a second, on the host, before the same step."""
+    """Whether any rank was asked to end or has diverged: put to all about once a second, on the host, before a step."""
 
     def __init__(self, world_size: int) -> None:
         self.group = distributed.new_group(backend="gloo") if world_size > 1 else None
         self.answer = 0  # number of the signal
+        self.diverged = False
         self.steps, self.every, self.last_s = 0, 1, time.monotonic()
 
-    def ask(self, mine: int, now: bool = False) -> None:
-        """Sets `answer`, at every call in a single process, else when it is time or has to be `now`."""
+    def ask(self, mine: int, now: bool = False, diverged: bool = False) -> None:
+        """Sets `answer` and `diverged`, at every call in a single process, else when it is time or has to be `now`."""
         self.steps += 1
         if self.group is None:
-            self.answer = mine
+            self.answer, self.diverged = mine, diverged
         elif (now or self.steps >= self.every) and not self.answer:
             time_s = time.monotonic()
-            ballot = torch.tensor([float(mine), time_s - self.last_s], dtype=torch.float64)
+            ballot = torch.tensor([float(mine), time_s - self.last_s, diverged], dtype=torch.float64)
             distributed.all_reduce(ballot, distributed.ReduceOp.MAX, group=self.group)
-            signum, seconds = ballot.tolist()
-            self.answer = int(signum)
+            signum, seconds, any_diverged = ballot.tolist()
+            self.answer, self.diverged = int(signum), bool(any_diverged)
             about = int(self.steps * ASKED_EVERY_S / max(seconds, 1e-6))
             self.every = max(1, min(about, 2 * self.every, MOST_STEPS))
             self.steps, self.last_s = 0, time_s

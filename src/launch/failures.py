@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from src.files import write_text
+from src.system.files import write_text
 
 ASKED = {-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}  # exit codes of who had to end
 NOTICED_S = 5  # by when a rank's death is noticed

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import torch
 
+from src.system.masking import masked_text
+
 LIBRARIES = ("torch", "triton", "pytorch-lightning", "hydra-core", "omegaconf", "rdkit", "numpy", "transformers",
              "e3nn", "torchrec", "fbgemm-gpu", "dgl")  # fmt: skip
 
@@ -29,8 +31,8 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
         "libraries": {name: found for name in LIBRARIES if (found := library_version(name))},
         "git": git_state(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "overrides": overrides,
+        "command": " ".join([Path(sys.argv[0]).name, *map(masked_text, sys.argv[1:])]),
+        "overrides": [*map(masked_text, overrides)],
     }
 
 

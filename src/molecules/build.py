@@ -34,9 +34,10 @@ def build_molecule(nodes: Nodes, edges: Edges, vocabulary: Vocabulary) -> Chem.M
 
 
 def correct(nodes: Nodes, edges: Edges, vocabulary: Vocabulary) -> Chem.Mol | None:
-    """The same with the published validity correction; None only where there is no atom.
+    """Returns the molecule after the published validity correction; None without an atom or where no parser reads it.
 
-    While an atom has too many bonds its highest bond is lowered by one; of the pieces the one with most atoms is kept.
+    While an atom has too many bonds its highest bond is lowered by one. The fragment with most atoms is kept, the first
+    by atom index among equals, and only that one has to be valid.
     """
     molecule = _assemble(*_graph(nodes, edges, vocabulary))
     while (atom := _overloaded_atom(molecule)) is not None:
@@ -45,10 +46,11 @@ def correct(nodes: Nodes, edges: Edges, vocabulary: Vocabulary) -> Chem.Mol | No
         molecule.RemoveBond(start, end)
         if order:
             molecule.AddBond(start, end, ORDERS[order])
-    parsed = Chem.MolFromSmiles(Chem.MolToSmiles(molecule))
-    if parsed is None or not parsed.GetNumAtoms():
+    # Before any SMILES is written, which orders the fragments by their text and not by their atoms.
+    fragments = Chem.GetMolFrags(molecule, asMols=True, sanitizeFrags=False)
+    if not fragments:
         return None
-    return max(Chem.GetMolFrags(parsed, asMols=True), key=lambda piece: piece.GetNumAtoms())
+    return Chem.MolFromSmiles(Chem.MolToSmiles(max(fragments, key=lambda fragment: fragment.GetNumAtoms())))
 
 
 def published_smiles(nodes: Nodes, edges: Edges, vocabulary: Vocabulary) -> str:

@@ -7,7 +7,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDepictor
 
 from src.errors import UserError
-from src.files import written_atomically
+from src.system.files import written_atomically
 
 COLUMNS = 5
 CELL = (260, 220)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from src.molecules.build import Edges, Nodes, build_molecule, canonical_smiles, published_smiles
 from src.molecules.vocabulary import Vocabulary
-from src.workers import WorkerPool
+from src.system.workers import WorkerPool
 
 CHUNK = 256
 

@@ -13,7 +13,7 @@ from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors
 
 from src.molecules.build import build_molecule, canonical_smiles, correct
 from src.molecules.vocabulary import Vocabulary
-from src.workers import WorkerPool
+from src.system.workers import WorkerPool
 
 CHUNK = 64
 

@@ -41,8 +41,10 @@ class PublishedRow:
     Rates are `unit` per second, times in seconds, memory in GiB; `printed` names the printed unit of each figure that
     was converted. A figure the table does not give ('/') is None. `trainer` is nodes x devices per node, `fix_hp` the
     printed change of hyper-parameters ('/' for none). `train_time_s` is a published time to train whose start and end
-    the publisher does not define; `throughput` a rate that is none of p_whole, p_train and p_core. `corrected` maps
-    the name of a figure (or `precision`) to its correction.
+    the publisher does not define; `throughput` a rate that is none of p_whole, p_train and p_core. `variant` tells
+    apart models or machines of one source, whose rates do not scale into each other. `corrected` maps the name of a
+    figure (or `precision`) to its correction. `comparable` is False for figures that the publisher has withdrawn.
+    `command` repeats a measured reference; empty where it was not kept.
     """
 
     model: str
@@ -56,6 +58,9 @@ class PublishedRow:
     fix_hp: str = "/"
     batch_size: int | None = None
     measured: bool = False
+    comparable: bool = True
+    command: str = ""
+    variant: str = ""
     note: str = ""
     e2e_time_s: float | None = None
     train_time_s: float | None = None

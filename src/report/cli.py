@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from src.errors import UserError
-from src.files import write_text
 from src.report.docs import write_docs
 from src.report.paddle import paddle_record
-from src.report.record import Record, read_record
+from src.report.record import Record, check_file_names, read_record
 from src.report.scaling import scaling, scaling_table
 from src.report.table import as_csv, as_json, markdown, tables
+from src.system.files import write_text
 
 DOCS = Path("docs/results")
 VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
@@ -104,6 +104,7 @@ def _paddle(paths: Sequence[Path], records: Sequence[Record], output: Path | Non
     """Writes one file for each record, then prints each as a line of JSON, so that the last line is a record."""
     made = {}
     for path, record in zip(paths, records, strict=True):
+        check_file_names(record, path, "model", "precision")
         paddle = paddle_record(record)
         file = (output or (path if path.is_dir() else path.parent)) / paddle.log_file
         if file in made:

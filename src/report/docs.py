@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from src.errors import UserError
-from src.files import write_text
-from src.report.record import read_record
+from src.report.record import check_file_names, read_record
 from src.report.scaling import scaling, scaling_table
 from src.report.table import section, tables
+from src.system.files import write_text
 
 MARKERS = {
     kind: (f"<!-- {kind} table: made by report.py --docs -->", f"<!-- end of {kind} table -->")
@@ -21,12 +21,17 @@ def write_docs(folder: Path) -> list[Path]:
 
     A table stands between two marker comments and replaces what stood there; everything else on the page is kept.
     A page or table that is not there yet is added; a table whose records are gone becomes empty. Raises UserError for
-    a folder without records, a broken record, and a marker without its pair; no page is written then.
+    a folder without records, a broken record, one whose model names no file, and a marker without its pair; no page is
+    written then.
     """
     files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
         raise UserError(f"{folder / 'records'}: no records (*.json) there: copy a run's result.json into it")
-    runs = [(f"[{file.stem}](records/{file.name})", read_record(file)) for file in files]
+    runs = []
+    for file in files:
+        record = read_record(file)
+        check_file_names(record, file, "model")  # it names the page
+        runs.append((f"[{file.stem}](records/{file.name})", record))
     made = tables(runs)
     pages = {folder / f"{table.model}.md": f"# {table.model}\n" for table in made}
     for path in sorted(folder.glob("*.md")):

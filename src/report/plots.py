@@ -9,10 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from src.files import written_atomically
 from src.report.phases import shares
 from src.report.record import Record
 from src.report.scaling import Point
+from src.system.files import written_atomically
 
 # Okabe and Ito's colours, told apart with every kind of colour vision.
 COLOURS = {

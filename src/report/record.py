@@ -6,17 +6,20 @@ docs/metrics.md defines the figures.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from src.errors import UserError
-from src.files import write_text
 from src.report.typed import build
+from src.system.files import write_text
 
 SCHEMA_VERSION = 1
 PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+
+FILE_NAME = re.compile(r"\w[\w.+-]*")
 
 Figure = float | int | None
 
@@ -239,6 +242,22 @@ def read_record(path: Path) -> Record:
         return build(Record, data, may_lack=(*_keys_of_other_kind(data.get("kind")), *_LATER))
     except ValueError as error:
         raise UserError(f"{file}: {error}") from error
+
+
+def check_file_names(record: Record, source: Path, *keys: str) -> None:
+    """Raises UserError where a name of the record's case cannot be part of a file's name: '../x' leaves the folder.
+
+    Args:
+        source: the file or folder of the record, for the message.
+        keys: fields of `Case` that go into a file's name.
+    """
+    for key in keys:
+        name = getattr(record.case, key)
+        if not FILE_NAME.fullmatch(name):
+            raise UserError(
+                f"{source}: key 'case.{key}' is {name!r}, which names no file: give a letter or a digit, then letters, "
+                "digits, '.', '_', '-' or '+'"
+            )
 
 
 def _keys_of_other_kind(kind: Any) -> tuple[str, ...]:

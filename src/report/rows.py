@@ -20,7 +20,8 @@ class Row:
     """A row: what was run, its figures by the names of FIGURES, and the corrections of those known to be wrong.
 
     `status` is the record's, or 'published'. `p_steady` is p_train after the warm-up steps; of a published training
-    row it is a rate that its publisher defines otherwise. `note` says what a reader must know of the row.
+    row it is a rate that its publisher defines otherwise. `note` says what a reader must know of the row. `comparable`
+    is False for a published row that nothing is to be compared with.
     """
 
     source: str
@@ -33,6 +34,7 @@ class Row:
     figures: Mapping[str, Figure]
     corrected: Mapping[str, Correction] = field(default_factory=dict)
     note: str = ""
+    comparable: bool = True
 
 
 def of_record(source: str, record: Record) -> Row:
@@ -97,7 +99,8 @@ def of_published(row: PublishedRow) -> Row:
             "final_target": row.final_metric.target if row.final_metric else None,
         },
         corrected={names.get(name, name): correction for name, correction in row.corrected.items()},
-        note=row.note,
+        note="; ".join(filter(None, (row.variant, row.note, _repeated_by(row)))),
+        comparable=row.comparable,
     )
 
 
@@ -111,6 +114,13 @@ def published_beside(records: list[Record]) -> list[Row]:
         every = beside(asdict(record.case), record.kind)
         found += [row for row in every if row.trainer == record.case.trainer] or every
     return [of_published(row) for i, row in enumerate(found) if row not in found[:i]]
+
+
+def _repeated_by(row: PublishedRow) -> str:
+    """Returns the command that repeats a measured reference, or that there is none; nothing for a publication."""
+    if not row.measured:
+        return ""
+    return f"by {row.command}" if row.command else "its command was not kept, to be measured again"
 
 
 def _config(hardware: str, trainer: str) -> str:

@@ -153,7 +153,7 @@ def published_points(model: str) -> list[Point]:
 
         def key(row: PublishedRow, kind: Kind = kind) -> Hashable:
             kept = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
-            return row.source, row.note, row.hardware, row.precision, kept
+            return row.source, row.variant, row.hardware, row.precision, kept
 
         for row, alone in pairs(known, key, lambda row: row.world_size):
             own, one = rate(row), rate(alone[0])

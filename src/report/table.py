@@ -197,6 +197,7 @@ class _Notes:
         """Returns who reported the row, in short, and the number of the note that says more."""
         if row.status == "published":
             name, more = re.split(r", | \(", row.source)[0], ": ".join(filter(None, (row.source, row.note)))
+            name += "" if row.comparable else " **not comparable**"
         else:
             name, more = row.source + ("" if row.status == "done" else f" **{row.status}**"), row.note
         return f"{name} [{_index(more, self.sources) + 1}]" if more else name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pynvml
 
-from src.files import try_lock
+from src.system.files import try_lock
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from src.errors import UserError
-from src.files import try_lock, write_text
+from src.system.files import try_lock, write_text
+from src.system.masking import masked_overrides
 
 ENDED = ("done", "failed", "oom", "timeout")  # is not run again; delete the folder of a job to run it anew
 STATES = (*ENDED, "interrupted", "running", "waiting")
@@ -24,7 +25,7 @@ class Job:
     Attributes:
         key: the same for jobs that mean the same run, see `src.sweep.identity`.
         overrides: what was asked for on the command line.
-        command: the process to start, in the folder `cwd`.
+        command: the process to start, in the folder `cwd`. In `job.json` both are without secrets.
         devices: the GPUs that it sees; none on a machine without, or for a job that needs none.
         needs: how many of the GPUs it wants.
         state: one of STATES; `reason` says why it is not done.
@@ -59,8 +60,9 @@ class Job:
 
 
 def write_job(folder: Path, job: Job) -> None:
-    """Writes `job.json`, atomically."""
-    write_text(folder / "job.json", json.dumps(asdict(job), indent=2, ensure_ascii=False) + "\n")
+    """Writes `job.json`, atomically, without secrets: `Runner` hands these to the job's process."""
+    hidden = job.with_(overrides=masked_overrides(job.overrides), command=masked_overrides(job.command))
+    write_text(folder / "job.json", json.dumps(asdict(hidden), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_job(folder: Path) -> Job:

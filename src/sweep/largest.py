@@ -18,10 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
+from src.config.settings import check_settings
 from src.errors import UserError
-from src.files import locked, write_text
-from src.launch.group import started_by
-from src.settings import check_settings
 from src.sweep.gpus import model_name, visible_gpus
 from src.sweep.identity import enrol, key_of
 from src.sweep.job import Job
@@ -29,6 +27,8 @@ from src.sweep.launcher import gpus_of
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status
+from src.system.files import locked, write_text
+from src.system.group import started_by
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
 SURE = 0.98  # of the batch that memory seems to suffice for
@@ -215,7 +215,7 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
     (place,) = enrol(folder, [job])
     with Status() as status:
         runner = Runner(Slots(parallel=1), status)
-        ended = runner.run([place])[place]
+        ended = runner.run([place], {place: job.command})[place]
     if runner.asked:
         raise SystemExit(130)
     record = record_of(place)

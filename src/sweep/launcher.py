@@ -14,13 +14,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from src.cli import guarded
 from src.errors import UserError
-from src.files import claimed
-from src.launch.group import started_by
 from src.sweep.identity import enrol, key_of
-from src.sweep.job import Job, folders_of, sole_launcher
+from src.sweep.job import Job, alive, folders_of, read_job, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status, finish
+from src.system.files import claimed
+from src.system.group import started_by
+from src.system.masking import MASK
 
 # What this launcher decides for a job, whatever the sweep was given.
 OURS = re.compile(r"[+~]*hydra[./](mode|sweep|launcher|sweeper|run)\b")
@@ -68,21 +69,32 @@ class IsolatedLauncher(Launcher):
         if started_by() is not None:
             raise UserError("a sweep starts the processes of its jobs itself: run it without torchrun or srun")
         with sole_launcher(self.folder):
-            folders = self._folders(self.folder, job_overrides)
+            folders, commands = self._folders(self.folder, job_overrides)
             with Status() as status:
                 runner = Runner(self.slots, status)
-                jobs = runner.run(list(dict.fromkeys(folders)))
+                jobs = runner.run(list(dict.fromkeys(folders)), commands)
         if runner.asked:
             finish(self.folder, jobs, len(folders))
             print(f"interrupted; the same command with sweep.resume={self.folder} goes on", file=sys.stderr)
             sys.exit(130)
         return folders, jobs
 
-    def _folders(self, sweep: Path, job_overrides: Sequence[Sequence[str]]) -> list[Path]:
-        """Of each job. A sweep that goes on without being given anything has the jobs that it had."""
+    def _folders(
+        self, sweep: Path, job_overrides: Sequence[Sequence[str]]
+    ) -> tuple[list[Path], dict[Path, Sequence[str]]]:
+        """The folder of each job, and the commands by folder, with secrets.
+
+        A sweep that goes on without being given anything has the jobs that it had. Raises UserError where one of these
+        needs a secret.
+        """
         asked = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
         known = folders_of(sweep)
-        return [*known.values()] if known and not any(asked) else enrol(sweep, [self._job(given) for given in asked])
+        if known and not any(asked):
+            check_secrets([*known.values()])
+            return [*known.values()], {}
+        jobs = [self._job(given) for given in asked]
+        folders = enrol(sweep, jobs)
+        return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
 
     def _job(self, overrides: Sequence[str]) -> Job:
         for key in OF_ONE_RUN:
@@ -109,6 +121,17 @@ def gpus_of(config: DictConfig) -> int:
     if "model" not in config or OmegaConf.select(config, "hardware.accelerator") == "cpu":
         return 0
     return OmegaConf.select(config, "trainer.devices", default=1)
+
+
+def check_secrets(folders: Sequence[Path]) -> None:
+    """Raises UserError where a job that is to be run was given a secret, which no file of a sweep holds."""
+    for folder in folders:
+        job = read_job(folder)
+        if not job.ended and not alive(folder) and any(MASK in word for word in job.command):
+            raise UserError(
+                f"{folder}: the job was given a secret, which is not kept; give all overrides of the sweep again, with "
+                f"sweep.resume={folder.parent}"
+            )
 
 
 def complain(jobs: Mapping[Path, Job]) -> None:

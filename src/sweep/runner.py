@@ -1,5 +1,6 @@
 """Runs jobs over the GPUs there are, several at once, each under a supervisor of its own; goes on after a kill."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from src.cli import DEBUGGING
-from src.files import try_lock
 from src.sweep.gpus import Line, visible_gpus
 from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
+from src.system.files import try_lock
 
 POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +79,15 @@ class Runner:
         self.slots, self.changed = slots, changed
         self.asked = 0  # how often this process was asked to end
         self._started: dict[Path, subprocess.Popen[bytes]] = {}
+        self._commands: Mapping[Path, Sequence[str]] = {}
 
-    def run(self, folders: Sequence[Path]) -> dict[Path, Job]:
-        """The jobs as they ended, by folder. Ctrl-C, SIGTERM and SIGHUP end them: `interrupted`."""
+    def run(self, folders: Sequence[Path], commands: Mapping[Path, Sequence[str]] | None = None) -> dict[Path, Job]:
+        """The jobs as they ended, by folder. Ctrl-C, SIGTERM and SIGHUP end them: `interrupted`.
+
+        Args:
+            commands: of jobs with secrets, which their folders do not hold.
+        """
+        self._commands = commands or {}
         jobs = {folder: settled(folder) for folder in folders}
         told = 0
         with self._listening():
@@ -117,10 +124,13 @@ class Runner:
                 begun_s=time.time(), ended_s=None, supervisor=None,
             )  # fmt: skip
             write_job(folder, job)
-            self._started[folder] = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "src.sweep.supervise", str(folder.resolve()), *map(str, locks)],
-                cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=locks,
+                cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True, pass_fds=locks,
             )  # fmt: skip
+            self._started[folder] = process
+            with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:  # broken where it was killed
+                pipe.write(json.dumps([*self._commands.get(folder, job.command)]).encode())
         finally:
             for held in locks:
                 os.close(held)  # the supervisor has them now

@@ -16,9 +16,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from src.cli import guarded
+from src.config.hydra_files import save_masked
 from src.errors import UserError
 from src.sweep.job import Job, folders_of, read_job
 from src.sweep.launcher import IsolatedLauncher
@@ -73,7 +74,7 @@ class SearchSweeper(Sweeper):
         ]
         folder = self.jobs.folder
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(self.defaults, folder / "multirun.yaml")
+        save_masked(self.defaults, folder / "multirun.yaml")
         study = opened(folder, self.direction, self.seed)
         begun = {
             trial.number: trial.params for trial in study.get_trials(deepcopy=False) if not trial.state.is_finished()

@@ -9,10 +9,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from src.files import write_text
 from src.sweep.job import Job
 from src.sweep.outcome import last_line
 from src.sweep.table import as_csv, coloured, counted, label, result_rows, result_table, varied
+from src.system.files import write_text
 
 REFRESH_S = 0.5
 WIDTH = 200  # characters of the table in a file

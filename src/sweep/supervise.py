@@ -1,10 +1,13 @@
-"""Runs one job to its end and writes down how it ended: `python -m src.sweep.supervise FOLDER LOCK...`.
+"""Runs one job to its end and writes down how it ended: `python -m src.sweep.supervise FOLDER LOCK... < COMMAND`.
+
+The command comes as a JSON list, because it may hold secrets that no file is to hold.
 
 One small process a job, in a session of its own: it outlives the launcher, so that a job's end is known whatever
 happens to the launcher, and it leaves no process of the job behind.
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -41,18 +44,19 @@ class Requests:
         self.number += 1
 
 
-def supervise(folder: Path, locks: Sequence[int]) -> None:
+def supervise(folder: Path, locks: Sequence[int], given: Sequence[str]) -> None:
     """Starts the job's command, waits for its end or its time limit, and writes the state.
 
     Args:
         locks: open files of the locks that live as long as the job: its folder's and those of its GPUs.
+        given: the command.
     """
     requests = Requests()
     requests.listen()
     adopt_orphans()
     job = read_job(folder).with_(supervisor=os.getpid())
     write_job(folder, job)
-    command, kills = [*job.command, f"hydra.run.dir={as_value(folder)}"], oom_kills()
+    command, kills = [*given, f"hydra.run.dir={as_value(folder)}"], oom_kills()
     (folder / "result.json").unlink(missing_ok=True)
     if (checkpoint := folder / "checkpoints" / "last.ckpt").exists():  # it was interrupted before
         command.append(f"ckpt_path={as_value(checkpoint)}")
@@ -113,4 +117,4 @@ def oom_kills() -> int:
 
 
 if __name__ == "__main__":
-    supervise(Path(sys.argv[1]), [*map(int, sys.argv[2:])])
+    supervise(Path(sys.argv[1]), [*map(int, sys.argv[2:])], json.load(sys.stdin))

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from src.models.task import FinalMetric, Task
+from src.training.task import FinalMetric, Task
 
 
 class StandInTrainer(pl.Trainer):

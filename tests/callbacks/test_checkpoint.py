@@ -1,5 +1,8 @@
 """When checkpoints are written, and that they are whole or not there."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,46 +14,65 @@ from src.errors import UserError
 
 from .stand_ins import StandInTrainer, stand_in_task
 
-FAILURES = OSError(28, "No space left on device"), RuntimeError("write failed"), KeyboardInterrupt()
+
+class Fails:
+    """Raises when it is pickled, as whatever goes wrong while a checkpoint is being written."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def __reduce__(self) -> Any:
+        raise self.failure
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_failing_write_leaves_the_old_file_and_nothing_partial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
+@contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """Lets no file of this process grow beyond `size` bytes, as a full disk or a quota."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("write failed"), KeyboardInterrupt()], ids=repr)
+def test_a_failing_write_leaves_the_old_file_and_nothing_partial(tmp_path: Path, failure: BaseException) -> None:
     path = tmp_path / "checkpoints" / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(3)}}, path)
     before = path.read_bytes()
-
-    def half_written(checkpoint: Any, target: Path) -> None:
-        target.write_bytes(before[:100])
-        raise failure
-
-    monkeypatch.setattr(torch, "save", half_written)
     expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else UserError
     with pytest.raises(expected) as raised:
-        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.ones(3)}}, path)
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.ones(3)}, "last": Fails(failure)}, path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     if expected is UserError:
         assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_first_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(checkpoint: Any, target: Path) -> None:
-        target.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match="No space left"):
-        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, earlier: bool) -> None:
+    path = tmp_path / "last.ckpt"
+    if earlier:
+        AtomicCheckpointIO().save_checkpoint({"number": 1}, path)
+    before = path.read_bytes() if earlier else b""
+    with limited_files(100_000), pytest.raises(UserError) as raised:
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.rand(100_000)}}, path)
+    assert str(raised.value).startswith(f"cannot write {path} (File too large): ") and "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == [path] * earlier
+    assert not earlier or path.read_bytes() == before
 
 
 def test_a_written_checkpoint_takes_the_old_ones_place(tmp_path: Path) -> None:
     for number in (1, 2):
         AtomicCheckpointIO().save_checkpoint({"number": number}, str(tmp_path / "last.ckpt"))
     assert torch.load(tmp_path / "last.ckpt") == {"number": 2}
+
+
+def test_lightning_reads_as_carefully_as_we_do(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "more": Path("code")}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match=r"it names pathlib\.\w+, which a checkpoint of numbers does not need"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt", weights_only=False)
 
 
 @pytest.mark.parametrize(

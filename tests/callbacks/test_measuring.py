@@ -18,7 +18,7 @@ from src.callbacks.progress import Progress
 from src.callbacks.rng import RngState
 from src.callbacks.target import Target
 from src.callbacks.throughput import gather, spread, sum_or_none
-from src.models.task import FinalMetric
+from src.training.task import FinalMetric
 
 from .stand_ins import StandInTrainer, stand_in_task
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from src.measure.clock import Clock
-from src.models.task import Task
 from src.run import Job, build, fit, quieten, settled
+from src.training.task import Task
 
 from .same import assert_same_bits, lasting_state
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from src.clicks import Clicks, Table
-from src.datamodules.feature_spec import FeatureSpec
+from src.batches.clicks import Clicks, Table
+from src.datamodules.clicks.feature_spec import FeatureSpec
 
 TABLES = (Table("cat_0.bin", 40_000), Table("cat_1.bin", 5, 3), Table("cat_2.bin", 300, 2), Table("cat_3.bin", 9))
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from src.datamodules.graph_data import Arrays, Molecule
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
+from src.datamodules.graphs.data import Arrays, Molecule
 
 NUMBERS = np.array([1, 6, 7, 8, 9], np.uint8)
 

@@ -23,7 +23,7 @@ IDS = [int(row["Index"]) for row in ROWS]
 
 
 def content(number: int) -> tuple[str, str, str]:
-    """What `src.datamodules.qm9.parse` gets for the molecule of that number."""
+    """What `src.datamodules.graphs.qm9.parse` gets for the molecule of that number."""
     row = ROWS[IDS.index(number)]
     return row["SMILES"], row["Elements"], row["XYZ_Ang"]
 

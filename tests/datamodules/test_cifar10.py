@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from tiny_mobilenet import encoded
 
-from src.datamodules.cifar10 import CIFAR10DataModule
-from src.datamodules.image_cifar10 import CLASSES, Labelled, read_cifar10
+from src.datamodules.images.cifar10 import CIFAR10DataModule
+from src.datamodules.images.cifar10_files import CLASSES, Labelled, read_cifar10
 from src.errors import UserError
 
 

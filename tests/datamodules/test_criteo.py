@@ -14,9 +14,9 @@ from click_rows import ClickRows, click_rows
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from src.clicks import ClickBatch
-from src.datamodules.criteo import CriteoDataModule
-from src.datamodules.criteo_check import STAMP
+from src.batches.clicks import ClickBatch
+from src.datamodules.clicks.check import STAMP
+from src.datamodules.clicks.criteo import CriteoDataModule
 from src.errors import UserError
 from src.measure.clock import Clock
 
@@ -186,7 +186,7 @@ def test_what_is_beyond_its_table_is_named(
 def test_a_value_in_a_later_chunk_is_found(
     folder: Path, rows: dict[str, ClickRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.datamodules.criteo_check.CHUNK", 7)
+    monkeypatch.setattr("src.datamodules.clicks.check.CHUNK", 7)
     datamodule(folder).prepare_data()
     rows["test"].ids[1][22, 2] = 5
     rows["test"].write(folder, "test")

@@ -6,8 +6,8 @@ import criteo_rows
 import numpy as np
 import pytest
 
-from src.datamodules.criteo_prepare import Sizes, prepare_criteo
-from src.datamodules.feature_spec import FeatureSpec
+from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.clicks.prepare import Sizes, prepare_criteo
 from src.errors import UserError
 
 SMALL = Sizes(span_bytes=9000, rows=70)  # many spans, pieces and buckets

@@ -5,9 +5,9 @@ from pathlib import Path
 import criteo_rows
 import numpy as np
 
-from src.datamodules.criteo_raw import Span
-from src.datamodules.criteo_records import Dealing, Files, deal
-from src.datamodules.criteo_text import RECORD
+from src.datamodules.clicks.raw import Span
+from src.datamodules.clicks.records import Dealing, Files, deal
+from src.datamodules.clicks.text import RECORD
 
 ROWS, TRAINED, BUCKETS, SEEDS = 40, 30, 4, 300
 

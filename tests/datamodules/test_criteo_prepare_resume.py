@@ -8,7 +8,7 @@ from pathlib import Path
 import criteo_rows
 import pytest
 
-from src.datamodules.criteo_prepare import Sizes, prepare_criteo
+from src.datamodules.clicks.prepare import Sizes, prepare_criteo
 from src.errors import UserError
 
 SMALL = Sizes(span_bytes=30_000, rows=120)

@@ -6,8 +6,8 @@ import criteo_rows
 import numpy as np
 import pytest
 
-from src.datamodules.criteo_raw import Span, blocks, estimated_rows, lines_before, spans
-from src.datamodules.criteo_text import PAD, explain, parse
+from src.datamodules.clicks.raw import Span, blocks, estimated_rows, lines_before, spans
+from src.datamodules.clicks.text import PAD, explain, parse
 from src.errors import UserError
 
 

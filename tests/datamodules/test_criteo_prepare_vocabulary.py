@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.datamodules import criteo_vocabulary
-from src.datamodules.criteo_vocabulary import Run, counted, look_up, merge, write_table
+from src.datamodules.clicks import vocabulary as criteo_vocabulary
+from src.datamodules.clicks.vocabulary import Run, counted, look_up, merge, write_table
 
 
 @pytest.mark.parametrize("small_ranges", [True, False])

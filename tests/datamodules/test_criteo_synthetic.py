@@ -9,13 +9,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from src.clicks import ClickLayout
-from src.datamodules.criteo import SyntheticClicksDataModule
-from src.datamodules.criteo_synthetic import BIAS, PUBLISHED, Expectation, Law, Sample, tables_of
-from src.datamodules.criteo_synthetic_files import BLOCK, generate
-from src.datamodules.criteo_synthetic_resident import ResidentClicksDataModule
-from src.datamodules.feature_spec import FeatureSpec
-from src.datamodules.split_binary import SplitBinary, SplitLoader
+from src.batches.clicks import ClickLayout
+from src.datamodules.clicks.criteo import SyntheticClicksDataModule
+from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
+from src.datamodules.clicks.synthetic import BIAS, PUBLISHED, Expectation, Law, Sample, tables_of
+from src.datamodules.clicks.synthetic_files import BLOCK, generate
+from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
 from src.errors import UserError
 
 SIZES = (40_000, 5, 300)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from src.clicks import Table
-from src.datamodules.feature_spec import FILE, FeatureSpec
+from src.batches.clicks import Table
+from src.datamodules.clicks.feature_spec import FILE, FeatureSpec
 from src.errors import UserError
 
 ROWS = {"train": 6, "test": 4}

@@ -5,10 +5,10 @@ import pytest
 from qm9_rows import content
 from rdkit import Chem, RDLogger
 
-from src.datamodules.graph_bonds import bonded_by_distance, bonded_by_smiles, molecule_of
-from src.datamodules.graph_data import Molecule, MoleculeError, checked
-from src.datamodules.graph_parse import from_smiles
-from src.datamodules.qm9 import parse
+from src.datamodules.graphs.bonds import bonded_by_distance, bonded_by_smiles, molecule_of
+from src.datamodules.graphs.data import Molecule, MoleculeError, checked
+from src.datamodules.graphs.parse import from_smiles
+from src.datamodules.graphs.qm9 import parse
 
 CYCLOBUTANE = np.array(
     [[0, 0, 0], [1.55, 0, 0], [1.55, 1.55, 0], [0, 1.55, 0]]

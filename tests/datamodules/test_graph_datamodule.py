@@ -10,12 +10,13 @@ import torch
 from composing import composed
 from qm9_rows import IDS, write_package
 
-from src.datamodules import graph_files, qm9
-from src.datamodules.graph_edges import Edges
-from src.datamodules.graphs import GraphDataModule
+from src.batches.molecular_graphs import GraphBatch
+from src.config.instantiate import made
+from src.datamodules.graphs import files as graph_files
+from src.datamodules.graphs import qm9
+from src.datamodules.graphs.datamodule import GraphDataModule
+from src.datamodules.graphs.edges import Edges
 from src.errors import UserError
-from src.graphs import GraphBatch
-from src.parts import made
 
 CSV = "smiles,gap\n" + "".join(f"{'C' * count}O,{count}\n" for count in range(1, 11))
 

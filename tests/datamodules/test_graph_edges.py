@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from graph_arrays import plain_edges, random_arrays
 
-from src.datamodules import graph_edges
-from src.datamodules.graph_data import Arrays
-from src.datamodules.graph_edges import Edges
+from src.datamodules.graphs import edges as graph_edges
+from src.datamodules.graphs.data import Arrays
+from src.datamodules.graphs.edges import Edges
 from src.errors import UserError
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.datamodules.graph_data import GraphData, MoleculeError
-from src.datamodules.graph_files import load, shared_split
-from src.datamodules.graph_parse import from_sdf, from_smiles, from_xyz
+from src.datamodules.graphs.data import GraphData, MoleculeError
+from src.datamodules.graphs.files import load, shared_split
+from src.datamodules.graphs.parse import from_sdf, from_smiles, from_xyz
 from src.errors import UserError
 
 WATER = ["O 0.0 0.0 0.1173", "H 0.0 0.7572 -0.4692", "H 0.0 -0.7572 -0.4692"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from graph_arrays import plain_graph, random_arrays
 
-from src.datamodules.graph_edges import Edges
-from src.datamodules.graph_loader import MULTIPLE, Buckets, GraphLoader, ResidentGraphs
-from src.graphs import GraphBatch
+from src.batches.molecular_graphs import GraphBatch
+from src.datamodules.graphs.edges import Edges
+from src.datamodules.graphs.loader import MULTIPLE, Buckets, GraphLoader, ResidentGraphs
 
 COUNT = 50
 ARRAYS = random_arrays(COUNT)

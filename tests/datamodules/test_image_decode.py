@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tiny_mobilenet import encoded, picture
 
-from src.datamodules.image_decode import (
+from src.datamodules.images.decode import (
     AREA,
     NUM_DRAWS,
     RATIO,

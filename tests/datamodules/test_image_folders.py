@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_mobilenet import CLASSES, encoded, picture, write_folders
 
-from src.datamodules.image_decode import load
-from src.datamodules.image_folders import ImageFilesDataModule, ImageFolderDataModule
-from src.datamodules.image_loader import DecodingLoader, ImageFiles
+from src.datamodules.images.decode import load
+from src.datamodules.images.folders import ImageFilesDataModule, ImageFolderDataModule
+from src.datamodules.images.loader import DecodingLoader, ImageFiles
 from src.errors import UserError
 from src.measure.clock import Clock
 

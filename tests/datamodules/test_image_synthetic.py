@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.datamodules.image_synthetic import SyntheticImagesDataModule
+from src.datamodules.images.synthetic import SyntheticImagesDataModule
 from src.errors import UserError
 
 SETTINGS: dict[str, Any] = {

@@ -3,9 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from src.datamodules import qm9_molecules, zinc250k
 from src.datamodules.download import sha256_of
-from src.datamodules.molecular import Row, load, prepare
+from src.datamodules.molecules import qm9 as qm9_molecules
+from src.datamodules.molecules import zinc250k
+from src.datamodules.molecules.encoded import Row, load, prepare
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
 from src.errors import UserError

@@ -11,10 +11,10 @@ import torch
 from qm9_rows import IDS, write_package
 from torch.utils.data import random_split
 
-from src.datamodules import qm9, qm9_dgl
 from src.datamodules.download import sha256_of
-from src.datamodules.graph_data import GraphData, MoleculeError
-from src.datamodules.graph_edges import Edges
+from src.datamodules.graphs import qm9, qm9_dgl
+from src.datamodules.graphs.data import GraphData, MoleculeError
+from src.datamodules.graphs.edges import Edges
 from src.errors import UserError
 
 # Of methane, as libraries that read MoleculeNet's table have them (with another digit of the hartree).

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click_rows import ClickRows, click_rows
 
-from src.datamodules.split_binary import SplitBinary, SplitLoader
+from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
 from src.errors import UserError
 
 ROWS = 103

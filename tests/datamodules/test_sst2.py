@@ -8,9 +8,9 @@ import pytest
 import torch
 from sst2_rows import CLS, PIECES, SEP, labels, write_files, write_lines, write_vocabulary
 
-from src.datamodules.sst2 import SST2DataModule
+from src.batches.tokens import UNLABELLED, PackedTokens, PaddedTokens
+from src.datamodules.text.sst2 import SST2DataModule
 from src.errors import UserError
-from src.tokens import UNLABELLED, PackedTokens, PaddedTokens
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sst2_rows import labels, sentences, write_files, write_lines
 
-from src.datamodules import sst2_files
+from src.batches.tokens import UNLABELLED
 from src.datamodules.download import sha256_of
-from src.datamodules.sst2_files import glue_files, own_files, read_tsv
+from src.datamodules.text import sst2_files
+from src.datamodules.text.sst2_files import glue_files, own_files, read_tsv
 from src.errors import UserError
-from src.tokens import UNLABELLED
 
 
 def test_sentences_and_labels_are_read(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sst2_rows import sentences, write_vocabulary
 
-from src.datamodules.token_data import TokenData
-from src.datamodules.token_vocabulary import Vocabulary
+from src.datamodules.text.data import TokenData
+from src.datamodules.text.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize("max_length", [3, 8, 21, 22, 512])

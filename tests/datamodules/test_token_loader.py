@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from src.datamodules.token_data import TokenData
-from src.datamodules.token_loader import MULTIPLE, PADDINGS, ResidentTokens, TokenLoader, few_sizes
+from src.batches.tokens import PackedTokens, PaddedTokens
+from src.datamodules.text.data import TokenData
+from src.datamodules.text.loader import MULTIPLE, PADDINGS, ResidentTokens, TokenLoader, few_sizes
 from src.errors import UserError
-from src.tokens import PackedTokens, PaddedTokens
 
 COUNT, LONGEST, MAX_LENGTH = 203, 61, 64
 LENGTHS = np.concatenate([[LONGEST], np.random.default_rng(0).geometric(0.1, COUNT - 1).clip(1, LONGEST - 3) + 2])

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from src.datamodules.token_synthetic import CLS, FIRST_WORD, SEP, SyntheticTokensDataModule
+from src.batches.tokens import PackedTokens, PaddedTokens
+from src.datamodules.text.synthetic import CLS, FIRST_WORD, SEP, SyntheticTokensDataModule
 from src.errors import UserError
-from src.tokens import PackedTokens, PaddedTokens
 
 
 def made(**options: Any) -> SyntheticTokensDataModule:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from sst2_rows import CLS, PIECES, SEP, UNK, sentences, write_vocabulary
 
-from src.datamodules.token_data import TokenData
-from src.datamodules.token_vocabulary import CHUNK, Vocabulary
+from src.batches.tokens import UNLABELLED
+from src.datamodules.text.data import TokenData
+from src.datamodules.text.vocabulary import CHUNK, Vocabulary
 from src.errors import UserError
-from src.tokens import UNLABELLED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +96,7 @@ def test_a_place_without_a_vocabulary(tmp_path: Path) -> None:
 
 def test_a_hub_out_of_reach_asks_for_a_folder(tmp_path: Path) -> None:
     script = """
-from src.datamodules.token_vocabulary import Vocabulary
+from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
 try:
     Vocabulary("distilbert-base-uncased")

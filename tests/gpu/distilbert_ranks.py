@@ -12,8 +12,8 @@ import torch
 from tiny_distilbert import tiny_distilbert
 from trained import trained
 
-from src.models import step
-from src.models.averaging import GradientAverage
+from src.parallel.gradient_averaging import GradientAverage
+from src.training import step
 
 GLOBAL_BATCH, ENOUGH = 8, 2**12  # sentences, bytes
 NETWORK = "model.task.network"

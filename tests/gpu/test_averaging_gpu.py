@@ -36,7 +36,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from src.models.places import place_of
+        from src.parallel.gradient_slots import place_of
 
         pairs = enumerate(zip(ctx.parameters, ctx.inputs, strict=True))
         return None, *((place_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)
@@ -44,10 +44,10 @@ class Products(torch.autograd.Function):
 
 def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: torch.device) -> None:
     """Replays a captured step over fresh gradients; every rank's have to be the mean, and the same bits."""
-    from src.measure.waiting import Waiting
-    from src.models.averaging import GradientAverage
-    from src.models.direct_messages import DirectMessages
-    from src.models.messages import Messages
+    from src.gpu.waiting import Waiting
+    from src.parallel.direct_transport import DirectMessages
+    from src.parallel.gradient_averaging import GradientAverage
+    from src.parallel.transports import Messages
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
     sizes = [(7,), (2000, 300), (64, 3, 3, 3), (1000, 1000), (5,), (300, 400)]

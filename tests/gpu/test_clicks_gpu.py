@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from src.clicks import ClickBatch, ClickLayout
-from src.datamodules.criteo import SyntheticClicksDataModule
-from src.datamodules.criteo_synthetic import Law, tables_of
-from src.datamodules.criteo_synthetic_files import BLOCK, generate
-from src.datamodules.criteo_synthetic_resident import ResidentClicksDataModule
-from src.models.graphed import Graphed
+from src.batches.clicks import ClickBatch, ClickLayout
+from src.datamodules.clicks.criteo import SyntheticClicksDataModule
+from src.datamodules.clicks.synthetic import Law, tables_of
+from src.datamodules.clicks.synthetic_files import BLOCK, generate
+from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
+from src.gpu.cuda_graphs import Graphed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -10,7 +10,7 @@ from dlrm_kernels import dot, layers, updated
 from tiny_dlrm import tiny_dlrm
 from trained import Trained, trained
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm.kernels import dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

@@ -9,7 +9,7 @@ import torch
 from tiny_run import SMILES, tiny_config
 from torch import Tensor
 
-from src.models.graphed import Graphed
+from src.gpu.cuda_graphs import Graphed
 from src.models.moflow.network import MoFlow
 from src.molecules.encode import EncodingError, encode
 from src.molecules.vocabulary import ZINC250K

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from src.models.queues import renew_queues
+from src.gpu.graph_gaps import renew_queues
 
 KERNELS = 2000
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

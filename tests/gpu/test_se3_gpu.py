@@ -11,9 +11,9 @@ from tiny_se3 import tiny_prediction, tiny_se3
 from torch import Tensor
 
 from src.measure.clock import Clock
-from src.models.step import TrainStep
 from src.predict import predict
 from src.run import Job, build, fit, quieten, settled
+from src.training.step import TrainStep
 
 # torch warns of what single precision gives away, in other words with every release.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -24,8 +24,8 @@ STEPS = 7  # of an epoch
 @pytest.fixture(autouse=True)
 def several_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small steps between the buckets, and no room in the first one: batches of these molecules come in several."""
-    monkeypatch.setattr("src.datamodules.graph_loader.MULTIPLE", 16)
-    monkeypatch.setattr("src.datamodules.graph_loader.SPREAD", -1.0)
+    monkeypatch.setattr("src.datamodules.graphs.loader.MULTIPLE", 16)
+    monkeypatch.setattr("src.datamodules.graphs.loader.SPREAD", -1.0)
 
 
 def trained(home: Path, *overrides: str) -> tuple[Job, list[dict[str, Any]], dict[str, Tensor]]:

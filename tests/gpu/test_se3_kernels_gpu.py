@@ -19,8 +19,8 @@ from se3_kernels import (
 )
 from torch import Tensor
 
-from src.graphs import Graph
-from src.models import kernels
+from src.batches.molecular_graphs import Graph
+from src.gpu import triton_helpers as kernels
 from src.models.se3_transformer import Fiber, SE3TransformerPooled
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.frames import EdgeLayout

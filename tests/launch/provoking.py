@@ -4,28 +4,73 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import pytorch_lightning as pl
+import torch
+
+from src.callbacks.measuring import Measuring
+from src.launch import ending
+
+
+class AtRecord(Measuring):
+    """Sends the signals of `what` while the record of the run is being made, all of them accepted."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what.split()
+
+    def figures(self, task: Any) -> dict[str, Any]:
+        for name in self.what:
+            ending.SAME_S = 0.0
+            os.kill(os.getpid(), signal.Signals[name])
+        return {}
 
 
 class At(pl.Callback):
     """Does each of `what`, in order, on rank `rank` at a moment: before the training step with the number `step`,
-    counted from 1, or if that is not given when the `hook` is called first, `on_validation_start` say.
+    counted from 1, or if that is not given when the `hook` is called first, `on_validation_start` say. With `same_s`,
+    signals within that many seconds count as one, on every rank.
     """
 
-    def __init__(self, what: str, step: int | None = None, rank: int = 0, hook: str = "on_train_batch_start") -> None:
+    def __init__(
+        self,
+        what: str,
+        step: int | None = None,
+        rank: int = 0,
+        hook: str = "on_train_batch_start",
+        same_s: float | None = None,
+    ) -> None:
+        if same_s is not None:
+            ending.SAME_S = same_s
         self.what, self.step, self.rank = what.split(), step, rank
         setattr(self, hook, self._arrived)
 
-    def _arrived(self, trainer: pl.Trainer, *_: object) -> None:
+    def _arrived(self, trainer: pl.Trainer, module: Any, *_: object) -> None:
+        self.module = module
         if trainer.global_rank == self.rank and self.step in (None, trainer.global_step + 1):
             self.step = -1
             print(f"provoked at {time.time()}", file=sys.stderr, flush=True)
             for what in self.what:
                 getattr(self, what)()
 
+    def reports(self) -> None:
+        """Nothing happens, but that the moment is printed."""
+
     def fails(self) -> None:
         raise ArithmeticError("this rank is broken")
+
+    def diverges(self) -> None:
+        """One of this rank's weights becomes infinite."""
+        with torch.no_grad():
+            next(self.module.parameters())[0] = torch.inf
+
+    def spoils_a_statistic(self) -> None:
+        """One of this rank's running variances becomes infinite, which no other rank and no loss sees."""
+        next(tensor for name, tensor in self.module.named_buffers() if name.endswith("running_var"))[0] = torch.inf
+
+    def sees_a_nan(self) -> None:
+        """This rank's host has read a loss that is not finite, the others' have not yet."""
+        self.module.diverged = "a loss is infinite or NaN"
 
     def dies(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

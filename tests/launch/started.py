@@ -17,13 +17,17 @@ def provoked(**options: object) -> str:
     return f"+callbacks.at={{_target_:provoking.At,{','.join(f'{name}:{value}' for name, value in options.items())}}}"
 
 
-def begin(home: Path, *overrides: str, by: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`."""
+def begin(home: Path, *overrides: str, by: tuple[str, ...] = (), group: bool = False) -> subprocess.Popen[str]:
+    """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`.
+
+    `group`: in a process group of its own, as a shell does, which signals can be sent to.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "launch"), str(ROOT)])
     return subprocess.Popen(
         [sys.executable, *by, "train.py", *tiny_overrides(home), *overrides],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env=environment, start_new_session=group, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        errors="replace",  # a process may be killed within a character
     )  # fmt: skip
 
 

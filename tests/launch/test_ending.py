@@ -1,12 +1,15 @@
 """A single run that is asked to end: when it does, what it leaves, and that it can go on as if nothing had been."""
 
 import math
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from started import provoked
+from started import LONG, begin, ended, provoked
 from tiny_mobilenet import tiny_mobilenet
 
 from src.launch import ending
@@ -15,6 +18,7 @@ from src.report.record import Record, read_record
 from src.run import train
 
 STEPS = 8  # an epoch
+AT_RECORD = "+callbacks.at_record={_target_:provoking.AtRecord,what:'SIGINT SIGTERM SIGINT'}"
 
 
 def interrupted(home: Path, *overrides: str) -> tuple[Record, Interrupted]:
@@ -62,6 +66,39 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytes
     assert str(raised) == "SIGINT before the next step"
     assert record.samples == 2 * 8
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("hook", ["on_exception", "teardown"])
+def test_further_signals_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+    """While Lightning ends the run that the second signal has interrupted, and while the record is made."""
+    monkeypatch.setattr(ending, "SAME_S", 0.0)
+    twice = "'is_interrupted is_terminated'"
+    later = provoked(what=twice, hook=hook).replace("+callbacks.at=", "+callbacks.later=")
+    record, raised = interrupted(tmp_path, provoked(what=twice, step=3), later, AT_RECORD)
+    assert str(raised) == "SIGTERM before the next step" and record.samples == 2 * 8
+
+
+def test_a_run_that_is_over_cannot_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "SAME_S", 1.0)  # AtRecord changes it
+    record = train(tiny_mobilenet(tmp_path, AT_RECORD))
+    assert record.status == "done" and read_record(tmp_path / "run") == record
+
+
+@pytest.mark.parametrize("trainer", ["1x1", "1x2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number: signal.Signals) -> None:
+    """As of somebody who presses Ctrl-C until the prompt is back, and faster."""
+    process = begin(tmp_path, f"trainer={trainer}", LONG, provoked(what="reports", step=3, same_s=0), group=True)
+    assert process.stderr is not None
+    while "provoked at" not in process.stderr.readline():
+        assert process.poll() is None
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(ended, process)  # a full pipe would stop the run
+        while not wait([reading], 0.02).done:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+    record = read_record(tmp_path / "run")
+    assert record.status == "interrupted" and record.error is not None and record.error.type == "Interrupted"
 
 
 def test_the_same_wish_may_come_twice(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from src.launch import group
+from src.system import group
 
 VARIABLES = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID")
 

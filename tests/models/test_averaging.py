@@ -9,8 +9,8 @@ from gloo_ranks import Ranks
 from torch import distributed, nn
 
 from src.errors import UserError
-from src.measure.waiting import Waiting
-from src.models.averaging import Bucket, GradientAverage, buckets, last_of, travelling_dtype
+from src.gpu.waiting import Waiting
+from src.parallel.gradient_averaging import Bucket, GradientAverage, buckets, last_of, travelling_dtype
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.models import direct_messages
-from src.models.direct_messages import DirectMessages, needed
+from src.parallel import direct_transport as direct_messages
+from src.parallel.direct_transport import DirectMessages, needed
 
 LONG = 200_000  # a message that somebody is still fetching when another one does not wait
 STEPS = 8

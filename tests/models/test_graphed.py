@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from src.models.graphed import Graphed
+from src.gpu.cuda_graphs import Graphed
 
 
 class Ragged(NamedTuple):

@@ -7,13 +7,13 @@ import torch
 from distilbert_kernels import sentences
 from torch import Tensor, nn
 
-from src.models.averaging import Bucket
 from src.models.distilbert import Sizes
 from src.models.distilbert.kernels.fused import embedding, layer
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
 from src.models.moflow.kernels import fast
-from src.models.places import offer, place_of, withdraw
+from src.parallel.gradient_averaging import Bucket
+from src.parallel.gradient_slots import offer, place_of, withdraw
 
 
 class Product(torch.autograd.Function):

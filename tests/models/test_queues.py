@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from src.models.queues import renew_queues
+from src.gpu.graph_gaps import renew_queues
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_queues_gpu.py is for GPUs")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from src.errors import UserError
-from src.models.schedule import Cosine, Linear, ScheduledRate, Steps, WarmupPolynomial
+from src.training.schedule import Cosine, Linear, ScheduledRate, Steps, WarmupPolynomial
 
 CPU = torch.device("cpu")
 

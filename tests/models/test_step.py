@@ -36,7 +36,7 @@ def test_dividing_is_unscaling_and_clipping(
     overrides: tuple[str, ...], overflows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, others = trained(tmp_path / "plain", False, *overrides)
-    monkeypatch.setattr("src.models.step.clip_grad_norm_", None)  # nobody calls it
+    monkeypatch.setattr("src.training.step.clip_grad_norm_", None)  # nobody calls it
     weights, steps = trained(tmp_path / "fused", True, *overrides)
     assert sum(row["grad_norm"] is None for row in steps) == overflows
     assert [row.get("loss_scale") for row in steps] == [row.get("loss_scale") for row in others]

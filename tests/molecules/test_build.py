@@ -67,14 +67,16 @@ def literal_correct(molecule):
         molecule.RemoveBond(start, end)
         if -order > 1:
             molecule.AddBond(start, end, ORDERS[-order - 1])
-    pieces = Chem.MolToSmiles(molecule).split(".")
-    parsed = [Chem.MolFromSmiles(piece) for piece in pieces]
-    most = max(piece.GetNumAtoms() for piece in parsed)
-    return {Chem.MolToSmiles(piece, isomericSmiles=False) for piece in parsed if piece.GetNumAtoms() == most}
+    fragments = Chem.GetMolFrags(molecule, asMols=True)
+    kept = max(fragments, key=lambda fragment: fragment.GetNumAtoms())
+    return canonical_smiles(Chem.MolFromSmiles(Chem.MolToSmiles(kept))), len(fragments)
 
 
-def random_graphs(count, vocabulary, seed, bonds_per_atom):
-    """Graphs from trees with a few bonds more: many valid, many just over a valence, some in pieces."""
+def random_graphs(count, vocabulary, seed, bonds_per_atom, joined=0.98):
+    """Graphs from trees with a few bonds more: many valid, many just over a valence, some in fragments.
+
+    `joined` is the probability that an atom has a bond to an earlier one.
+    """
     rng = np.random.default_rng(seed)
     for _ in range(count):
         size = int(rng.integers(1, vocabulary.max_atoms + 1))
@@ -86,7 +88,7 @@ def random_graphs(count, vocabulary, seed, bonds_per_atom):
         edges = np.zeros((vocabulary.max_atoms, vocabulary.max_atoms), np.uint8)
         for i in range(1, size):
             for j in rng.choice(
-                i, min(i, int(rng.random() < bonds_per_atom) + int(rng.random() < 0.98)), replace=False
+                i, min(i, int(rng.random() < bonds_per_atom) + int(rng.random() < joined)), replace=False
             ):
                 order = rng.choice(3, p=(0.8, 0.17, 0.03)) + 1
                 edges[atoms[i], atoms[j]] = edges[atoms[j], atoms[i]] = order
@@ -114,23 +116,28 @@ def test_random_graphs_give_what_the_published_procedure_gives(vocabulary, count
     assert valid > count / 20 and valid < count and charged > 5
 
 
-@pytest.mark.parametrize(("vocabulary", "count"), [(QM9, 1000), (ZINC250K, 150)])
-def test_correction_gives_what_the_published_procedure_gives(vocabulary, count):
-    for nodes, edges in random_graphs(count, vocabulary, 11, 0.5):
+@pytest.mark.parametrize(("vocabulary", "count", "joined"), [(QM9, 1000, 0.7), (ZINC250K, 100, 0.98)])
+def test_correction_gives_what_the_published_procedure_gives(vocabulary, count, joined):
+    fragmented = 0
+    for nodes, edges in random_graphs(count, vocabulary, 11, 0.5, joined):
+        expected, fragments = literal_correct(literal(nodes, edges, vocabulary))
         molecule = correct(nodes, edges, vocabulary)
         assert molecule is not None
-        assert canonical_smiles(molecule) in literal_correct(literal(nodes, edges, vocabulary))
+        assert canonical_smiles(molecule) == expected
+        fragmented += fragments > 1
+    assert fragmented > count / 4
 
 
-def graph(classes, bonds):
+def graph(classes, bonds, vocabulary=QM9):
     nodes, edges = np.zeros(9, np.uint8), np.zeros((9, 9), np.uint8)
     nodes[: len(classes)] = classes
     for a, b, order in bonds:
         edges[a, b] = edges[b, a] = order
-    return nodes, edges, QM9
+    return nodes, edges, vocabulary
 
 
 C, N, O = 1, 2, 3  # noqa: E741
+I = 9  # noqa: E741 # of ZINC250K
 
 
 @pytest.mark.parametrize(
@@ -153,10 +160,25 @@ def test_cases(given, expected):
     assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
 
-def test_correction_lowers_the_highest_bond_and_keeps_the_largest_piece():
-    molecule = correct(*graph([C, C, C, N, O], [(0, 1, 3), (1, 2, 2), (3, 4, 1)]))
-    assert molecule is not None and canonical_smiles(molecule) == "C=C=C"
-    assert correct(*graph([], [])) is None
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (graph([], []), None),
+        # The highest bond is lowered, and the largest fragment kept.
+        (graph([C, C, C, N, O], [(0, 1, 3), (1, 2, 2), (3, 4, 1)]), "C=C=C"),
+        # Of equally large fragments the first by atom index is kept, wherever SMILES would put it.
+        (graph([N, O, C, C], [(0, 1, 1), (2, 3, 1)]), "NO"),
+        (graph([C, C, N, O], [(0, 1, 1), (2, 3, 1)]), "CC"),
+        (graph([C, N, O, C, C, C], [(0, 3, 1), (1, 2, 1), (4, 5, 1)]), "CC"),
+        (graph([N, C, O, C], [(0, 2, 1), (1, 3, 1)]), "NO"),
+        # The small fragment ends as [O+](=[IH])N, which no parser reads; the large one is valid without it.
+        (graph([O, I, N, C, C, C, C], [(0, 1, 3), (0, 2, 1), (3, 4, 1), (4, 5, 1), (5, 6, 1)], ZINC250K), "CCCC"),
+        (graph([O, I, N, C, C], [(0, 1, 3), (0, 2, 1), (3, 4, 1)], ZINC250K), None),
+    ],
+)  # fmt: skip
+def test_correction_keeps_the_largest_fragment(given, expected):
+    molecule = correct(*given)
+    assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
 
 def test_correction_leaves_valid_molecules_alone(neutral):

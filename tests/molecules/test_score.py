@@ -7,7 +7,7 @@ import pytest
 from src.molecules.encode import encode
 from src.molecules.score import Scorer, properties_of, score, score_batch
 from src.molecules.vocabulary import QM9, ZINC250K
-from src.workers import ROOT
+from src.system.workers import ROOT
 
 
 def test_the_published_arithmetic():

@@ -62,6 +62,21 @@ def test_paddle_refuses_to_overwrite_one_run_by_another(
     assert main([str(run_folder), str(other), "--format", "paddle"]) == 0
 
 
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a\\b", "..", "", "two\nlines"])
+@pytest.mark.parametrize(("view", "key"), [("paddle", "model"), ("paddle", "precision"), ("docs", "model")])
+def test_a_name_in_a_record_leads_to_no_file_elsewhere(
+    tmp_path: Path, trained: Record, capsys: pytest.CaptureFixture[str], name: str, view: str, key: str
+) -> None:
+    file = tmp_path / "results" / "records" / "run.json"
+    write_record(replace(trained, case=replace(trained.case, **{key: name})), file)
+    arguments = [str(file), "--format=paddle"] if view == "paddle" else ["--docs", str(file.parents[1])]
+    assert main(arguments) == 2
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"error: {file}: key 'case.{key}' is {name!r}")
+
+
 @pytest.mark.parametrize("arguments", [["absent"], [], ["--docs", "absent"], ["x", "--docs"]])
 def test_bad_input_gets_one_line_and_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

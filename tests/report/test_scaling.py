@@ -76,6 +76,20 @@ def test_published_efficiencies_are_of_corrected_rates() -> None:
     assert all(p.is_published and p.efficiency < 1 for p in points.values())
 
 
+def test_a_note_keeps_no_published_row_from_its_counterpart() -> None:
+    """FlagPerf's DistilBERT rows of batch 96 have notes of their own, on one device, on 8 and on 16."""
+    points = {(p.config, p.samples): p for p in published_points("distilbert")}
+    assert sorted(points) == [("A100-40G 1x8", 96), ("A100-40G 2x8", 96)]
+    eight = points["A100-40G 1x8", 96]
+    one = 287.9 * 67349 / 67392  # p_core of 1x1, corrected
+    assert eight.rate == pytest.approx(2181.0 * 67349 / 67584) and eight.speed_up == pytest.approx(eight.rate / one)
+
+
+def test_published_rows_of_different_models_are_not_compared() -> None:
+    """NVIDIA's DLRM rows on several GPUs have the large tables (FL3), those on one the small ones (FL15)."""
+    assert [p.config for p in published_points("dlrm") if "NVIDIA" in p.source] == []
+
+
 def test_the_command_writes_table_and_picture(
     tmp_path: Path, trained: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:

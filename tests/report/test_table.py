@@ -76,6 +76,25 @@ def _squeezed(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if not line.startswith("| -")]
 
 
+def test_the_source_says_what_is_not_comparable_and_what_cannot_be_repeated(
+    trained: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = replace(PUBLISHED[0], source="Publisher, old page", comparable=False)
+    lost = replace(PUBLISHED[0], source="measured reference: theirs", measured=True, note="eager")
+    kept = replace(lost, command="benchmarks/theirs.sh", note="")
+    monkeypatch.setattr(rows, "beside", lambda case, kind: [old, lost, kept])
+    [table] = tables([("run", trained)])
+    lines = _squeezed(section(table))
+    assert [line.split("|")[-2].strip() for line in lines[2:5]] == [
+        "Publisher **not comparable** [1]", "measured reference: theirs [2]", "measured reference: theirs [3]"
+    ]  # fmt: skip
+    assert lines[-2:] == [
+        "- [2] measured reference: theirs: eager; its command was not kept, to be measured again",
+        "- [3] measured reference: theirs: by benchmarks/theirs.sh",
+    ]
+    assert "its command was not kept" in as_csv([table]) and "its command was not kept" in as_json([table])
+
+
 def test_golden_table(trained: Record, out_of_memory: Record) -> None:
     [table] = tables([("runs/a", trained), ("runs/b", out_of_memory)])
     assert _squeezed(section(table)) == _squeezed(GOLDEN)

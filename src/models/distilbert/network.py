@@ -8,13 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.batches.tokens import PaddedTokens
 from src.errors import UserError
+from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert import layers
 from src.models.distilbert.kernels import dispatch
 from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
-from src.models.kernels import working_dtype
-from src.tokens import PaddedTokens
 
 INIT_STD = 0.02  # of weights; biases begin at 0
 POOLINGS = ("first", "mean")

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from src.files import written_atomically
+from src.system.files import written_atomically
 
 INK, FAINT = "#222222", "#777777"
 

@@ -13,16 +13,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from src.datamodules.sst2 import SST2DataModule
-from src.datamodules.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
+from src.batches.tokens import UNLABELLED
+from src.datamodules.text.sst2 import SST2DataModule
+from src.datamodules.text.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
 from src.errors import UserError
-from src.files import written_atomically
+from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.plots import confusion_picture
-from src.models.graphed import Graphed
-from src.models.task import Prediction, PredictionJob
-from src.tokens import UNLABELLED
+from src.system.files import written_atomically
+from src.training.task import Prediction, PredictionJob
 
 if TYPE_CHECKING:
     from src.models.distilbert.task import DistilBertTask

@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.batches.tokens import PackedTokens, PaddedTokens
 from src.datamodules.base import DataModule
-from src.datamodules.sst2 import SST2DataModule
-from src.datamodules.token_module import TokenDataModule
+from src.datamodules.text.datamodule import TokenDataModule
+from src.datamodules.text.sst2 import SST2DataModule
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -20,9 +21,8 @@ from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
 from src.models.distilbert.weights import load, read_sizes
-from src.models.schedule import Schedule
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task
-from src.tokens import PackedTokens, PaddedTokens
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Prediction, PredictionJob, Task
 
 RANDOM = "random"
 NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end

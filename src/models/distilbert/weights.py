@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from src.checkpoints import shown
 from src.errors import UserError
 from src.models.distilbert.network import DistilBert, Sizes
+from src.training.checkpoints import shown
 
 CONFIG = "config.json"
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first one that is there

@@ -7,18 +7,15 @@ kernel stores a gradient in that of the GPU that holds the table. Nothing is pac
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from src.models.dlrm.embeddings import Targets
-from src.models.dlrm.exchange import Route
+from src.models.dlrm.exchange import Asked, Route, Shares
 from src.models.dlrm.kernels import dispatch
-from src.models.shared_memory import on_every_rank, shared_memory
-
-if TYPE_CHECKING:
-    from src.models.dlrm.exchanged import Asked, ExchangedTables
+from src.parallel.shared_memory import on_every_rank, shared_memory
 
 UNIT = 16  # numbers: what the kernels may take for granted of where a row begins
 
@@ -45,7 +42,7 @@ class DirectRoute(Route):
     """`Route` over memory that the GPUs of one machine share."""
 
     @classmethod
-    def of(cls, tables: "ExchangedTables") -> "DirectRoute | None":
+    def of(cls, tables: Shares) -> "DirectRoute | None":
         """The route, where every rank can have it."""
         if tables.device.type != "cuda" or tables.world == 1:
             return None
@@ -59,14 +56,14 @@ class DirectRoute(Route):
         return on_every_rank(made, tables.device, instead, cls.missing(tables))
 
     @staticmethod
-    def missing(tables: "ExchangedTables") -> str | None:
+    def missing(tables: Shares) -> str | None:
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) != tables.world:
             return "the ranks are on several machines"
         if dispatch.kernels() is None or tables.dim % UNIT:
             return f"it needs Triton, and vectors of a multiple of {UNIT} numbers"
         return None
 
-    def __init__(self, tables: "ExchangedTables") -> None:
+    def __init__(self, tables: Shares) -> None:
         super().__init__(tables)
         self.workspaces: dict[tuple[int, torch.dtype], Workspace] = {}
         self.inboxes: dict[int, Inbox] = {}
@@ -113,7 +110,7 @@ class DirectRoute(Route):
         inbox.barrier()
         return inbox.ids[self.rank][: each * sum(hotness[self.rank])]
 
-    def vectors(self, asked: "Asked", dtype: torch.dtype) -> Tensor:
+    def vectors(self, asked: Asked, dtype: torch.dtype) -> Tensor:
         space = self.newest = self.workspace(asked.batch, dtype)
         held, tables = self.held_by[self.rank], self.tables.own
         if held:
@@ -125,7 +122,7 @@ class DirectRoute(Route):
         self.is_delivered = False
         return space.vectors[self.rank]
 
-    def add_copied(self, asked: "Asked", vectors: Tensor) -> None:
+    def add_copied(self, asked: Asked, vectors: Tensor) -> None:
         if self.copied:
             copies = self.tables.copies
             self.kernels.look_up_into([vectors], self.copied, list(copies.weights), copies.tables, asked.copied)

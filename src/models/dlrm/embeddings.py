@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.errors import UserError
+from src.gpu.triton_helpers import working_dtype
 from src.models.dlrm.kernels import dispatch
-from src.models.kernels import working_dtype
 
 Rule = Literal["sgd", "adagrad"]
 

@@ -1,25 +1,58 @@
 """How ids, vectors and gradients get from rank to rank: messages of fixed sizes, over any backend."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
-from src.models.dlrm.embeddings import Targets
+from src.models.dlrm.embeddings import PlainEmbeddings, Targets
+from src.models.dlrm.sharded_plan import Plan
 
-if TYPE_CHECKING:
-    from src.models.dlrm.exchanged import Asked, ExchangedTables
+
+class Asked(NamedTuple):
+    """The ids of one look-up: of all ranks for the rows held here, and of this rank for the copied tables."""
+
+    own: Int32[Tensor, " own_ids"]
+    copied: Int32[Tensor, " copied_ids"]
+    batch: int
+    own_order: Any
+    copied_order: Any
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which rank holds which tables, and those of this rank.
+
+    Attributes:
+        held_by: the numbers of the tables that each rank holds.
+        copied: the numbers of those that all ranks hold.
+        own, copies: this rank's tables and its copies.
+    """
+
+    plan: Plan
+    dim: int
+    rank: int
+    world: int
+    device: torch.device
+    held_by: list[list[int]]
+    copied: list[int]
+    own: PlainEmbeddings
+    copies: PlainEmbeddings
+
+    def spans(self, batch: int) -> list[slice]:
+        """The place of each table's ids among those of a rank's samples."""
+        ends = [0, *accumulate(batch * placement.table.hotness for placement in self.plan)]
+        return [slice(*span) for span in pairwise(ends)]
 
 
 class Route(ABC):
-    """The way between the rank that holds a table and those that have the samples. All ranks call it, alike.
+    """The way between the rank that holds a table and those that have the samples. All ranks call it, alike."""
 
-    `held_by` has the numbers of the tables that each rank holds, `copied` those that all of them do.
-    """
-
-    def __init__(self, tables: "ExchangedTables") -> None:
+    def __init__(self, tables: Shares) -> None:
         self.tables = tables
         self.held_by, self.copied, self.dim = tables.held_by, tables.copied, tables.dim
         self.rank, self.world, self.device = tables.rank, tables.world, tables.device
@@ -45,13 +78,13 @@ class Route(ABC):
         return answer
 
     @abstractmethod
-    def vectors(self, asked: "Asked", dtype: torch.dtype) -> Float[Tensor, "batch tables {self.dim}"]:
+    def vectors(self, asked: Asked, dtype: torch.dtype) -> Float[Tensor, "batch tables {self.dim}"]:
         """Looks up what all ranks have asked for, and returns what this rank's samples get.
 
         Where the copied tables' vectors are not in it yet, `add_copied` puts them there.
         """
 
-    def add_copied(self, asked: "Asked", vectors: Float[Tensor, "batch tables {self.dim}"]) -> None:
+    def add_copied(self, asked: Asked, vectors: Float[Tensor, "batch tables {self.dim}"]) -> None:
         """Called on the stream that the vectors are for."""
         return  # they are there
 
@@ -69,14 +102,14 @@ class Route(ABC):
 class MessageRoute(Route):
     """Vectors are looked up, sent, and put in order; gradients the same way back."""
 
-    def __init__(self, tables: "ExchangedTables") -> None:
+    def __init__(self, tables: Shares) -> None:
         super().__init__(tables)
         sequence = [number for held in self.held_by for number in held] + self.copied
         self.order = torch.tensor(sequence, device=self.device).argsort()
         self.groups = [torch.tensor(held, dtype=torch.int64, device=self.device) for held in self.held_by]
         self.copied_group = torch.tensor(self.copied, dtype=torch.int64, device=self.device)
 
-    def vectors(self, asked: "Asked", dtype: torch.dtype) -> Tensor:
+    def vectors(self, asked: Asked, dtype: torch.dtype) -> Tensor:
         batch = asked.batch
         found = self.tables.own.look_up(asked.own, batch * self.world, dtype)
         sizes = self._sizes(batch)

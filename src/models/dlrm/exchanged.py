@@ -5,37 +5,26 @@ exchanges can be captured in a CUDA graph. Tiny tables are everywhere: the sums 
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
-from src.clicks import Table
-from src.measure.waiting import Waiting
-from src.models.aside import Aside
+from src.batches.clicks import Table
+from src.gpu.side_stream import Aside
+from src.gpu.waiting import Waiting
 from src.models.dlrm.direct import DirectRoute
 from src.models.dlrm.embeddings import Pending, PlainEmbeddings, Rule, Targets, whole
-from src.models.dlrm.exchange import MessageRoute, Route
+from src.models.dlrm.exchange import Asked, MessageRoute, Route, Shares
 from src.models.dlrm.sharded_pieces import Piece, initialise
 from src.models.dlrm.sharded_plan import Plan
-from src.models.messages import average
+from src.parallel.transports import average
 
 
 def can_exchange(plan: Plan) -> bool:
     """Whether all of its tables are whole."""
     return all(placement.sharding in ("table_wise", "data_parallel") for placement in plan)
-
-
-class Asked(NamedTuple):
-    """The ids of one look-up: of all ranks for the rows held here, and of this rank for the copied tables."""
-
-    own: Int32[Tensor, " own_ids"]
-    copied: Int32[Tensor, " copied_ids"]
-    batch: int
-    own_order: Any
-    copied_order: Any
 
 
 class Taken(NamedTuple):
@@ -74,18 +63,16 @@ class ExchangedTables:
         for number in range(len(plan)):
             for piece in self.weights(number):
                 initialise(piece, (plan[number].table.cardinality, dim), (seed, number))
-        self.route: Route = DirectRoute.of(self) or MessageRoute(self)
+        self.shares = Shares(
+            plan, dim, self.rank, self.world, device, self.held_by, self.copied, own=self.own, copies=self.copies
+        )
+        self.route: Route = DirectRoute.of(self.shares) or MessageRoute(self.shares)
         self.aside = Aside(device)
         self.anchor = torch.empty(0, device=device, requires_grad=True)
         self.pending: list[Taken] = []
 
     def _tables(self, numbers: Sequence[int]) -> list[Table]:
         return [self.plan[number].table for number in numbers]
-
-    def spans(self, batch: int) -> list[slice]:
-        """Where each table's ids are among those of a rank's samples."""
-        ends = [0, *accumulate(batch * placement.table.hotness for placement in self.plan)]
-        return [slice(*span) for span in pairwise(ends)]
 
     def weights(self, number: int) -> list[Piece]:
         """This rank's parts of a table."""
@@ -107,7 +94,7 @@ class ExchangedTables:
 
         Returns what gives [batch, tables, dim], known to autograd, whose backward leaves the gradients here.
         """
-        kept, spans = torch.is_grad_enabled(), self.spans(batch)
+        kept, spans = torch.is_grad_enabled(), self.shares.spans(batch)
         copied = torch.cat([ids[:0], *(ids[spans[number]] for number in self.copied)])
         copied_order = self.copies.order_of(copied, batch) if len(copied) else None
         with self.aside:

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.gpu.triton_helpers import working_dtype
 from src.models.dlrm.kernels import dispatch
-from src.models.kernels import working_dtype
 
 
 def linear_relu(

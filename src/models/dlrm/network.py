@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.clicks import Clicks, Table
+from src.batches.clicks import Clicks, Table
 from src.errors import UserError
 from src.models.dlrm import interaction as reference
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings

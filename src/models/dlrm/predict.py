@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.clicks import ClickBatch
-from src.datamodules.criteo import ClickDataModule
+from src.batches.clicks import ClickBatch
+from src.datamodules.clicks.criteo import ClickDataModule
 from src.errors import UserError
-from src.files import written_atomically
+from src.gpu.cuda_graphs import Graphed
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
-from src.models.graphed import Graphed
-from src.models.task import Prediction, PredictionJob
+from src.system.files import written_atomically
+from src.training.task import Prediction, PredictionJob
 
 if TYPE_CHECKING:
     from src.models.dlrm.task import DLRMTask

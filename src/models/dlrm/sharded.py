@@ -1,6 +1,6 @@
 """DLRM's embedding tables spread over ranks by TorchRec, looked up and updated by FBGEMM."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.errors import UserError
-from src.measure.waiting import Waiting
+from src.gpu.triton_helpers import working_dtype
+from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import Embeddings, Rule, Targets
 from src.models.dlrm.exchanged import ExchangedTables, can_exchange
 from src.models.dlrm.sharded_pieces import Piece, gathered, scattered
 from src.models.dlrm.sharded_plan import Plan, agreed, make_plan
-from src.models.kernels import working_dtype
 
 if TYPE_CHECKING:
     from src.models.dlrm.sharded_tables import RankTables
@@ -142,6 +142,12 @@ class ShardedEmbeddings(Embeddings):
         """
         self._tables().update(rate, found_inf, loss_scale)
         self.overflow.zero_()
+
+    def held_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of this rank's parts of the tables; nothing before `place`."""
+        if self.held is not None:
+            for name, number in self._keys():
+                yield from ((name, piece.values) for piece in self._pieces(name, number))
 
     def _tables(self) -> "RankTables | ExchangedTables":
         if self.held is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import distributed
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.errors import UserError
 from src.models.dlrm.embeddings import Rule
 

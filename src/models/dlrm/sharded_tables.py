@@ -13,7 +13,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, Sha
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from src.measure.waiting import Waiting
+from src.gpu.waiting import Waiting
 from src.models.dlrm.sharded_pieces import Piece, initialise, pieces
 from src.models.dlrm.sharded_plan import Placement, Plan, Rule, bag_name, bags, quiet
 

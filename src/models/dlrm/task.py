@@ -1,5 +1,6 @@
 """DLRM as a task: the probability of a click, judged by the exact AUC over the whole test set."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.clicks import ClickBatch, ClickLayout, Clicks, Table
+from src.batches.clicks import ClickBatch, ClickLayout, Clicks, Table
 from src.datamodules.base import DataModule
-from src.datamodules.criteo import ClickDataModule
+from src.datamodules.clicks.criteo import ClickDataModule
 from src.errors import UserError
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
@@ -21,8 +22,8 @@ from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
 from src.models.dlrm.sharded import ShardedEmbeddings
-from src.models.schedule import Schedule
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Prediction, PredictionJob, Task
 
 MAX_EXAMPLE_ROWS = 1000  # of a table in an example batch
 
@@ -166,7 +167,9 @@ class DLRMTask(Task):
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(total)
         loss, samples = total.tolist()
-        self.metrics = {"auc": auc.compute(), "test_loss": loss / samples if samples else float("nan")}
+        area = auc.compute()
+        self.metrics = {} if math.isnan(area) else {"auc": area}  # of clicks of one kind there is none
+        self.metrics |= {"test_loss": loss / samples} if samples else {}
         bayes = self.trainer.datamodule.bayes_auc  # type: ignore[attr-defined]
         self.metrics |= {} if bayes is None else {"bayes_auc": bayes}
 

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from src.datamodules.image_base import ImageDataModule
+from src.batches.images import UNKNOWN, ImageBatch
+from src.datamodules.images.base import ImageDataModule
 from src.errors import UserError
-from src.files import written_atomically
-from src.images import UNKNOWN, ImageBatch
+from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
-from src.models.graphed import Graphed
-from src.models.task import Prediction, PredictionJob
+from src.system.files import written_atomically
+from src.training.task import Prediction, PredictionJob
 
 if TYPE_CHECKING:
     from src.models.mobilenet_v1.task import MobileNetV1Task

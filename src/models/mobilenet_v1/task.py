@@ -8,17 +8,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
-from src.datamodules.image_base import ImageDataModule
+from src.batches.images import ImageBatch
+from src.datamodules.images.base import ImageDataModule
 from src.errors import UserError
-from src.images import ImageBatch
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
 from src.models.mobilenet_v1.network import MobileNetV1
 from src.models.mobilenet_v1.predict import predict_images
-from src.models.schedule import Schedule
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Prediction, PredictionJob, Task
 
 
 class MobileNetV1Task(Task):
@@ -167,7 +167,7 @@ class MobileNetV1Task(Task):
             distributed.all_reduce(total)
         top1, top5, loss, images = total.tolist()
         figures = {"top1": top1, "top5": top5, "val_loss": loss}
-        self.metrics = {name: value / images if images else float("nan") for name, value in figures.items()}
+        self.metrics = {name: value / images for name, value in figures.items() if images}
         self._validated_at = self.trainer.global_step
 
     on_test_epoch_end = on_validation_epoch_end

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from src.errors import UserError
-from src.files import written_atomically
+from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
-from src.models.graphed import Graphed
 from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
 from src.models.moflow.network import MoFlow
-from src.models.task import Prediction, PredictionJob
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
+from src.system.files import written_atomically
+from src.training.task import Prediction, PredictionJob
 
 LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 

@@ -9,13 +9,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from src.errors import UserError
-from src.files import written_atomically
-from src.models.exact import exact_products
+from src.gpu.exact_products import exact_products
 from src.models.moflow.network import MoFlow
 from src.molecules.draw import draw_interpolation
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import smiles_of
 from src.molecules.vocabulary import Vocabulary
+from src.system.files import written_atomically
 
 KEY = "model.predict.interpolate"
 Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]

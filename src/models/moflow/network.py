@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.errors import UserError
-from src.models.aside import aside
+from src.gpu.side_stream import aside
 from src.models.moflow.actnorm import ActNorm, initializing
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
 from src.models.moflow.bond import BondFlow, Conv3x3

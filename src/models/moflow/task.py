@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, distributed
 from torchmetrics import MeanMetric
 
-from src.datamodules.molecular import MolecularData
-from src.datamodules.molecules import MoleculeDataModule
+from src.datamodules.molecules.datamodule import MoleculeDataModule
+from src.datamodules.molecules.encoded import MolecularData
+from src.gpu.exact_products import exact_products
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
-from src.models.exact import exact_products
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task
 from src.molecules.score import Scorer
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Prediction, PredictionJob, Task
 
 POOL = 10_000  # molecules of the scores that do not depend on the batch size
 Batch = tuple[Tensor, Tensor]
@@ -27,7 +28,7 @@ class MoFlowTask(Task):
     """Trains MoFlow on molecular graphs and judges it by the molecules it generates.
 
     Args:
-        network, optimizer: see Task.
+        network, optimizer, schedule: see Task.
         target: NUV in percent that counts as reached, or None.
         temperature: of sampling; the latent's standard deviation is multiplied by it.
         correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
@@ -47,6 +48,7 @@ class MoFlowTask(Task):
         self,
         network: MoFlow,
         optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None = None,
         target: float | None = 87.9,
         temperature: float = 0.3,
         correct_validity: bool = False,
@@ -55,7 +57,7 @@ class MoFlowTask(Task):
         reconstructed: int = 1000,
         sample_batch: int = 512,
     ) -> None:
-        super().__init__(network, optimizer)
+        super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
         self.temperature, self.correct_validity = temperature, correct_validity

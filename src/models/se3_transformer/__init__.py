@@ -7,7 +7,7 @@ Everything here is plain torch:
     prediction = network(graph, node_features, edge_features)
 """
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer.attention import AttentionBlockSE3, AttentionSE3
 from src.models.se3_transformer.checkpoint import from_nvidia, load_nvidia, to_nvidia
 from src.models.se3_transformer.conv import ConvSE3, Geometry

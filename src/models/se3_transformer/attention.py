@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 from src.models.se3_transformer.conv import ConvSE3, EdgeFeatures, Geometry
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.kernels import dispatch

@@ -5,6 +5,9 @@ There the way of fusing decides which pairs of degrees share a radial network, a
 rows of a radial network's last matrix are (channel out, channel in, frequency), the frequencies running over the pairs.
 A fused network multiplies what its (0, 0) pair gives by the constant harmonic of degree 0, an unfused one by 1; ours do
 the former where they serve more than that pair.
+
+NVIDIA's code pins e3nn 0.3.3. e3nn 0.5.0 negated some Wigner 3j symbols, so the weights that multiply those symbols
+change sign.
 """
 
 import math
@@ -14,9 +17,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from src.checkpoints import read_checkpoint, shown
 from src.errors import UserError
 from src.models.se3_transformer.attention import AttentionBlockSE3
 from src.models.se3_transformer.basis import Pair, num_frequencies
@@ -25,34 +29,58 @@ from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
 from src.models.se3_transformer.radial import Group, RadialGroup
+from src.training.checkpoints import read_checkpoint, shown
 
 Fuse = Literal["full", "partial", "none"]
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 Network = SE3Transformer | SE3TransformerPooled
 Weights = dict[str, Tensor]
+Triple = tuple[int, ...]  # J, degree in and degree out, sorted
+
+NVIDIA_E3NN = "0.3.3"  # what every revision of NVIDIA's requirements.txt pins
+# Triples whose symbol e3nn 0.5.0 negated, in every order of the three, for degrees in and out up to 5. Before 0.5.0 the
+# symbols end at degree 11; degree 6 needs J = 12. Origin: o3.wigner_3j in float64. 0.3.0, 0.3.3, 0.4.0 and 0.4.4 agree,
+# and so do 0.5.0, 0.5.9 and 0.6.0. Apart from these signs both agree within 1e-15; their spherical harmonics are equal.
+NEGATED: frozenset[Triple] = frozenset(
+    {(1, 2, 2), (1, 3, 3), (1, 4, 4), (1, 5, 5), (3, 4, 6), (3, 5, 7), (4, 4, 5), (4, 5, 6), (5, 5, 5)}
+)
+NEGATED_MAX_DEGREE = 5
 
 Y_0 = 0.5 / math.sqrt(math.pi)  # the spherical harmonic of degree 0
 
 
-def load_nvidia(path: Path, network: Network) -> None:
+def load_nvidia(path: Path, network: Network, e3nn: str = NVIDIA_E3NN) -> None:
     """Puts the weights of a checkpoint that NVIDIA's training script wrote into the network.
 
-    Raises UserError, naming the key, for a file that is no such checkpoint or one of another network.
+    The file may also be its state_dict alone as safetensors. `e3nn` is the version of e3nn that the checkpoint was
+    trained with. Raises UserError, naming the key, for a file that is no such checkpoint or one of another network.
     """
-    theirs = read_checkpoint(path)["state_dict"]
+    theirs = read_tensors(path)
     try:
-        network.load_state_dict(from_nvidia(theirs, network))
+        network.load_state_dict(from_nvidia(theirs, network, e3nn))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def from_nvidia(theirs: Mapping[str, Tensor], network: Network) -> Weights:
+def read_tensors(path: Path) -> Mapping[str, Tensor]:
+    """The state_dict in a checkpoint or a safetensors file. Raises UserError for a file that is neither."""
+    if path.suffix != ".safetensors":
+        return read_checkpoint(path)["state_dict"]
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error}); give another") from None
+
+
+def from_nvidia(theirs: Mapping[str, Tensor], network: Network, e3nn: str = NVIDIA_E3NN) -> Weights:
     """The network's state_dict with the weights of NVIDIA's state_dict `theirs`, however it is fused.
 
-    A radial network that NVIDIA shares and we do not is repeated. Raises UserError, naming the key, for a checkpoint
-    of another network and for one that shares less than this network.
+    Each convolution may be fused in another way, as in low_memory networks from before September 2022. A radial network
+    that NVIDIA shares and we do not is repeated. `e3nn` is the version of e3nn that `theirs` was trained with. Raises
+    UserError, naming the key, for a checkpoint of another network and for one that shares less than this network; and
+    for a version of e3nn whose symbols are not known.
     """
-    unread = dict(theirs)
+    unread, negated = dict(theirs), negated_symbols(e3nn, network)
 
     def take(key: str, shape: torch.Size) -> Tensor:
         found = unread.pop(key, None)
@@ -68,25 +96,50 @@ def from_nvidia(theirs: Mapping[str, Tensor], network: Network) -> Weights:
         layouts = [conv.theirs(fuse) for fuse in FUSES]
         radials = next((found for found in layouts if all(r.matrix in theirs for r in found)), layouts[0])
         tensors = {key: take(key, shape) for radial in radials for key, shape in radial.shapes().items()}
-        ours |= converted(tensors, radials, conv.ours())
+        ours |= converted(tensors, radials, conv.ours(), negated)
     if unread:
         raise UserError(f"a checkpoint of another network: {min(unread)} is absent here")
     return ours
 
 
-def to_nvidia(network: Network, fuse: Fuse = "full") -> Weights:
+def to_nvidia(network: Network, fuse: Fuse = "full", e3nn: str = NVIDIA_E3NN) -> Weights:
     """The network's weights in NVIDIA's layout, as their code lays them out at this fuse level.
 
-    `full` is theirs with tensor cores, `partial` without, `none` with low_memory. Their last convolution knows no fuse
-    level and is fused as far as can be. Raises UserError where radial networks are less shared than that level needs.
+    `full` is theirs with tensor cores, `partial` without, `none` with low_memory. The layout is that of their code
+    since September 2022 (commit 2517f619); before, the last convolution was fused at every level. `e3nn` is the version
+    of e3nn that their code is to run with. Raises UserError where radial networks are less shared than that level
+    needs, and for a version of e3nn whose symbols are not known.
     """
+    negated = negated_symbols(e3nn, network)
     ours, theirs = network.state_dict(), {}
     for our_key, their_shapes in _plain_keys(network):
         parts = ours[our_key].split([shape[0] for shape in their_shapes.values()])
         theirs |= dict(zip(their_shapes, parts, strict=True))
     for conv in _convolutions(network):
-        theirs |= converted(ours, conv.ours(), conv.theirs("full" if conv.is_last else fuse))
+        theirs |= converted(ours, conv.ours(), conv.theirs(fuse), negated)
     return theirs
+
+
+def negated_symbols(e3nn: str, network: Network) -> frozenset[Triple]:
+    """The triples whose symbol has the opposite sign in that version of e3nn and in the installed one.
+
+    Raises UserError for a version that is not known, and for a network of degrees that it has no symbols for.
+    """
+    release = ".".join(e3nn.split(".")[:2])
+    if release in ("0.5", "0.6"):
+        return frozenset()
+    if release not in ("0.3", "0.4"):
+        raise UserError(
+            f"e3nn={e3nn}: the signs of Wigner 3j symbols are known for e3nn 0.3 to 0.6; give the version that "
+            f"NVIDIA's code runs with, which is {NVIDIA_E3NN} unless its requirements.txt was changed"
+        )
+    max_degree = _layers(network)[0].max_degree
+    if max_degree > NEGATED_MAX_DEGREE:
+        raise UserError(
+            f"e3nn={e3nn} has no Wigner 3j symbols for degree {max_degree}, only up to degree {NEGATED_MAX_DEGREE}; "
+            "give e3nn=0.5.0 or later, or a network of fewer degrees"
+        )
+    return NEGATED
 
 
 @dataclass(frozen=True)
@@ -135,14 +188,18 @@ class Radial:
         return torch.cat([part.flatten(0, 2) for part in parts])
 
 
-def converted(tensors: Mapping[str, Tensor], sources: list[Radial], targets: list[Radial]) -> Weights:
+def converted(
+    tensors: Mapping[str, Tensor], sources: list[Radial], targets: list[Radial], negated: frozenset[Triple]
+) -> Weights:
     """The radial networks `targets` made of `sources`, which serve the same pairs.
 
-    Raises UserError where a target would need one hidden layer for pairs whose sources have different ones.
+    `negated`: triples whose symbol has opposite signs on the two sides. Raises UserError where a target would need one
+    hidden layer for pairs whose sources have different ones.
     """
     by_pair, source_of = {}, {}
     for source in sources:
-        by_pair |= source.unpacked(tensors[source.matrix])
+        for pair, rows in source.unpacked(tensors[source.matrix]).items():
+            by_pair[pair] = rows * rows.new_tensor(symbol_signs(pair, negated))[:, None, None, None]
         source_of |= dict.fromkeys(source.group.pairs(), source)
     made = {}
     for target in targets:
@@ -160,6 +217,12 @@ def converted(tensors: Mapping[str, Tensor], sources: list[Radial], targets: lis
     return made
 
 
+def symbol_signs(pair: Pair, negated: frozenset[Triple]) -> list[float]:
+    """For each frequency of the pair -1 where its symbol is negated, else 1."""
+    frequencies = range(abs(pair[0] - pair[1]), sum(pair) + 1)
+    return [-1.0 if tuple(sorted((j, *pair))) in negated else 1.0 for j in frequencies]
+
+
 @dataclass(frozen=True)
 class Convolution:
     """A convolution of the network with the prefixes of its keys in both layouts."""
@@ -168,7 +231,6 @@ class Convolution:
     our_prefix: str
     their_prefix: str
     max_degree: int
-    is_last: bool
 
     def ours(self) -> list[Radial]:
         made = []
@@ -223,9 +285,9 @@ def _convolutions(network: Network) -> Iterator[Convolution]:
     for number, block in enumerate(transformer.blocks):
         assert isinstance(block, AttentionBlockSE3)
         prefixes = f"{ours}blocks.{number}.to_value_key.", f"{theirs}{step * number}.to_key_value."
-        yield Convolution(block.to_value_key, *prefixes, transformer.max_degree, is_last=False)
+        yield Convolution(block.to_value_key, *prefixes, transformer.max_degree)
     prefixes = f"{ours}to_output.", f"{theirs}{step * len(transformer.blocks)}."
-    yield Convolution(transformer.to_output, *prefixes, transformer.max_degree, is_last=True)
+    yield Convolution(transformer.to_output, *prefixes, transformer.max_degree)
 
 
 def _plain_keys(network: Network) -> Iterator[tuple[str, dict[str, torch.Size]]]:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.graphs import Graph
-from src.models.kernels import working_dtype
+from src.batches.molecular_graphs import Graph
+from src.gpu.triton_helpers import working_dtype
 from src.models.se3_transformer.basis import Pair, pair_basis
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout, edge_rotations, wigner

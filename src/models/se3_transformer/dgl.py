@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 
 ByName = dict[str, Tensor]  # {str(degree): [rows, channels, 2 degree + 1]}
 ByDegree = dict[int, Tensor]

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 from src.models.se3_transformer.network import Features, SE3TransformerPooled
 
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 from src.models.se3_transformer.attention import AttentionBlockSE3, convolved
 from src.models.se3_transformer.conv import ConvSE3, Execution, Geometry
 from src.models.se3_transformer.fiber import Fiber

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from src.files import written_atomically
+from src.system.files import written_atomically
 
 INK, FAINT, POINT = "#222222", "#777777", "#0072B2"
 CROWDED = 2000  # from so many molecules on their density is drawn instead of points

@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.datamodules.graph_loader import GraphLoader
-from src.datamodules.graphs import GraphDataModule
+from src.batches.molecular_graphs import GraphBatch
+from src.datamodules.graphs.datamodule import GraphDataModule
+from src.datamodules.graphs.loader import GraphLoader
 from src.errors import UserError
-from src.files import written_atomically
-from src.graphs import GraphBatch
+from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
-from src.models.graphed import Graphed
 from src.models.se3_transformer.plots import parity_picture
-from src.models.task import Prediction, PredictionJob
+from src.system.files import written_atomically
+from src.training.task import Prediction, PredictionJob
 
 if TYPE_CHECKING:
     from src.models.se3_transformer.task import SE3TransformerTask

@@ -9,18 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, distributed
 
-from src.checkpoints import load_weights, read_checkpoint
-from src.datamodules.graph_loader import GraphLoader
-from src.datamodules.graphs import GraphDataModule
+from src.batches.molecular_graphs import Graph, GraphBatch
+from src.datamodules.graphs.datamodule import GraphDataModule
+from src.datamodules.graphs.loader import GraphLoader
 from src.errors import UserError
-from src.graphs import Graph, GraphBatch
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
-from src.models.schedule import Schedule
 from src.models.se3_transformer.cost import Molecule, cost
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import predict_molecules
-from src.models.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.checkpoints import load_weights, read_checkpoint
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Prediction, PredictionJob, Task
 
 EXAMPLE = Molecule(nodes=18, edges=36)  # about the mean molecule of QM9 with its bonds as edges
 
@@ -132,21 +132,21 @@ class SE3TransformerTask(Task):
         errors = (self.predicted(batch) - batch.targets.double()).abs().where(known, 0)
         return torch.stack([errors.sum(), known.sum().double()])
 
-    def _mean_absolute_error(self) -> float:
-        """Over all molecules that were evaluated, of all ranks; NaN if there was none."""
+    def _mean_absolute_error(self, name: str) -> dict[str, float]:
+        """By that name, over all molecules that were evaluated, of all ranks; nothing if there was none."""
         total = torch.stack(self._errors).sum(0)
         self._errors = []
         if self.trainer.world_size > 1:
             distributed.all_reduce(total)
         error, count = total.tolist()
-        return error / count if count else float("nan")
+        return {name: error / count} if count else {}
 
     def on_validation_epoch_end(self) -> None:
-        self.metrics = {self.final_metric.name: self._mean_absolute_error()}
+        self.metrics = self._mean_absolute_error(self.final_metric.name)
         self._validated_at = self.trainer.global_step
 
     def on_test_epoch_end(self) -> None:
-        self.metrics[f"{self._split}{self.final_metric.name}"] = self._mean_absolute_error()
+        self.metrics |= self._mean_absolute_error(f"{self._split}{self.final_metric.name}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

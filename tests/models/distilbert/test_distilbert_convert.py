@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DistilBertModel
 
+from src.batches.tokens import PaddedTokens
 from src.models.distilbert import DistilBert
 from src.models.distilbert.convert import main
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.weights import load, read_sizes
-from src.tokens import PaddedTokens
 
 LENGTHS = [5, 20, 3, 11]
 

@@ -12,12 +12,12 @@ from hugging_face import SIZES, distilbert, packed, random_sentences
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.triton_helpers import launch
 from src.models.distilbert import DistilBert, Sizes
 from src.models.distilbert.kernels import dispatch, fused
 from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, row_numbers
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens
-from src.models.kernels import launch
 
 DTYPES = [(torch.float32, 5e-6), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)]
 SMALL = Sizes(dim=24, n_heads=3, hidden_dim=40)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
+from src.batches.tokens import PackedTokens, PaddedTokens
 from src.errors import UserError
 from src.models.distilbert import DistilBert, Sizes
 from src.models.distilbert.layout import Layout, Tokens, places_of
-from src.tokens import PackedTokens, PaddedTokens
 
 LENGTHS = [5, 18, 3, 11, 4]
 LONGEST = 18

@@ -12,11 +12,11 @@ import pytest
 import torch
 from tiny_distilbert import NUM_DEV, tiny_distilbert, tiny_prediction
 
+from src.config.instantiate import made
 from src.errors import UserError
 from src.models.distilbert.plots import confusion_picture
 from src.models.distilbert.predict import confusion
 from src.models.distilbert.task import DistilBertTask
-from src.parts import made
 from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train

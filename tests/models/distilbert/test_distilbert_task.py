@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.callbacks.history import History
+from src.config.instantiate import made
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.distilbert.task import DistilBertTask
-from src.models.task import Task
-from src.parts import made
 from src.report.record import read_record
 from src.run import Job, build, fit, quieten, settled
 from src.run import train as run
+from src.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[3]
 

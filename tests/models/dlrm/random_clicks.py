@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from src.clicks import Clicks, Table
+from src.batches.clicks import Clicks, Table
 
 TABLES = (Table("cat_0.bin", 11), Table("cat_1.bin", 3, hotness=4), Table("cat_2.bin", 40))
 PUBLISHED = [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4,

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm.cost import bytes_per_sample, cost
 from src.models.dlrm.network import DLRM
 

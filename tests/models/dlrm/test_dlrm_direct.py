@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm.embeddings import PlainEmbeddings, Targets
 from src.models.dlrm.kernels import fused
 

@@ -38,15 +38,16 @@ def with_tables(sizes: Sequence[int]) -> str:
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 def test_a_loss_that_is_no_number_ends_the_run(precision: str, tmp_path: Path) -> None:
     line = refusal(tiny_dlrm(tmp_path, "hp.lr=1e30", f"precision={precision}"))
-    assert line.startswith("the loss became NaN at step 2 or before; lower hp.lr, or choose a precision")
+    assert line.startswith("the loss is infinite or NaN at step 2 or before, the run has diverged; lower hp.lr")
     record = read_record(tmp_path / "run")
     assert record.history[-1]["step"] == 2
 
 
-def test_scores_that_are_no_numbers_end_the_run(tmp_path: Path) -> None:
-    """Where the evaluation comes before the losses are looked at."""
+def test_no_evaluation_begins_with_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    """Where it comes before the losses are looked at."""
     line = refusal(tiny_dlrm(tmp_path, "hp.lr=1e30", "measure.window=100"))
-    assert line == "128 of 128 scores are NaN, so there is no AUC; look at the loss"
+    assert line.startswith("the loss is infinite or NaN at step ")
+    assert not any("auc" in row for row in read_record(tmp_path / "run").history)
 
 
 # A network and data that do not fit.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.clicks import Clicks
+from src.batches.clicks import Clicks
 from src.models.dlrm.network import DLRM, Interaction
 
 from .random_clicks import TABLES, random_clicks

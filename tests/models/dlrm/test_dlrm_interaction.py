@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm import interaction
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import CrossNet

@@ -4,7 +4,7 @@ import pytest
 import torch
 from dlrm_kernels import dot, layers, updated
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.models.dlrm.kernels import fused
 
 DTYPES = [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)]

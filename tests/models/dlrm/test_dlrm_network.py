@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM, Interaction

@@ -11,11 +11,11 @@ import torch
 from tiny_dlrm import CARDINALITIES, ON_DEVICE, ON_DISK, tiny_dlrm, tiny_prediction
 from torch import Tensor
 
-from src.clicks import Clicks
+from src.batches.clicks import Clicks
+from src.config.instantiate import made
 from src.errors import UserError
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.task import DLRMTask
-from src.parts import made
 from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from src.clicks import Clicks, Table
+from src.batches.clicks import Clicks, Table
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM

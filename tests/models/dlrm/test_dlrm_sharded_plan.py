@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.clicks import Table
+from src.batches.clicks import Table
 from src.errors import UserError
 from src.models.dlrm.sharded_plan import GIB, KEPT_FREE, TINY, Placement, Plan, make_plan
 

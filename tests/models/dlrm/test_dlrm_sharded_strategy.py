@@ -15,14 +15,14 @@ from torch import Tensor, distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
-from src.clicks import Clicks
+from src.batches.clicks import Clicks
 from src.errors import UserError
-from src.launch.strategies import HybridStrategy
-from src.measure.waiting import Waiting
-from src.models.averaging import GradientAverage
+from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.sharded import ShardedEmbeddings
+from src.parallel.gradient_averaging import GradientAverage
+from src.parallel.strategies import HybridStrategy
 
 from .random_clicks import TABLES, random_clicks
 

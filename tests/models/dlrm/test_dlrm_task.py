@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.callbacks.history import History
+from src.config.instantiate import made
 from src.measure.clock import Clock
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.task import DLRMTask
-from src.parts import made
 from src.report.record import Record, read_record
 from src.run import Job, build, fit, quieten, settled
 from src.run import train as run

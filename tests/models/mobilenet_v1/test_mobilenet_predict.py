@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_prediction, write_folders
 
+from src.config.instantiate import made
 from src.errors import UserError
 from src.models.mobilenet_v1.task import MobileNetV1Task
-from src.parts import made
 from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train

@@ -13,19 +13,19 @@ from omegaconf import DictConfig
 from tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_overrides, write_folders
 from torch.nn import functional as F
 
+from src.batches.images import ImageBatch
 from src.callbacks.history import History
 from src.cli import CONF
 from src.errors import UserError
-from src.images import ImageBatch
 from src.measure.clock import Clock
 from src.models.mobilenet_v1.augment import pasted
 from src.models.mobilenet_v1.cost import layers
 from src.models.mobilenet_v1.network import ConvNormReLU
 from src.models.mobilenet_v1.task import MobileNetV1Task, judged
-from src.models.schedule import Schedule
-from src.models.task import Task
 from src.report.record import read_record
 from src.run import Job, build, fit, quieten, settled
+from src.training.schedule import Schedule
+from src.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = "model.task.augment.flip=false", "model.task.augment.jitter=0", "model.task.augment.lighting=0"

@@ -1,6 +1,7 @@
 """NVIDIA's SE(3)-Transformer evaluated literally from a state_dict of theirs (spec: SE(3)-Transformer section 2).
 
-Slow and plain: features are {degree: [rows, channels, 2 degree + 1]}, attention is a loop over nodes.
+Slow and plain: features are {degree: [rows, channels, 2 degree + 1]}, attention is a loop over nodes. The Wigner 3j
+symbols are those of e3nn 0.3.3, as in NVIDIA's code, unless others are passed.
 """
 
 import math
@@ -11,19 +12,20 @@ from e3nn import o3
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 
 from .small import ByDegree
+from .symbols import Symbols, of_e3nn_0_3_3
 
 State = dict[str, Tensor]
 
 
-def basis(rel_pos: Tensor, d_in: int, d_out: int) -> Tensor:
+def basis(rel_pos: Tensor, d_in: int, d_out: int, symbols: Symbols) -> Tensor:
     """[edges, component in, J, component out]."""
     columns = []
     for j in range(abs(d_in - d_out), d_in + d_out + 1):
         harmonics = o3.spherical_harmonics(j, rel_pos, normalize=True)
-        columns.append(torch.einsum("mlk,em->elk", o3.wigner_3j(j, d_in, d_out, dtype=rel_pos.dtype), harmonics))
+        columns.append(torch.einsum("mlk,em->elk", symbols(j, d_in, d_out).to(rel_pos.dtype), harmonics))
     return torch.stack(columns, 2)
 
 
@@ -45,7 +47,14 @@ def radial(net: State, scalars: Tensor) -> Tensor:
     return scalars @ net[f"{numbers[-1]}.weight"].T
 
 
-def conv(state: State, nodes: ByDegree, edges: ByDegree, graph: Graph, fiber_out: dict[int, int]) -> ByDegree:
+def conv(
+    state: State,
+    nodes: ByDegree,
+    edges: ByDegree,
+    graph: Graph,
+    fiber_out: dict[int, int],
+    symbols: Symbols = of_e3nn_0_3_3,
+) -> ByDegree:
     """Messages of a convolution with the keys of `state`, for each edge; with self-interaction if it has any."""
     rel_pos = graph.positions[graph.dst] - graph.positions[graph.src]
     scalars = torch.cat([*[edges[d].flatten(1) for d in edges if d == 0], rel_pos.norm(dim=1, keepdim=True)], 1)
@@ -60,7 +69,7 @@ def conv(state: State, nodes: ByDegree, edges: ByDegree, graph: Graph, fiber_out
         first = 0
         for d_out in outs:
             for d_in in ins:
-                angular = basis(rel_pos, d_in, d_out)
+                angular = basis(rel_pos, d_in, d_out, symbols)
                 if name == "conv.0,0":
                     angular = torch.ones_like(angular)
                 part = weights[..., first : first + angular.shape[2]]
@@ -95,12 +104,12 @@ def linear(state: State, features: ByDegree) -> ByDegree:
     }
 
 
-def block(state: State, nodes: ByDegree, edges: ByDegree, graph: Graph, num_heads: int) -> ByDegree:
+def block(state: State, nodes: ByDegree, edges: ByDegree, graph: Graph, num_heads: int, symbols: Symbols) -> ByDegree:
     query = linear(below(state, "to_query."), nodes)
     hidden = {int(key[-1]): weight for key, weight in state.items() if key.startswith("project.")}
     values = {d: weight.shape[1] - (nodes[d].shape[1] if d in nodes else 0) for d, weight in hidden.items()}
     fiber_out = {d: count + (query[d].shape[1] if d in query else 0) for d, count in values.items()}
-    messages = conv(below(state, "to_key_value."), nodes, edges, graph, fiber_out)
+    messages = conv(below(state, "to_key_value."), nodes, edges, graph, fiber_out, symbols)
     value = {d: messages[d][:, : values[d]] for d in sorted(values)}
     key = {d: messages[d][:, values[d] :] for d in sorted(query)}
     attended = attention(value, key, query, graph, num_heads)
@@ -119,15 +128,23 @@ def norm(state: State, nodes: ByDegree) -> ByDegree:
     return result
 
 
-def predict(state: State, graph: Graph, nodes: ByDegree, edges: ByDegree, num_heads: int, channels_out: int) -> Tensor:
+def predict(
+    state: State,
+    graph: Graph,
+    nodes: ByDegree,
+    edges: ByDegree,
+    num_heads: int,
+    channels_out: int,
+    symbols: Symbols = of_e3nn_0_3_3,
+) -> Tensor:
     """The pooled network: blocks and norms in turn, a convolution to scalars, the maximum over nodes, two layers."""
     modules = below(state, "transformer.graph_modules.")
     last = max(int(key.split(".")[0]) for key in modules)
     for number in range(last):
         module = below(modules, f"{number}.")
         is_norm = "group_norm.weight" in module
-        nodes = norm(module, nodes) if is_norm else block(module, nodes, edges, graph, num_heads)
-    messages = conv(below(modules, f"{last}."), nodes, edges, graph, {0: channels_out})[0].squeeze(2)
+        nodes = norm(module, nodes) if is_norm else block(module, nodes, edges, graph, num_heads, symbols)
+    messages = conv(below(modules, f"{last}."), nodes, edges, graph, {0: channels_out}, symbols)[0].squeeze(2)
     summed = messages.new_zeros(len(graph.positions), channels_out).index_add(0, graph.dst, messages)
     pooled = torch.stack([part.amax(0) for part in summed.split(graph.graph_ptr.diff().tolist())])
     hidden = F.linear(pooled, state["mlp.0.weight"], state["mlp.0.bias"]).relu()

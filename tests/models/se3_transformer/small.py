@@ -7,7 +7,7 @@ import torch
 from e3nn import o3
 from torch import Tensor
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer.fiber import Fiber
 
 ByDegree = dict[int, Tensor]

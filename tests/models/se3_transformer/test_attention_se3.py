@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 from src.models.se3_transformer import AttentionBlockSE3, AttentionSE3, Fiber, Geometry
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels.reference import attend

@@ -8,7 +8,7 @@ from e3nn import o3
 from torch import Tensor
 from torch.testing import assert_close
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.frames import EdgeLayout

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels.dispatch import note

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.graphs import Graph
 from src.models.se3_transformer import Fiber, SE3TransformerPooled, energy_and_forces
 
 from .small import moved, random_features, random_graph, turned

@@ -10,7 +10,7 @@ import torch
 from kernel_differences import error, random
 from torch import Tensor
 
-from src.models import kernels as shared
+from src.gpu import triton_helpers as shared
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerPooled, kernels
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels import dispatch, fused

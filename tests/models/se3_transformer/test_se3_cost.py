@@ -8,7 +8,7 @@ import torch
 from se3_flops import basis_macs, gradient_to_data
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer.cost import QM9, Molecule, bytes_per_molecule, cost, macs_per_molecule
 from src.models.se3_transformer.network import SE3TransformerPooled
 

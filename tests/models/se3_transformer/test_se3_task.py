@@ -14,12 +14,12 @@ from se3_flops import basis_macs, gradient_to_data
 from tiny_se3 import tiny_se3
 from torch import Tensor
 
-from src.graphs import GraphBatch
+from src.batches.molecular_graphs import GraphBatch
+from src.config.instantiate import made
 from src.models.se3_transformer.task import SE3TransformerTask
-from src.models.task import Task
-from src.parts import made
 from src.run import fit
 from src.run import train as run
+from src.training.task import Task
 
 
 class TestSE3Transformer(TaskContract):

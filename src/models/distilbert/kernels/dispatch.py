@@ -4,7 +4,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from src.models.kernels import DTYPES, can_take, package, working_dtype
+from src.gpu.triton_helpers import DTYPES, can_take, package, working_dtype
 
 
 def kernels() -> ModuleType | None:

@@ -4,7 +4,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from src.models.kernels import can_take, package
+from src.gpu.triton_helpers import can_take, package
 
 
 def kernels() -> ModuleType | None:

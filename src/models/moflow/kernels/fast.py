@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.models.kernels import can_take, launch, package, working_dtype
-from src.models.places import place_of
+from src.gpu.triton_helpers import can_take, launch, package, working_dtype
+from src.parallel.gradient_slots import place_of
 
 FOLD = {"BLOCK": 256, "num_warps": 2}
 CORNERS = [(y, x) for y in (0, 1) for x in (0, 1)]

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.graphs import Graph
-from src.models.kernels import can_take, note, package, working_dtype
+from src.batches.molecular_graphs import Graph
+from src.gpu.triton_helpers import can_take, note, package, working_dtype
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import reference

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.graphs import Graph
+from src.batches.molecular_graphs import Graph
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.plan import Plan
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.triton_helpers import launch, power_of_2, precision
 from src.models.distilbert.kernels.fused import attention_triton as kernels
 from src.models.distilbert.kernels.fused import dense
 from src.models.distilbert.kernels.fused.dense import scale_of
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Sentences
-from src.models.kernels import launch, power_of_2, precision
 
 MAX_HEAD = 128
 PRODUCTS = {"BLOCK": 32, "num_warps": 4}

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.distilbert.kernels.fused import dense_triton as kernels
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Sentences
-from src.models.kernels import launch, power_of_2
 
 SOFTEN = {"BLOCK": 4, "num_warps": 4}
 

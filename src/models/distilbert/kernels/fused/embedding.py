@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.batches.tokens import PAD, PaddedTokens
 from src.models.distilbert.kernels.fused import rows
 from src.models.distilbert.kernels.fused.rows import Drop, Words
 from src.models.distilbert.layout import Tokens
-from src.models.places import place_of
-from src.tokens import PAD, PaddedTokens
+from src.parallel.gradient_slots import place_of
 
 
 class Embed(torch.autograd.Function):

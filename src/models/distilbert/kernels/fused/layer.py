@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.triton_helpers import precision
 from src.models.distilbert.kernels.fused import attention, rows
 from src.models.distilbert.kernels.fused.attention import Attention
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Layout
-from src.models.kernels import precision
-from src.models.places import place_of
+from src.parallel.gradient_slots import place_of
 
 
 class Parameters(NamedTuple):

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.distilbert.kernels.fused import rows_triton as kernels
-from src.models.kernels import launch, power_of_2
 
 MAX_DIM = 2048  # numbers of a row that one program holds
 FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows of one program at a time

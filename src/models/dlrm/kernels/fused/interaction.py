@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.triton_helpers import launch, power_of_2, precision
 from src.models.dlrm.embeddings import Targets
 from src.models.dlrm.interaction import padded
 from src.models.dlrm.kernels.fused import interaction_triton as kernels
-from src.models.kernels import launch, power_of_2, precision
 
 MAX_NUMBERS = 64 * 256  # of a sample's vectors: what the registers of one program hold
 WARPS = 1  # and one sample a program: faster on an H200 than 2 or 4 of either

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import mlp_triton as kernels
-from src.models.kernels import launch, power_of_2
 
 ALIGNED = 8  # numbers: rows of products begin at multiples of 16 bytes
 ROWS, BLOCK, WIDTH = 512, 32, 128

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from src.clicks import Table
+from src.batches.clicks import Table
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import tables_triton as kernels
-from src.models.kernels import launch, power_of_2
 
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}

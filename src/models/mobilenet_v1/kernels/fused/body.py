@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import precision, working_dtype
+from src.gpu.triton_helpers import precision, working_dtype
 from src.models.mobilenet_v1.kernels.fused import ahead, depthwise, pointwise, stem
 from src.models.mobilenet_v1.kernels.fused.norm import conclude, conclude_backward, pool, pool_backward
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch
+from src.gpu.triton_helpers import launch
 from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
 from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, at_once
 from src.models.mobilenet_v1.kernels.fused.tiles import strips_of

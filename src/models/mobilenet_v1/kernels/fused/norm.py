@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.models.kernels import launch, power_of_2
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.mobilenet_v1.kernels.fused import norm_triton as kernels
 
 WIDTH, PIXELS = 64, 64  # most channels and pixels of a program that pools

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch, precision, reads_registers
+from src.gpu.triton_helpers import launch, precision, reads_registers
 from src.models.mobilenet_v1.kernels.fused import pointwise_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
 from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_each

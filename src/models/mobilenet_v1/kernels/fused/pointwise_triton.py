@@ -8,8 +8,8 @@ UPCAST is for Triton's interpreter, which multiplies bfloat16 wrongly.
 import triton
 import triton.language as tl
 
+from src.gpu.wgmma_triton import settle
 from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, passed, relu, slope, vector
-from src.models.wgmma_triton import settle
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch, precision
+from src.gpu.triton_helpers import launch, precision
 from src.models.mobilenet_v1.kernels.fused import stem_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
 from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, block_of, programs_for, tiles_each

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from src.models.kernels import power_of_2
+from src.gpu.triton_helpers import power_of_2
 
 PROGRAMS = 4 * 132  # that go over rows, more or less: four on each multiprocessor of an H200
 

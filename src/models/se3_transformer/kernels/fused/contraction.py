@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from src.models.kernels import launch, power_of_2, precision, reads_registers
+from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
 from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan

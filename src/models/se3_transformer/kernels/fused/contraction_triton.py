@@ -12,7 +12,7 @@ different widths are branches of one kernel, so that small ones fill the gaps th
 import triton
 import triton.language as tl
 
-from src.models.wgmma_triton import settle
+from src.gpu.wgmma_triton import settle
 
 HEAD = tl.constexpr(8)  # scalars of a job
 

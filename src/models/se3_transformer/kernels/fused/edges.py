@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.graphs import Graph
-from src.models.kernels import launch, power_of_2, thorough
+from src.batches.molecular_graphs import Graph
+from src.gpu.triton_helpers import launch, power_of_2, thorough
 from src.models.se3_transformer.frames import EdgeLayout, rotation_table
 from src.models.se3_transformer.kernels.fused import edges_triton as kernels
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch, power_of_2, precision
+from src.gpu.triton_helpers import launch, power_of_2, precision
 from src.models.se3_transformer.kernels.fused import linear_triton as kernels
 
 NODES = 64  # of a tile

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch, power_of_2
+from src.gpu.triton_helpers import launch, power_of_2
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.kernels.fused import norm_triton as kernels
 

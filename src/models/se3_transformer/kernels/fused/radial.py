@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.models.kernels import launch, thorough
+from src.gpu.triton_helpers import launch, thorough
 from src.models.se3_transformer.kernels.fused import radial_triton as kernels
 
 EDGES = 64  # of a tile

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from src.models.kernels import launch
+from src.gpu.triton_helpers import launch
 from src.models.se3_transformer.kernels.fused import transpose_triton as kernels
 
 TILE = 64

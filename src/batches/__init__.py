@@ -1,0 +1,1 @@
+"""Types of batches that models and datamodules share."""

@@ -1,0 +1,1 @@
+"""The config of a run: its schema, its checks, and the objects that it describes."""

@@ -1,0 +1,200 @@
+"""The parts of the config that are ours, as dataclasses: unknown keys and wrong types fail at composition.
+
+Models and datamodules stay plain yaml with `_target_`: there the class's own signature is the schema.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import II, MISSING, OmegaConf
+
+from src.system.files import claimed
+from src.system.group import begun_s, restarts, started_by
+
+
+@dataclass
+class HyperParameters:
+    """What `fix_hp` may change, and nothing else."""
+
+    batch_size: int = MISSING
+    batch_per: str = MISSING  # "device" or "global": whose batch `batch_size` counts
+    lr: float = MISSING
+    accumulate: int = 1  # batches of each rank whose gradients are averaged in one optimiser step
+
+
+@dataclass
+class Topology:
+    name: str = MISSING  # nodes x devices, e.g. "2x8"
+    num_nodes: int = MISSING
+    devices: int = MISSING  # on each node
+
+
+@dataclass
+class Precision:
+    name: str = MISSING
+    lightning: str = MISSING  # Lightning's name for storage and autocast dtype
+    matmul: str = MISSING  # torch.set_float32_matmul_precision
+    cudnn_tf32: bool = MISSING
+    loss_scale: float = 65536.0  # of float16 gradients, where they have one
+    loss_scale_growth_steps: int = 2000  # steps without an overflow before it doubles
+
+
+@dataclass
+class Hardware:
+    name: str = MISSING
+    accelerator: str = "auto"  # "cuda", "cpu" or "auto"
+    match: str | None = None  # regular expression on the device's name
+    peak_flops: dict[str, float | None] = field(default_factory=dict)  # FLOP/s by dtype: fp32, tf32, fp16, bf16
+    peak_bandwidth: float | None = None  # bytes/s of device memory
+    memory_gib: float | None = None
+
+
+@dataclass
+class Fit:
+    """How long to train and how often to look. Published recipes live in the model; these are what a run changes."""
+
+    max_epochs: int = II("model.recipe.max_epochs")
+    max_steps: int = -1
+    max_time_s: float | None = None  # wall seconds of training, then a normal end
+    clip_norm: float | None = II("model.recipe.clip_norm")
+    eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")
+    eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
+    evaluate_first: bool = II("oc.select:model.recipe.evaluate_first,false")  # once before training, as some recipes do
+    checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")
+    checkpoint_every_n_steps: int | None = None
+    stop_at_target: bool = False
+    final_evaluation: bool = True
+
+
+@dataclass
+class Execution:
+    """How the same mathematics is run: never changes the function (`gradient_dtype` rounds) or the state_dict."""
+
+    graph: str = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
+    compile: str = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
+    graph_warmup_steps: int = 3
+    gradient_dtype: str | None = None  # bf16 or fp16: what gradients travel in between ranks; null: as they are
+
+
+@dataclass
+class Measure:
+    window: int = 20  # steps between reads of the device's clocks and losses
+    warmup_steps: int = 20  # left out of `steady`: compilation, autotuning, graph capture
+
+
+@dataclass
+class Sweep:
+    """Of `-m`: how the jobs of a sweep are run. Never part of a job."""
+
+    parallel: int | None = None  # jobs at once; null: as many as the GPUs carry, one on a machine without
+    timeout_s: float | None = None  # wall seconds after which a job is ended
+    resume: str | None = None  # the folder of a sweep to go on with
+
+
+@dataclass
+class TrainConfig:
+    model: Any = MISSING
+    datamodule: Any = MISSING
+    trainer: Topology = field(default_factory=Topology)
+    precision: Precision = field(default_factory=Precision)
+    hardware: Hardware = field(default_factory=Hardware)
+    callbacks: Any = MISSING
+    logger: Any = MISSING
+    hp: HyperParameters = field(default_factory=HyperParameters)
+    fix_hp: Any = None
+    fit: Fit = field(default_factory=Fit)
+    execution: Execution = field(default_factory=Execution)
+    measure: Measure = field(default_factory=Measure)
+    sweep: Sweep = field(default_factory=Sweep)
+    seed: int = 1
+    pictures: bool = True  # of where the time went and of the curves, beside the record
+    note: str | None = None  # what a person should know of this run; printed at its start and end
+    ckpt_path: str | None = None  # resume from this checkpoint
+    resume: bool = False  # resume from the newest checkpoint of the same case under output_root
+    data_root: str = "data"
+    output_root: str = "outputs"
+    output_dir: str = "${run_dir:}"  # this run's folder, made by Hydra
+
+
+def no_training() -> dict[str, Any]:
+    """Hyper-parameters that models and datamodules refer to, where nothing is trained."""
+    return {"batch_size": 1, "batch_per": "device", "lr": 0.0}
+
+
+@dataclass
+class PredictConfig:
+    model: Any = MISSING
+    datamodule: Any = MISSING
+    precision: Precision = field(default_factory=Precision)
+    hardware: Hardware = field(default_factory=Hardware)
+    execution: Execution = field(default_factory=Execution)
+    ckpt_path: str | None = None
+    num_samples: int | None = 10000  # null: as many as the data has
+    batch_size: int = 512
+    warmup_batches: int = 5  # run first and left out: compilation, graph capture
+    output: str | None = None  # file of the predictions; in the run's folder if not given
+    sweep: Sweep = field(default_factory=Sweep)
+    hp: dict[str, Any] = field(default_factory=no_training)
+    seed: int = 1
+    data_root: str = "data"
+    output_root: str = "outputs"
+    output_dir: str = "${run_dir:}"
+
+
+@dataclass
+class PrepareConfig:
+    datamodule: Any = MISSING
+    sweep: Sweep = field(default_factory=Sweep)
+    hp: dict[str, Any] = field(default_factory=no_training)
+    seed: int = 1
+    data_root: str = "data"
+    output_root: str = "outputs"
+
+
+def run_dir() -> str:
+    """The folder of the run; for `--cfg job`, where there is none yet, the one a run would get."""
+    hydra = HydraConfig.get()
+    return hydra.run.dir if OmegaConf.is_missing(hydra.runtime, "output_dir") else hydra.runtime.output_dir
+
+
+@cache
+def claim(folder: str) -> str:
+    """A folder that no other run has: with a number behind its name where one of the same second has that.
+
+    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`. Those that
+    torchrun started again take a new one.
+    """
+    if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
+        return f"{folder}_{restarts() + 1}" if restarts() else folder
+    try:
+        return str(claimed(Path(folder)))
+    except OSError:  # Hydra meets it too, where it is said in one line
+        return folder
+
+
+def begun(pattern: str) -> str:
+    """When the run began, alike on all ranks of a machine, as `time.strftime` writes it."""
+    return time.strftime(pattern, time.localtime(begun_s()))
+
+
+def first(*values: Any) -> Any:
+    """The first one that is not null."""
+    return next((value for value in values if value is not None), None)
+
+
+def register() -> None:
+    """Makes the schemas and resolvers known; every door calls it before composing."""
+    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+    OmegaConf.register_new_resolver("begun", begun, replace=True)
+    OmegaConf.register_new_resolver("first", first, replace=True)
+    OmegaConf.register_new_resolver("claim", claim, replace=True)
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="predict_schema", node=PredictConfig)
+    store.store(name="prepare_schema", node=PrepareConfig)

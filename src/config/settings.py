@@ -1,0 +1,40 @@
+"""What a run is asked for, and what has to be right in it before anything is started."""
+
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from src.config.instantiate import check_complete
+from src.errors import UserError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def given_overrides() -> list[str]:
+    """Of the command line; none where the config was composed by other code. Interpolations stay what they are."""
+    return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
+
+
+def check_settings(config: DictConfig) -> None:
+    """Raises UserError, or OmegaConf's own error, for a training config that nothing can be made of."""
+    check_fix_hp(config)
+    check_complete(config)
+    config = config.copy()
+    OmegaConf.resolve(config)
+    for name in ("batch_size", "accumulate"):
+        if config.hp[name] < 1:
+            raise UserError(f"hp.{name}={config.hp[name]} trains nothing; give 1 or more")
+    world = config.trainer.num_nodes * config.trainer.devices
+    if config.hp.batch_per == "global" and config.hp.batch_size % world:
+        raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+
+
+def check_fix_hp(config: DictConfig) -> None:
+    """`fix_hp` may touch `hp.*` and nothing else. Raises UserError."""
+    if config.fix_hp is None:
+        return
+    file = CONF / "fix_hp" / f"{config.fix_hp.name}.yaml"
+    others = set(OmegaConf.load(file)) - {"fix_hp", "hp"}
+    if others:
+        raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")

@@ -1,0 +1,1 @@
+"""Lightning datamodules, a folder for each kind of data."""

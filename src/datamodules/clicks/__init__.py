@@ -1,0 +1,1 @@
+"""Click logs: Criteo's and synthetic ones."""

@@ -1,0 +1,236 @@
+"""What a split binary directory holds: feature_spec.yaml, read and written as NVIDIA's tools do (spec/dlrm.md, 1.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
+
+import numpy as np
+import yaml
+
+from src.batches.clicks import DTYPES, ClickLayout, Table
+from src.errors import UserError
+from src.system.files import write_text
+
+FILE = "feature_spec.yaml"
+SPLITS = ("train", "test")
+CHUNK_TYPE = "split_binary"
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of one split, relative to the directory; `ids` in the order of the tables."""
+
+    label: str
+    numerical: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """A split binary directory.
+
+    Attributes:
+        tables: categorical features in the order of the channel; a name is the feature's, `cat_0.bin` for example.
+        dtypes: of each table's file: int8, int16 or int32.
+        numerical: the names of the numerical features, in the order of their columns.
+        label: the name of the label.
+        splits: the files of `train` and of `test`.
+        metadata: whatever else is to be known; how the directory was made.
+    """
+
+    tables: tuple[Table, ...]
+    dtypes: tuple[str, ...]
+    numerical: tuple[str, ...]
+    label: str
+    splits: Mapping[str, SplitFiles]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cardinalities: Sequence[int], num_numerical: int = 13, hotness: Sequence[int] = ()) -> "FeatureSpec":
+        """The directory that we write for tables of these sizes; one id a row and table if `hotness` is not given."""
+        sizes = zip(cardinalities, hotness or (1,) * len(cardinalities), strict=True)
+        layout = ClickLayout.of([Table(f"cat_{i}.bin", *size) for i, size in enumerate(sizes)], num_numerical)
+        splits = {
+            split: SplitFiles(
+                f"{split}/label.bin",
+                f"{split}/numerical.bin",
+                tuple(f"{split}/{table.name}" for table in layout.tables),
+            )
+            for split in SPLITS
+        }
+        numerical = tuple(f"num_{i}" for i in range(num_numerical))
+        return cls(layout.tables, layout.dtypes, numerical, "label", splits)
+
+    @property
+    def num_numerical(self) -> int:
+        return len(self.numerical)
+
+    @cached_property
+    def layout(self) -> ClickLayout:
+        return ClickLayout(self.num_numerical, self.tables, self.dtypes)
+
+    def bytes_per_row(self, split: str) -> dict[str, int]:
+        """The bytes that one row has in each file of a split."""
+        files = self.splits[split]
+        ids = {
+            file: table.hotness * np.dtype(dtype).itemsize
+            for file, table, dtype in zip(files.ids, self.tables, self.dtypes, strict=True)
+        }
+        return {files.label: 1, files.numerical: 2 * self.num_numerical, **ids}
+
+    def num_rows(self, folder: Path, split: str) -> int:
+        """The rows of a split by the sizes of its files. Raises UserError where they do not agree."""
+        rows: dict[str, int] = {}
+        for file, width in self.bytes_per_row(split).items():
+            path = folder / file
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise UserError(f"cannot read {path} ({error.strerror}): {folder / FILE} names it") from error
+            if size % width:
+                raise UserError(f"{path} has {size} bytes, no multiple of the {width} bytes of a row: it is cut short")
+            rows[file] = size // width
+        first, *others = rows
+        for other in others:
+            if rows[other] != rows[first]:
+                raise UserError(
+                    f"{folder / other} has {rows[other]} rows, {first} has {rows[first]}: one is cut short, or its "
+                    f"dtype in {FILE} is not the file's"
+                )
+        return rows[first]
+
+    def write(self, folder: Path) -> None:
+        """Writes feature_spec.yaml. Raises UserError where it cannot be written."""
+        features: dict[str, dict[str, Any]] = {}
+        for table, dtype in zip(self.tables, self.dtypes, strict=True):
+            features[table.name] = {"dtype": dtype, "cardinality": table.cardinality}
+            if table.hotness != 1:
+                features[table.name]["hotness"] = table.hotness
+        features |= {name: {"dtype": "float16"} for name in self.numerical}
+        features[self.label] = {"dtype": "bool"}
+        content = {
+            "channel_spec": {
+                "categorical": [table.name for table in self.tables],
+                "numerical": list(self.numerical),
+                "label": [self.label],
+            },
+            "feature_spec": features,
+            "source_spec": {split: self._chunks(files) for split, files in self.splits.items()},
+            "metadata": dict(self.metadata),
+        }
+        write_text(folder / FILE, yaml.safe_dump(content, sort_keys=False))
+
+    def _chunks(self, files: SplitFiles) -> list[dict[str, Any]]:
+        parts = [(list(self.numerical), files.numerical), ([self.label], files.label)]
+        parts += [([table.name], file) for table, file in zip(self.tables, files.ids, strict=True)]
+        return [{"type": CHUNK_TYPE, "features": features, "files": [file]} for features, file in parts]
+
+    @classmethod
+    def load(cls, folder: Path) -> "FeatureSpec":
+        """The specification of a directory. Raises UserError where it is not valid or the files are not as it says."""
+        spec = _Reader(folder / FILE).spec()
+        for split in SPLITS:
+            spec.num_rows(folder, split)
+        return spec
+
+
+class _Reader:
+    """Takes a feature_spec.yaml apart, and says which key is not as it must be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} cannot be read ({reason}): give a folder that was prepared") from error
+        self.content = self.mapping(content, "the file")
+        self.channels = self.mapping(self.content.get("channel_spec"), "channel_spec")
+        self.features = self.mapping(self.content.get("feature_spec"), "feature_spec")
+
+    def spec(self) -> FeatureSpec:
+        categorical, numerical, labels = (self.channel(name) for name in ("categorical", "numerical", "label"))
+        if len(labels) != 1:
+            self.refuse("channel_spec.label", f"names {len(labels)} features, not one")
+        self.dtype(labels[0], "bool")
+        for name in numerical:
+            self.dtype(name, "float16")
+        tables = tuple(self.table(name) for name in categorical)
+        dtypes = tuple(self.table_dtype(table) for table in tables)
+        sources = self.mapping(self.content.get("source_spec"), "source_spec")
+        if set(sources) != set(SPLITS):
+            self.refuse("source_spec", f"holds {', '.join(map(str, sources)) or 'nothing'}, not exactly train and test")
+        splits = {split: self.files(sources[split], split, categorical, numerical, labels[0]) for split in SPLITS}
+        metadata = self.mapping(self.content.get("metadata") or {}, "metadata")
+        return FeatureSpec(tables, dtypes, numerical, labels[0], splits, metadata)
+
+    def channel(self, name: str) -> tuple[str, ...]:
+        names = self.names(self.channels.get(name), f"channel_spec.{name}")
+        for feature in names:
+            self.mapping(self.features.get(feature), f"feature_spec.{feature}")
+        return names
+
+    def dtype(self, feature: str, *allowed: str) -> str:
+        found = self.features[feature].get("dtype")
+        if found not in allowed:
+            self.refuse(f"feature_spec.{feature}.dtype", f"is {found!r}, not {' or '.join(allowed)}")
+        return found
+
+    def table(self, feature: str) -> Table:
+        sizes = {"cardinality": self.features[feature].get("cardinality"), "hotness": 1}
+        sizes["hotness"] = self.features[feature].get("hotness", 1)
+        for key, value in sizes.items():
+            if type(value) is not int or value < 1:
+                self.refuse(f"feature_spec.{feature}.{key}", f"is {value!r}, not an integer above 0")
+        return Table(feature, **sizes)
+
+    def table_dtype(self, table: Table) -> str:
+        dtype = self.dtype(table.name, *DTYPES)
+        if table.cardinality - 1 > np.iinfo(dtype).max:
+            self.refuse(f"feature_spec.{table.name}.cardinality", f"is {table.cardinality}, too many for {dtype}")
+        return dtype
+
+    def files(
+        self, chunks: Any, split: str, categorical: tuple[str, ...], numerical: tuple[str, ...], label: str
+    ) -> SplitFiles:
+        by_features: dict[tuple[str, ...], str] = {}
+        if not isinstance(chunks, list):
+            self.refuse(f"source_spec.{split}", "is not a list of chunks")
+        for number, content in enumerate(chunks):
+            key = f"source_spec.{split}[{number}]"
+            chunk = self.mapping(content, key)
+            if chunk.get("type") != CHUNK_TYPE:
+                self.refuse(f"{key}.type", f"is {chunk.get('type')!r}, not {CHUNK_TYPE}")
+            features, files = self.names(chunk.get("features"), f"{key}.features"), chunk.get("files")
+            if not isinstance(files, list) or len(files) != 1 or not isinstance(files[0], str):
+                self.refuse(f"{key}.files", f"is {files!r}, not a list of one path")
+            if PurePath(files[0]).is_absolute() or ".." in PurePath(files[0]).parts:
+                self.refuse(f"{key}.files", f"names {files[0]}, which is not inside the folder")
+            if features not in {numerical, (label,), *((name,) for name in categorical)} or features in by_features:
+                self.refuse(
+                    f"{key}.features",
+                    f"is {', '.join(features)}: every chunk is one categorical feature, all numerical ones in the "
+                    f"order of channel_spec, or the label, each once",
+                )
+            by_features[features] = files[0]
+        for features in (numerical, (label,), *((name,) for name in categorical)):
+            if features not in by_features:
+                self.refuse(f"source_spec.{split}", f"has no chunk of {', '.join(features)}")
+        return SplitFiles(by_features[(label,)], by_features[numerical], tuple(by_features[(n,)] for n in categorical))
+
+    def names(self, value: Any, key: str) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+            self.refuse(key, "is not a list of names of features")
+        if len(set(value)) != len(value):
+            self.refuse(key, "names a feature twice")
+        return tuple(value)
+
+    def mapping(self, value: Any, key: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.refuse(key, "is missing or not a mapping")
+        return value
+
+    def refuse(self, key: str, problem: str) -> NoReturn:
+        raise UserError(f"{self.path}: {key} {problem}; correct it, or prepare the data set again")

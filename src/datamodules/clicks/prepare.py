@@ -1,0 +1,271 @@
+"""Raw Criteo click logs to a split binary directory, on all cores, in bounded memory; docs/criteo.md says how.
+
+Text is read once. The first pass makes fixed-size records and runs of counted ids of it, the runs are merged to
+vocabularies, and the last pass puts the records' columns where they belong. Every pass is a set of jobs that each leave
+a file when they are done, so that an interrupted preparation goes on where it was.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from src.datamodules.clicks.columns import DealtFiles, Slice, Target, Vocabulary, write_bucket, write_slice
+from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.clicks.jobs import Job, Jobs
+from src.datamodules.clicks.raw import count_lines, estimated_rows, raw_files, spans
+from src.datamodules.clicks.records import Dealing, Files, deal
+from src.datamodules.clicks.text import NUM_IDS, RECORD, BadLog
+from src.datamodules.clicks.vocabulary import Run, merge, write_table
+from src.errors import UserError
+from src.system.files import is_made, sole_maker, write_text
+from src.system.workers import WorkerPool, cpu_count
+
+LAYOUT = 1
+HELD_OUT = 7  # one of so many rows of the one-file set, its last ones, is not for training
+MAX_WORKERS = 16  # so many need less than 4 GiB together
+MAX_BUCKETS = 1 << 16
+SCRATCH_BYTES = RECORD.itemsize + 140  # a row's records, counted ids and columns on disk, at most
+HELD_OUT_SPLITS = ("test", "validation")
+VocabularyOf = Literal["train", "all"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How the work is cut: what a worker holds grows with `rows`. Another cut gives another order of the rows."""
+
+    span_bytes: int = 480 << 20  # four pieces of the usual rows
+    rows: int = 1 << 19
+
+
+def prepare_criteo(
+    raw: Path,
+    folder: Path,
+    *,
+    frequency_limit: int = 15,
+    vocabulary: VocabularyOf = "train",
+    seed: int = 0,
+    workers: int | None = None,
+    sizes: Sizes = Sizes(),  # noqa: B008  (frozen)
+) -> Path:
+    """`folder` as a split binary directory of the raw files, made where it is not there yet.
+
+    `raw` is the folder of day_0 ... day_23 or of train.txt, or a file like that one; plain or .gz. Ids that are there
+    less than `frequency_limit` times become 0, as missing ones; `vocabulary` says in which rows they are counted: those
+    for training, or all (as published). An interrupted preparation leaves `.<folder>.partial` beside it, where the next
+    call goes on; of several processes one works there, the others wait. Raises UserError for bad input, for a folder
+    that was made from something else, and for a full disk.
+    """
+    if frequency_limit < 1:
+        raise UserError(f"frequency_limit={frequency_limit} is below 1: published are 15, 3 and 2")
+    if vocabulary not in get_args(VocabularyOf):
+        raise UserError(f"vocabulary={vocabulary}: there is none; choose from {', '.join(get_args(VocabularyOf))}")
+    files = raw_files(raw)
+    origin = {
+        "layout": LAYOUT,
+        "files": [[path.name, path.stat().st_size] for path in files],
+        "frequency_limit": frequency_limit,
+        "vocabulary": vocabulary,
+        "seed": seed,
+        "cut": [sizes.span_bytes, sizes.rows],
+    }
+    with sole_maker(folder) as lock:
+        if not is_made(folder):
+            _make(folder, files, origin, sizes, min(workers or cpu_count(), MAX_WORKERS), lock)
+        if dict(FeatureSpec.load(folder).metadata).get("origin") != origin:
+            raise UserError(f"{folder} was prepared from other files or settings: delete it to prepare it again")
+    return folder
+
+
+def _make(
+    folder: Path, files: list[Path], origin: Mapping[str, Any], sizes: Sizes, workers: int, lock: list[int]
+) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        _begin(partial, origin, files)
+        # The workers keep the lock: if this process is killed, the next must not write what they are still writing.
+        with _bars() as bars, WorkerPool(workers, keep=lock) as pool:
+            _Preparation(partial, files, origin, sizes, pool, bars).run()
+        (partial / "out").rename(folder)
+        shutil.rmtree(partial)
+    except BadLog:
+        shutil.rmtree(partial)  # once the log is corrected nothing in it is of use
+        raise
+    except OSError as error:
+        raise UserError(
+            f"cannot write {folder} ({error.strerror or error}): make room, or give another folder"
+        ) from error
+
+
+class Dealt(NamedTuple):
+    """What the first pass left: its files, the rows of each bucket, and where the held-out rows are, in order."""
+
+    files: DealtFiles
+    rows: list[int]
+    held_out: list[Slice]
+
+
+class _Preparation:
+    """One preparation in the folder `partial`: `work` is what the passes hand on, `out` becomes the result."""
+
+    def __init__(
+        self,
+        partial: Path,
+        files: list[Path],
+        origin: Mapping[str, Any],
+        sizes: Sizes,
+        pool: WorkerPool,
+        bars: Progress,
+    ) -> None:
+        self.work, self.out, done = partial / "work", partial / "out", partial / "done"
+        for folder in (self.work, self.out, done):
+            folder.mkdir(exist_ok=True)
+        self.files, self.origin, self.sizes = files, origin, sizes
+        self.jobs = Jobs(done, pool, bars)
+        self.spans = [span for path in files for span in spans(path, sizes.span_bytes)]
+
+    def run(self) -> None:
+        trained = self.files if len(self.files) == 1 else self.files[:-1]
+        jobs = [Job(f"rows{i}", estimated_rows, (path,)) for i, path in enumerate(trained)]
+        expected = sum(self.jobs.results("estimating rows", jobs))
+        buckets = min(-(-expected // self.sizes.rows), MAX_BUCKETS)
+        self.deal(self.training_rows(), buckets)
+        dealt = self.collate(buckets)
+        spec = self.columns(dealt, self.vocabularies())
+        spec.write(self.out)
+
+    def training_rows(self) -> list[int]:
+        """How many rows of each span, from its first, are for training."""
+        if len(self.files) > 1:
+            return [0 if span.path == self.files[-1] else sys.maxsize for span in self.spans]
+        lines = self.jobs.results(
+            "counting rows", [Job(f"lines{i}", count_lines, (s,)) for i, s in enumerate(self.spans)]
+        )
+        total = sum(lines)
+        training = total - total // HELD_OUT
+        if total < 2 * HELD_OUT:
+            raise UserError(
+                f"{self.files[0]} has {total} rows: it takes {2 * HELD_OUT} to hold out a row for each of "
+                f"{' and '.join(HELD_OUT_SPLITS)}"
+            )
+        firsts = np.cumsum([0, *lines[:-1]])
+        return [max(0, training - int(first)) for first in firsts]
+
+    def deal(self, training: list[int], buckets: int) -> None:
+        rows, seed, everything = self.sizes.rows, self.origin["seed"], self.origin["vocabulary"] == "all"
+        jobs = [
+            Job(
+                f"deal{number}",
+                deal,
+                (span, number, Dealing(count, buckets, rows, seed, everything), self.parts(number)),
+            )
+            for number, (span, count) in enumerate(zip(self.spans, training, strict=True))
+        ]
+        self.jobs.results("reading", jobs)
+
+    def parts(self, number: int) -> Files:
+        return Files.of(self.work, number)
+
+    def collate(self, buckets: int) -> Dealt:
+        """Turns what the spans' indices say by piece into one file that says it by bucket."""
+        files = DealtFiles(self.work, self.work / "spans.npy", self.work / "index")
+        indices = [np.load(self.parts(number).index) for number in range(len(self.spans))]
+        np.save(files.spans, np.repeat(np.arange(len(indices)), [len(index) for index in indices]))
+        with files.index.open("wb") as file:
+            for begin in range(0, buckets + 1, 64):
+                np.concatenate([index[:, begin : begin + 64] for index in indices]).T.tofile(file)
+        held_out = [
+            Slice(self.parts(number).records, begin, end)
+            for number, index in enumerate(indices)
+            for begin, end in index[:, -2:].tolist()
+            if end > begin
+        ]
+        rows = sum(np.diff(index[:, :-1].astype(np.int64)).sum(axis=0) for index in indices)
+        return Dealt(files, np.atleast_1d(rows).tolist(), held_out)
+
+    def vocabularies(self) -> list[Vocabulary]:
+        bounds = [
+            (self.parts(number).runs, piece)
+            for number in range(len(self.spans))
+            for piece in np.load(self.parts(number).bounds).tolist()
+        ]
+        limit = self.origin["frequency_limit"]
+        runs = [[Run(path, piece[c], piece[c + 1]) for path, piece in bounds] for c in range(NUM_IDS)]
+        kept = [self.work / f"{c}.kept" for c in range(NUM_IDS)]
+        counts = self.jobs.results(
+            "counting ids", [Job(f"merge{c}", merge, (runs[c], limit, kept[c])) for c in range(NUM_IDS)]
+        )
+        tables = [self.work / f"{c}.table" for c in range(NUM_IDS)]
+        jobs = [Job(f"table{c}", write_table, (kept[c], tables[c])) for c in range(NUM_IDS)]
+        # One after the other, for the ids of one column may take a gibibyte.
+        self.jobs.results("numbering ids", jobs, at_once=1)
+        dtypes = FeatureSpec.of([count + 1 for count in counts]).dtypes
+        return [Vocabulary(*each) for each in zip(tables, counts, dtypes, strict=True)]
+
+    def columns(self, dealt: Dealt, vocabularies: list[Vocabulary]) -> FeatureSpec:
+        """The last pass, into files that have their final size from the start."""
+        seed = self.origin["seed"]
+        held_out = sum(part.end - part.begin for part in dealt.held_out)
+        rows = {"train": sum(dealt.rows), "test": held_out - held_out // 2, "validation": held_out // 2}
+        spec = FeatureSpec.of([vocabulary.kept + 1 for vocabulary in vocabularies])
+        for split, count in rows.items():
+            (self.out / split).mkdir(exist_ok=True)
+            for file, width in spec.bytes_per_row("train").items():
+                with (self.out / split / Path(file).name).open("ab") as whole:
+                    whole.truncate(count * width)
+        jobs = []
+        first = 0
+        for bucket, count in enumerate(dealt.rows):
+            target = Target(self.out / "train", first)
+            jobs.append(Job(f"bucket{bucket}", write_bucket, (dealt.files, bucket, seed, target, vocabularies)))
+            first += count
+        for part, target in self.held_out(dealt.held_out, rows["test"]):
+            name = f"{target.folder.name}{target.first}"
+            jobs.append(Job(name, write_slice, (part, target, vocabularies)))
+        self.jobs.results("writing", jobs)
+        return replace(spec, metadata={"origin": dict(self.origin), "rows": rows})
+
+    def held_out(self, parts: list[Slice], tested: int) -> Iterator[tuple[Slice, Target]]:
+        """Held-out slices and where they go: the first `tested` rows to `test`, the others to `validation`."""
+        row = 0
+        for part in parts:
+            cut = min(max(tested - row, 0), part.end - part.begin) + part.begin
+            if cut > part.begin:
+                yield part._replace(end=cut), Target(self.out / HELD_OUT_SPLITS[0], row)
+            if cut < part.end:
+                yield part._replace(begin=cut), Target(self.out / HELD_OUT_SPLITS[1], row + cut - part.begin - tested)
+            row += part.end - part.begin
+
+
+def _begin(partial: Path, origin: Mapping[str, Any], files: list[Path]) -> None:
+    """Makes the folder of a preparation, or makes sure that the one that is there is of this preparation."""
+    note = partial / "origin.json"
+    if note.exists():
+        if json.loads(note.read_text(encoding="utf-8")) != origin:
+            raise UserError(f"{partial} was begun with other files or settings: delete it to begin again")
+        return
+    partial.mkdir(parents=True, exist_ok=True)
+    rows = sum(map(estimated_rows, files))
+    needed, free = rows * SCRATCH_BYTES, shutil.disk_usage(partial).free
+    if needed > free:
+        shutil.rmtree(partial)
+        raise UserError(
+            f"{partial.parent} has {free / 2**30:.0f} GiB free, about {needed / 2**30:.0f} are needed for {rows:,} "
+            f"rows: make room, or give another folder"
+        )
+    write_text(note, json.dumps(origin))
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        yield progress

@@ -1,0 +1,156 @@
+"""Raw Criteo click logs: which files they are, and their lines in blocks that fit in the cache."""
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from src.datamodules.clicks.text import PAD, BadLog
+from src.errors import UserError
+
+NUM_DAYS = 24
+KAGGLE_NAMES = ("train.txt", "train.txt.gz")
+BLOCK = 96 << 10  # all columns of a block, as numbers, fit in a core's own cache
+
+
+class Span(NamedTuple):
+    """The lines of a file that begin in `begin` <= offset < `end`, an offset in its text."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+class Block(NamedTuple):
+    """Whole lines from `offset` in the text of a file; `text` has PAD bytes in front and is overwritten by the next."""
+
+    offset: int
+    text: UInt8[np.ndarray, " bytes"]
+
+
+def raw_files(raw: Path) -> list[Path]:
+    """The 24 day files of a folder in order, or the one file of the Kaggle set, which `raw` may name itself.
+
+    Raises UserError where there is nothing, or not everything.
+    """
+    if raw.is_file():
+        return [raw]
+    days = [_first(raw, (f"day_{day}", f"day_{day}.gz")) for day in range(NUM_DAYS)]
+    missing = [f"day_{day}" for day, path in enumerate(days) if path is None]
+    if len(missing) == NUM_DAYS:
+        kaggle = _first(raw, KAGGLE_NAMES)
+        if kaggle is None:
+            raise UserError(
+                f"{raw} holds neither day_0 ... day_23 (plain or .gz) nor train.txt: give the raw Criteo files"
+            )
+        return [kaggle]
+    if missing:
+        raise UserError(f"{raw} lacks {', '.join(missing)} (plain or .gz): the Terabyte set is day_0 ... day_23")
+    return [path for path in days if path is not None]
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def spans(path: Path, span_bytes: int) -> list[Span]:
+    """A plain file in spans of about that many bytes; a compressed one in one, for it can only be read in order."""
+    if _compressed(path):
+        return [Span(path, 0, sys.maxsize)]
+    size = path.stat().st_size
+    return [Span(path, begin, min(begin + span_bytes, size)) for begin in range(0, max(size, 1), span_bytes)]
+
+
+def blocks(span: Span) -> Iterator[Block]:
+    """The lines of a span. Raises UserError for a file that is cut short, damaged or unreadable."""
+    buffer = np.zeros(PAD + BLOCK, np.uint8)
+    view = buffer.data
+    with _opened(span.path) as file:
+        # Both ends move to the next line's beginning, so that neighbours share no line and miss none.
+        end = span.end if _compressed(span.path) else _line_begin(file, span.end)
+        offset = _line_begin(file, span.begin)
+        filled = 0
+        while offset + filled < end:
+            if filled == BLOCK:
+                raise BadLog(f"{_line(span.path, offset)} is longer than {BLOCK} bytes: it is no Criteo click log")
+            try:
+                read = file.readinto(view[PAD + filled : PAD + min(BLOCK, end - offset)])
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise BadLog(
+                    f"{_line(span.path, offset)} or a later one cannot be decompressed: the file is cut short or "
+                    f"damaged ({error}); get it again"
+                ) from error
+            if not read:
+                break
+            filled += read
+            newline = view[PAD : PAD + filled].tobytes().rfind(b"\n") + 1
+            if newline:
+                yield Block(offset, buffer[: PAD + newline])
+                buffer[PAD : PAD + filled - newline] = buffer[PAD + newline : PAD + filled].copy()
+                offset, filled = offset + newline, filled - newline
+    if filled:
+        raise BadLog(
+            f"{_line(span.path, offset)} ends without a newline: the file is cut short; get it again, or add the "
+            f"newline if the line is whole"
+        )
+    if offset == 0:
+        raise BadLog(f"{span.path} is empty: get it again")
+
+
+def lines_before(path: Path, offset: int) -> int:
+    """The number of lines before an offset of the text; for messages, so it may take its time."""
+    count = 0
+    with _opened(path) as file:
+        while offset > 0 and (text := file.read(min(BLOCK, offset))):
+            count += text.count(b"\n")
+            offset -= len(text)
+    return count
+
+
+def count_lines(span: Span) -> int:
+    return sum(int(np.count_nonzero(block.text[PAD:] == 10)) for block in blocks(span))
+
+
+def estimated_rows(path: Path) -> int:
+    """The rows of a file as its size and first lines let expect. Raises UserError where it cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            text = (gzip.GzipFile(fileobj=raw) if _compressed(path) else raw).read(1 << 20)
+            return max(1, round(path.stat().st_size * text.count(b"\n") / max(raw.tell(), 1)))
+    except (OSError, EOFError, zlib.error):
+        return 1  # reading it in earnest says what is wrong, and where
+
+
+def _line_begin(file: io.BufferedReader, offset: int) -> int:
+    """Goes to the first beginning of a line at or after an offset, and returns where that is."""
+    if offset == 0:
+        return file.seek(0)
+    file.seek(offset - 1)
+    file.readline(BLOCK)
+    return file.tell()
+
+
+def _line(path: Path, offset: int) -> str:
+    return f"{path} line {1 + lines_before(path, offset)}"
+
+
+def _compressed(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    try:
+        with path.open("rb") as raw:
+            yield io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK) if _compressed(path) else raw
+    except gzip.BadGzipFile as error:
+        raise UserError(f"{path} is not a gzip file ({error}): get it again") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): check that it is there and readable") from error

@@ -1,0 +1,1 @@
+"""Molecules in space as graphs: QM9 and files of one's own."""

@@ -1,0 +1,172 @@
+"""Your own molecules: an .xyz, .sdf or .mol file with coordinates, or SMILES in a .smiles, .smi or .csv file."""
+
+import csv
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from src.datamodules.download import sha256_of
+from src.datamodules.graphs.data import GraphData
+from src.datamodules.graphs.parse import parse
+from src.datamodules.graphs.prepare import Entries, Splits, load_graphs, prepare_graphs
+from src.datamodules.prepared import Selection
+from src.errors import UserError
+
+
+class Record(NamedTuple):
+    """One molecule as it stands in a file."""
+
+    where: str  # within the file
+    format: str  # a key of src.datamodules.graphs.parse.FORMATS
+    content: Any
+    values: Mapping[str, float]  # numbers that the file gives for it
+
+
+def load(
+    data_dir: str | Path,
+    *,
+    file: str | Path,
+    val_share: float = 0.1,
+    test_share: float = 0.1,
+    charge: int = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+) -> GraphData:
+    """The molecules of `file`, prepared in a folder of their own inside `data_dir` first where that has not been done.
+
+    Every number that the file gives for its molecules is a target: a key=value of an .xyz comment, a property of an
+    .sdf record, a column of a .csv file.
+
+    Args:
+        data_dir: where the prepared arrays are kept.
+        file: .xyz (one or more frames; bonds come from the distances), .sdf or .mol (with bonds; hydrogens are added
+            where they are missing), .smiles or .smi (one a line), .csv (with a column `smiles`). SMILES get the
+            coordinates of RDKit's ETKDG with a fixed seed, relaxed with MMFF.
+        val_share, test_share: parts of the molecules that are held out, drawn with `seed`.
+        charge: of each molecule of an .xyz file that gives none as charge=...
+        limit: prepare a sample of that many molecules, drawn with `seed`.
+        seed: of the sample and the split.
+        skip_bad: leave out molecules that cannot be used, and list them in bad.txt.
+        workers: processes that find bonds and coordinates; all cores by default.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; give datamodule.source.file=FILE")
+    if path.suffix.lower() not in READERS:
+        raise UserError(f"{path}: the ending is none of {', '.join(READERS)}; rename or convert the file")
+    if min(val_share, test_share) < 0 or val_share + test_share >= 1:
+        raise UserError(f"val_share={val_share} and test_share={test_share} leave nothing to train on: give less")
+    inputs = {path.name: sha256_of(path), "charge": charge}
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:8]
+    prepared = prepare_graphs(
+        Path(data_dir) / f"{path.stem}_{key}",
+        inputs,
+        lambda: _entries(path, charge),
+        parse,
+        Selection(limit, seed, skip_bad),
+        workers,
+    )
+    return load_graphs(prepared, lambda total: shared_split(total, val_share, test_share, seed))
+
+
+def shared_split(total: int, val_share: float, test_share: float, seed: int) -> Splits:
+    """Rows of train, val and test, drawn with `seed`."""
+    order = np.random.default_rng(seed).permutation(total)
+    val, test = round(total * val_share), round(total * test_share)
+    return {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}
+
+
+def _entries(path: Path, charge: int) -> Entries:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}): convert it") from error
+    records = list(READERS[path.suffix.lower()](path, text, charge))
+    keys = list(dict.fromkeys(key for record in records for key in record.values))
+    targets = [[record.values.get(key, math.nan) for key in keys] for record in records]
+    return Entries(
+        contents=[(record.format, record.content) for record in records],
+        names=[" ".join(f"{path.name} {record.where}".split()) for record in records],
+        targets=np.array(targets, np.float64).reshape(len(records), len(keys)),
+        units=dict.fromkeys(keys, ""),
+    )
+
+
+def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
+    """Frames of a plain or extended .xyz file."""
+    lines = text.splitlines()
+    start, frame = 0, 0
+    while start < len(lines):
+        if not lines[start].strip():
+            start += 1
+            continue
+        frame += 1
+        if not re.fullmatch(r"\s*\d+\s*", lines[start]):
+            raise UserError(f"{path} line {start + 1}: a number of atoms should stand here, and not {lines[start]!r}")
+        count = int(lines[start])
+        if start + 2 + count > len(lines):
+            raise UserError(f"{path} is truncated: frame {frame} (line {start + 1}) should have {count} atoms")
+        comment, atoms = lines[start + 1], lines[start + 2 : start + 2 + count]
+        pairs = {key: value.strip("\"'") for key, value in re.findall(r"""([\w.-]+)=("[^"]*"|'[^']*'|\S+)""", comment)}
+        own = _number(pairs.pop("charge", None))
+        content = (atoms, pairs.pop("Properties", ""), charge if own is None else round(own))
+        yield Record(f"frame {frame}", "xyz", content, _numbers(pairs.items()))
+        start += 2 + count
+
+
+def _sdf(path: Path, text: str, charge: int) -> Iterator[Record]:
+    """Records of an .sdf file; the end mark of the last one may be missing."""
+    blocks = re.split(r"^\$\$\$\$.*\n?", text, flags=re.MULTILINE)
+    for number, block in enumerate(blocks, 1):
+        if not block.strip():
+            continue
+        if "M  END" not in block:
+            raise UserError(f"{path} is truncated: record {number} has no line 'M  END'")
+        title = block.split("\n", 1)[0].strip()
+        properties = re.findall(r"^>.*?<([^>]+)>.*\n(.*)$", block, flags=re.MULTILINE)
+        yield Record(f"record {number}" + f" ({title})" * bool(title), "sdf", block, _numbers(properties))
+
+
+def _smiles(path: Path, text: str, charge: int) -> Iterator[Record]:
+    """One SMILES a line; what follows a blank is ignored, and so are empty lines."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            smiles = line.split()[0]
+            yield Record(f"line {number} ({smiles})", "smiles", smiles, {})
+
+
+def _csv(path: Path, text: str, charge: int) -> Iterator[Record]:
+    """Rows of a table with a header, one of whose columns is called smiles."""
+    reader = csv.DictReader(text.splitlines())
+    column = next((name for name in reader.fieldnames or () if name.strip().lower() == "smiles"), None)
+    if column is None:
+        raise UserError(f"{path} has no column called smiles: its header is {reader.fieldnames}")
+    for row in reader:
+        smiles = (row.pop(column) or "").strip()
+        values = _numbers((str(key).strip(), value) for key, value in row.items())
+        yield Record(f"line {reader.line_num} ({smiles})", "smiles", smiles, values)
+
+
+def _numbers(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    return {key: number for key, value in pairs if (number := _number(value)) is not None}
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+Reader = Callable[[Path, str, int], Iterator[Record]]
+READERS: dict[str, Reader] = {
+    ".xyz": _xyz, ".extxyz": _xyz, ".sdf": _sdf, ".mol": _sdf, ".smiles": _smiles, ".smi": _smiles, ".csv": _csv,
+}  # fmt: skip

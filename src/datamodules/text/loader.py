@@ -1,0 +1,200 @@
+"""Batches of tokenised sentences, padded or packed, in few sizes, from a data set that lives on the training device.
+
+The tokens of a whole epoch are put in their places at its beginning, in a few gathers (SST-2 packed: 4 MB; padded to
+512: 138 MB); a batch is then a few slices of them, which costs the host microseconds and the device nothing.
+"""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.batches.tokens import PackedTokens, PaddedTokens
+from src.datamodules.resident import OrderedLoader
+from src.datamodules.text.data import TokenData
+from src.errors import UserError
+
+PADDINGS = ("max_length", "longest", "bucketed", "packed")
+MOST_SIZES = 4  # as many graphs does src.gpu.cuda_graphs keep
+SAMPLED_EPOCHS = 4  # whose batches the sizes are chosen for
+MULTIPLE = {"longest": 8, "bucketed": 8, "packed": 32}  # of which sizes are
+
+
+class ResidentTokens:
+    """Sentences on one device, with their lengths on the host too."""
+
+    def __init__(self, data: TokenData, device: torch.device) -> None:
+        self.device = device
+        self.lengths = torch.from_numpy(data.lengths)
+        self.longest = int(self.lengths.max())
+        self.ids = torch.from_numpy(data.ids).to(device)
+        self.starts = torch.from_numpy(data.starts).to(device)
+        self.labels = torch.from_numpy(data.labels).to(device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
+    """Batches of all sentences for this rank, in random order and without an incomplete one at the end if `train`.
+
+    - `max_length`: every sentence has `max_length` tokens, as published.
+    - `longest`: as many as the longest of its batch, rounded up.
+    - `bucketed`: as `longest`; for training, sentences of like length come together, in batches of random order.
+    - `packed`: none; a batch is filled up at its end alone. For training, every batch has one sentence of each of
+      `batch_size` layers of like length, so that all batches have about as many tokens.
+
+    Sizes of batches (tokens of each sentence; of the batch where packed) are few: those that make the least padding in
+    the first epochs. Only a batch of a later one that is larger than any before has a size of its own.
+
+    Args:
+        tokens: the sentences.
+        batch_size: sentences of this rank in each batch.
+        padding: how they become one length.
+        max_length: that none is longer than.
+        order: seed, rank and world_size, as for OrderedLoader.
+    """
+
+    def __init__(
+        self, tokens: ResidentTokens, batch_size: int, *, padding: str, max_length: int, train: bool, **order: Any
+    ) -> None:
+        """Raises UserError if the sentences are fewer than the ranks, or than one full global batch of training."""
+        super().__init__(torch.arange(len(tokens)), batch_size, shuffle=train, drop_last=train, **order)
+        if len(tokens) < self.world_size:
+            raise UserError(
+                f"{len(tokens)} sentences are too few for {self.world_size} ranks; give one to each at least"
+            )
+        self.tokens, self.padding, self.max_length = tokens, padding, max_length
+        self.sizes = torch.tensor(self._sizes())
+        self.counts: list[tuple[int, int]] = []  # real and processed tokens of each batch that was given
+        self._epoch: Epoch | None = None
+
+    def begin(self, order: Int64[Tensor, " rows"]) -> None:
+        needs = self._needs(order)
+        sizes = self.sizes[torch.searchsorted(self.sizes, needs).clamp(max=len(self.sizes) - 1)].maximum(needs)
+        self._epoch = Epoch(self.tokens, order, self.batch_size, sizes, packed=self.padding == "packed")
+
+    def batch(self, step: int) -> PaddedTokens | PackedTokens:
+        assert self._epoch is not None
+        batch = self._epoch.batch(step)
+        self.counts.append((self._epoch.real_tokens[step], batch.processed_tokens))
+        return batch
+
+    def _order(self) -> Int64[Tensor, " rows"]:
+        order = super()._order()
+        if not self.shuffle or self.padding not in ("bucketed", "packed"):
+            return order
+        # The same numbers on all ranks, whose shares are alike: in a step all of them have about as much to do.
+        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+        by_length = order[self.tokens.lengths[order].argsort(stable=True)]
+        if self.padding == "bucketed":
+            batches = by_length.view(-1, self.batch_size)
+            return batches[torch.randperm(len(batches), generator=generator)].flatten()
+        layers = by_length.view(self.batch_size, -1)
+        return layers.gather(1, torch.rand(layers.shape, generator=generator).argsort(1)).T.flatten()
+
+    def _needs(self, order: Int64[Tensor, " rows"]) -> Int64[Tensor, " steps"]:
+        """The least size that each batch of this order could have."""
+        lengths = in_batches(self.tokens.lengths[order], self.batch_size)
+        if self.padding == "max_length":
+            return torch.full((len(lengths),), self.max_length)
+        needs = lengths.sum(1) if self.padding == "packed" else lengths.amax(1)
+        multiple = MULTIPLE[self.padding]
+        needs = (needs + multiple - 1) // multiple * multiple
+        return needs if self.padding == "packed" else needs.clamp(max=self.max_length)
+
+    def _sizes(self) -> list[int]:
+        needs = []
+        for epoch in range(SAMPLED_EPOCHS if self.shuffle else 1):
+            self.epoch = epoch
+            needs.append(self._needs(self._order()))
+        self.epoch = 0
+        return few_sizes(torch.cat(needs), MOST_SIZES)
+
+
+class Epoch:
+    """The tokens of one epoch in their places, batch after batch.
+
+    Args:
+        tokens: the data set.
+        order: its rows in the order of the epoch.
+        batch_size: sentences of a batch; the last one may have fewer.
+        sizes: tokens of each batch where packed, else of each sentence of it.
+        packed: whether sentences stand one behind the other.
+    """
+
+    def __init__(
+        self,
+        tokens: ResidentTokens,
+        order: Int64[Tensor, " rows"],
+        batch_size: int,
+        sizes: Int64[Tensor, " steps"],
+        *,
+        packed: bool,
+    ) -> None:
+        self.total, self.batch_size, self.packed = len(order), batch_size, packed
+        self.longest = tokens.longest
+        lengths = tokens.lengths[order]
+        by_batch = in_batches(lengths, batch_size)
+        self.sizes, self.real_tokens = sizes.tolist(), by_batch.sum(1).tolist()
+        slots = sizes if packed else sizes * (by_batch > 0).sum(1)
+        ends = slots.cumsum(0)
+        self._bounds = [0, *ends.tolist()]
+        starts = F.pad(by_batch.cumsum(1), (1, 0))
+        within = starts[:, :-1] if packed else torch.arange(batch_size) * sizes[:, None]
+        places = ((ends - slots)[:, None] + within).flatten()[: self.total]
+
+        device, rows = tokens.device, order.to(tokens.device)
+        self._labels = tokens.labels[rows]
+        self._starts = starts.to(device, torch.int32)
+        on_device = lengths.to(device)
+        self._lengths = on_device.int()
+        sentence = torch.arange(self.total, device=device).repeat_interleave(
+            on_device, output_size=sum(self.real_tokens)
+        )
+        position = torch.arange(len(sentence), device=device) - (on_device.cumsum(0) - on_device)[sentence]
+        place = places.to(device)[sentence] + position
+        self._ids = torch.zeros(self._bounds[-1], dtype=torch.int32, device=device)
+        self._ids[place] = tokens.ids[tokens.starts[rows][sentence] + position]
+        if packed:
+            self._positions = torch.zeros_like(self._ids)
+            self._positions[place] = position.int()
+
+    def batch(self, step: int) -> PaddedTokens | PackedTokens:
+        """Slices of the epoch's tensors."""
+        first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.total)
+        slots = slice(self._bounds[step], self._bounds[step + 1])
+        ids, labels = self._ids[slots], self._labels[first:last]
+        if self.packed:
+            starts = self._starts[step, : last - first + 1]
+            return PackedTokens(ids, self._positions[slots], starts, labels, self.longest)
+        return PaddedTokens(ids.view(last - first, self.sizes[step]), self._lengths[first:last], labels)
+
+
+def in_batches(lengths: Int64[Tensor, " rows"], batch_size: int) -> Int64[Tensor, "steps batch"]:
+    """The lengths of each batch's sentences, with zeros at the end of an incomplete one."""
+    return F.pad(lengths, (0, -len(lengths) % batch_size)).view(-1, batch_size)
+
+
+def few_sizes(needs: Int64[Tensor, " batches"], most: int) -> list[int]:
+    """At most `most` sizes, ascending, of which each batch takes the smallest that is not below its need.
+
+    They are the ones with the least total size of all batches, found by dynamic programming: the best choice of k sizes
+    that ends with one of them extends the best choice of k - 1 that ends with a smaller one.
+    """
+    values, counts = (part.tolist() for part in needs.unique(return_counts=True))
+    below = list(accumulate(counts))  # batches that need no more than each value
+    best = [(count * value, [value]) for count, value in zip(below, values, strict=True)]
+    for _ in range(most - 1):
+        longer = [
+            [
+                (total + (below[i] - below[j]) * values[i], [*sizes, values[i]])
+                for j, (total, sizes) in enumerate(best[:i])
+            ]
+            for i in range(len(values))
+        ]
+        best = [min([same, *more]) for same, more in zip(best, longer, strict=True)]
+    return best[-1][1]

@@ -1,0 +1,84 @@
+"""GLUE's SST-2 files: where they come from, and how they are read (spec/distilbert.md, section 1)."""
+
+import shutil
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from jaxtyping import Int64
+
+from src.batches.tokens import UNLABELLED
+from src.datamodules.download import from_url, sha256_of
+from src.errors import UserError
+from src.system.files import written_atomically
+
+URL = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"  # 7 MB; GLUE gives no checksum of it
+SHA256 = {
+    "train": "48eac26399f8456935f81dd9e3a745c1430adb6c62e233ccfe22db4a0d15d1d1",
+    "dev": "54a9c12c77e402fc14d6a66a506f24d999f596b0176eb777c972cccc2f9cc4b0",
+    "test": "69a938605609b3e6663b4487918fe1565eb293734e6e520d0366d1d412fd2a13",
+}
+SPLITS = tuple(SHA256)
+LABELLED = ("train", "dev")
+FIRST_LINE = 2  # of the sentences; the header is line 1
+
+
+def glue_files(folder: Path) -> dict[str, Path]:
+    """GLUE's files by split in `folder`, fetched where they are not there. Raises UserError where one is another."""
+    paths = {split: folder / f"{split}.tsv" for split in SPLITS}
+    missing = [split for split in SPLITS if not paths[split].exists()]
+    if missing:
+        try:
+            archive = from_url(URL, None, folder / Path(URL).name)
+        except UserError as error:
+            raise UserError(f"{error}, or give train.tsv and dev.tsv as datamodule.raw=FOLDER") from error
+        try:
+            with ZipFile(archive) as members:
+                for split in missing:
+                    with written_atomically(paths[split]) as part, part.open("wb") as target:
+                        shutil.copyfileobj(members.open(f"SST-2/{split}.tsv"), target)
+        except (BadZipFile, KeyError, EOFError) as error:
+            raise UserError(f"{archive} is truncated or altered ({error}): delete it to fetch it again") from error
+    for split, path in paths.items():
+        if sha256_of(path) != SHA256[split]:
+            raise UserError(f"{path} is not GLUE's: delete it, or give your own files as datamodule.raw=FOLDER")
+    return paths
+
+
+def own_files(folder: Path) -> dict[str, Path]:
+    """The files of a folder by split; `test` may be absent. Raises UserError where another is."""
+    paths = {split: folder / f"{split}.tsv" for split in SPLITS}
+    for split in LABELLED:
+        if not paths[split].is_file():
+            raise UserError(f"datamodule.raw={folder} holds no {split}.tsv: give a folder with train.tsv and dev.tsv")
+    return {split: path for split, path in paths.items() if path.is_file()}
+
+
+def read_tsv(path: Path, *, labelled: bool) -> tuple[list[str], Int64[np.ndarray, " sentences"]]:
+    """The sentences of a file and their labels, 0 or 1; UNLABELLED for all where the file need not have them.
+
+    The header names the columns, which may come in any order. Nothing is quoted: a quotation mark is part of its
+    sentence. Raises UserError that names file and line for text that is not so.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        raise UserError(f"{path} line {line} is not UTF-8 (byte 0x{byte:02x}): save the file as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from error
+    header, *rows = (line.removesuffix("\r").split("\t") for line in text.removesuffix("\n").split("\n"))
+    for column in ("sentence", "label")[: 1 + labelled]:
+        if column not in header:
+            raise UserError(f"{path} line 1: there is no column '{column}', only {', '.join(map(repr, header))}")
+    for line, row in enumerate(rows, FIRST_LINE):
+        if len(row) != len(header):
+            raise UserError(f"{path} line {line} has {len(row)} columns, the header {len(header)}: mend the line")
+    sentences = [row[header.index("sentence")] for row in rows]
+    if not labelled:
+        return sentences, np.full(len(rows), UNLABELLED)
+    column = header.index("label")
+    for line, row in enumerate(rows, FIRST_LINE):
+        if row[column] not in ("0", "1"):
+            raise UserError(f"{path} line {line}: the label is {row[column]!r}; it must be 0 or 1")
+    return sentences, np.array([int(row[column]) for row in rows], np.int64)

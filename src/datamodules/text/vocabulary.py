@@ -1,0 +1,114 @@
+"""Uncased BERT vocabularies and the tokenizer that they make, from the Hugging Face hub or a local folder."""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from tokenizers import Encoding
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+
+from src.batches.tokens import PAD, UNLABELLED
+from src.datamodules.download import sha256_of
+from src.datamodules.text.data import TokenData
+from src.errors import UserError
+
+FILE = "vocab.txt"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+CHUNK = 8192  # sentences between two steps of the progress bar
+FRAME = 2  # [CLS] and [SEP], which every sentence has
+
+
+class Vocabulary:
+    """The word pieces of a vocab.txt, one a line, whose line number (from 0) is the id; text is put in lower case.
+
+    Args:
+        source: a folder that holds a vocab.txt (also of a converted model), such a file, or a name on the hub.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Raises UserError where there is no such vocabulary, or where it is none."""
+        self.path = _found(source)
+        self.sha256 = sha256_of(self.path)
+        try:
+            pieces = self.path.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.path} is not UTF-8 ({error.reason}): give BERT's vocab.txt") from error
+        while pieces and not pieces[-1]:
+            pieces.pop()
+        self.ids = {piece: row for row, piece in enumerate(pieces)}
+        self.size = len(pieces)
+        missing = [piece for piece in SPECIAL if piece not in self.ids]
+        if missing:
+            raise UserError(f"{self.path} has no line {missing[0]}: give BERT's vocab.txt")
+        if self.ids["[PAD]"] != PAD:
+            raise UserError(f"{self.path} line {self.ids['[PAD]'] + 1}: [PAD] must be the first line, as in BERT's")
+
+    @cached_property
+    def tokenizer(self) -> BertWordPieceTokenizer:
+        return BertWordPieceTokenizer(vocab=self.ids, lowercase=True)
+
+    def encode(
+        self,
+        sentences: Sequence[str],
+        where: str,
+        first_line: int = 1,
+        labels: Int64[np.ndarray, " sentences"] | None = None,
+    ) -> TokenData:
+        """The tokens of all sentences, on all cores, of any length.
+
+        `where` and `first_line` say where the first one stands. Raises UserError for a sentence without a word piece,
+        and where there is no sentence.
+        """
+        if not sentences:
+            raise UserError(f"{where} holds no sentences; give one a line")
+        parts: list[Encoding] = []
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=Console(stderr=True), disable=len(sentences) <= CHUNK, transient=True) as bar:
+            for begin in bar.track(range(0, len(sentences), CHUNK), description=f"tokenising {where}"):
+                parts += self.tokenizer.encode_batch(list(sentences[begin : begin + CHUNK]))
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        empty = (lengths <= FRAME).nonzero()[0]
+        if len(empty):
+            raise UserError(f"{where} line {first_line + empty[0]}: the sentence is empty; fill it in, or remove it")
+        starts = np.concatenate([[0], lengths.cumsum()])
+        ids = np.fromiter(chain.from_iterable(part.ids for part in parts), np.int32, starts[-1])
+        return TokenData(ids, starts, np.full(len(parts), UNLABELLED) if labels is None else labels)
+
+
+def _found(source: str) -> Path:
+    """The vocab.txt of a folder, the file itself, or the hub's. Raises UserError where there is none."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / FILE).is_file():
+            raise UserError(f"datamodule.vocabulary={source} holds no {FILE}: give a folder that does")
+        return path / FILE
+    if path.is_file():
+        return path
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
+        raise UserError(f"datamodule.vocabulary={source}: there is no such file or folder; give one with {FILE}")
+    return _from_hub(source)
+
+
+def _from_hub(name: str) -> Path:
+    """The hub's vocab.txt; one that has been fetched before is taken as it is, without asking the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        try:
+            return Path(hf_hub_download(name, FILE, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return Path(hf_hub_download(name, FILE))
+    except (OSError, ValueError) as error:
+        is_unreachable = isinstance(error, LocalEntryNotFoundError)
+        reason = "it cannot be reached" if is_unreachable else str(error).partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"datamodule.vocabulary={name} is no local folder, and the Hugging Face hub does not give it ({reason}): "
+            f"give datamodule.vocabulary=FOLDER with its {FILE}"
+        ) from error

@@ -1,0 +1,1 @@
+"""What every GPU path shares: Triton launches, CUDA graphs, streams and timers."""

@@ -1,0 +1,96 @@
+"""Any function of a batch as CUDA graphs, one for each shape of the batch: what training and inference share."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from src.gpu.graph_gaps import renew_queues
+
+T = TypeVar("T")
+Shapes = tuple[torch.Size, ...]
+
+
+@dataclass(frozen=True)
+class Capture(Generic[T]):
+    """One graph with the memory that it reads its batch from and writes its result to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: dict[torch.dtype, list[Tensor]]  # in groups that one kernel can fill
+    result: T
+
+    def replay(self, tensors: list[Tensor]) -> T:
+        for dtype, static in self.inputs.items():
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                static, [tensor for tensor in tensors if tensor.dtype == dtype], non_blocking=True
+            )
+        self.graph.replay()
+        return self.result
+
+
+class Graphed(Generic[T]):
+    """Calls `function`; with `graph`, from the call after `warmup` of a shape on as a captured CUDA graph.
+
+    A batch is any nest of tuples, lists and dicts of tensors. Each shape has a graph of its own, up to `most` of them:
+    ragged data comes in a few buckets, and what fits none of them runs as it is. Warm-up calls run eagerly on the
+    stream that the capture uses (compilation and autotuning happen there), and count: each of them is a whole call.
+
+    The function must not wait for the device and must read nothing that changes but the batch's tensors, parameters,
+    buffers and the default generator; other leaves of the batch (numbers) are those of the capture in every replay.
+    What it returns is overwritten by the next call. All graphs share one pool of memory: what a call makes and does
+    not return (gradients) is gone when it ends.
+    """
+
+    def __init__(self, function: Callable[..., T], graph: bool, warmup: int = 3, most: int = 4) -> None:
+        self.function, self.warmup, self.most = function, warmup, most
+        # What the function starts beside its own stream is to fill that one's gaps, not to be in its way.
+        self.stream = torch.cuda.Stream(priority=-1) if graph else None
+        self.captures: dict[Shapes, Capture[T]] = {}
+        self._calls: Counter[Shapes] = Counter()
+
+    def __call__(self, *batch: Any) -> T:
+        if self.stream is None:
+            return self.function(*batch)
+        leaves, structure = tree_flatten(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        shapes = tuple(tensor.shape for tensor in tensors)
+        if shapes in self.captures:
+            return self.captures[shapes].replay(tensors)
+        self._calls[shapes] += 1
+        if self._calls[shapes] <= self.warmup or len(self.captures) == self.most:
+            return self._eager(self.stream, *batch)
+        static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.captures[shapes] = self._capture(self.stream, static, tree_unflatten(static, structure))
+        return self.captures[shapes].replay(tensors)
+
+    def warm_up(self, *batch: Any) -> None:
+        """Makes the calls after which a batch of this shape is replayed. For functions that change nothing."""
+        for _ in range(self.warmup + 1 if self.stream is not None else 1):
+            self(*batch)
+
+    def _eager(self, stream: torch.cuda.Stream, *batch: Any) -> T:
+        main = torch.cuda.current_stream()
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            result = self.function(*batch)
+        main.wait_stream(stream)
+        return result
+
+    def _capture(self, stream: torch.cuda.Stream, leaves: list[Any], batch: Any) -> Capture[T]:
+        """Records one call on `batch`, made of `leaves`, without running it."""
+        inputs: dict[torch.dtype, list[Tensor]] = {}
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                inputs.setdefault(leaf.dtype, []).append(leaf)
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
+        torch.cuda.synchronize()
+        # Other threads may wait for the device meanwhile: NCCL watches over its messages.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = self.function(*batch)
+        renew_queues()  # now that streams have been used which the warm-up calls needed first
+        return Capture(graph, inputs, result)

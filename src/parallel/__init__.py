@@ -1,0 +1,1 @@
+"""Training on several ranks: gradient averaging, its transports, and strategies."""

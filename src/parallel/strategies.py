@@ -1,0 +1,95 @@
+"""Where weights are: on one device to stay, or data parallel with embedding tables spread over the ranks."""
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor, distributed, nn
+
+GIB = 2**30
+
+
+class OneDevice(SingleDeviceStrategy):
+    """Leaves the weights on the device when training or an evaluation ends: the next one needs them there.
+
+    Lightning would move them to the host, gigabytes of tables each time.
+    """
+
+    def teardown(self) -> None:
+        assert self.accelerator is not None
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+@runtime_checkable
+class Spread(Protocol):
+    """A module whose weights lie on several ranks, unseen by DistributedDataParallel, as `ShardedEmbeddings`."""
+
+    plan: Any  # None until it is placed
+
+    def held_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of the parts that this rank holds."""
+        ...
+
+    def place(self, device: torch.device, batch_size: int, memory_bytes: float | None = None) -> None: ...
+
+
+class HybridStrategy(DDPStrategy):
+    """Data parallel training of tasks whose `TrainStep` averages the gradients, with tables spread over the ranks.
+
+    Unlike DDPStrategy it wraps nothing. It begins with rank 0's weights everywhere; statistics that ranks keep for
+    themselves (of BatchNorm) are averaged before each evaluation. Modules that spread themselves are placed first.
+    What such a module saves is whole, so a checkpoint loads at any number of ranks. All ranks have to take part in
+    saving, as they do in Lightning.
+
+    Args:
+        batch_size: samples of one rank in a training step.
+        memory_gib: of one rank's device; what the device says if not given.
+    """
+
+    def __init__(self, batch_size: int, memory_gib: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.batch_size = batch_size
+        self.memory_bytes = memory_gib * GIB if memory_gib else None
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True  # before it, a module has no memory that it could load into
+
+    def setup_environment(self) -> None:
+        # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        super().setup_environment()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(self.num_processes))  # TorchRec asks; SLURM does not say
+        assert self.lightning_module is not None
+        for module in self.lightning_module.modules():
+            if isinstance(module, Spread) and module.plan is None:
+                module.place(self.root_device, self.batch_size, self.memory_bytes)
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        assert self.lightning_module is not None
+        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
+            distributed.broadcast(tensor.detach(), 0)
+
+    def on_validation_start(self) -> None:
+        assert self.lightning_module is not None
+        average_statistics(self.lightning_module)
+
+    def on_test_start(self) -> None:
+        self.on_validation_start()
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module) -> None:
+    """Makes running means and variances their means over all ranks."""
+    for name, buffer in module.named_buffers():
+        if name.rsplit(".", 1)[-1] in ("running_mean", "running_var"):
+            distributed.all_reduce(buffer)
+            buffer /= distributed.get_world_size()

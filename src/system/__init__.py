@@ -1,0 +1,1 @@
+"""The operating system: files, locks, worker processes, ranks, and imports."""

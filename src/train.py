@@ -1,0 +1,125 @@
+"""`train.py trainer=1x4` on one machine: starts its ranks, and answers for those that cannot.
+
+The ranks are the same command under torch.distributed.run, with the folder of this run: what a person could start by
+hand. Lightning's own launcher would run a whole sweep again in each rank.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from src.cli import DEBUGGING, fail
+from src.config.settings import check_settings, given_overrides
+from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
+from src.system.group import ANSWERED_FOR, started_by
+from src.system.lean import loading
+from src.system.workers import cpu_count
+
+if TYPE_CHECKING:
+    from src.report.record import Record
+
+ROOT = Path(__file__).resolve().parents[1]
+SAVING_S = 600  # that ranks get for their checkpoint when they are asked to end
+
+
+def train_here_or_on_ranks(config: DictConfig) -> None:
+    """Trains in this process, or starts a process for each device of one machine and waits for them."""
+    if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
+        start_ranks(config)
+        return
+    with loading():
+        from src.run import train
+    train(config)
+
+
+def start_ranks(config: DictConfig) -> None:
+    """Runs the configured job on its ranks. Raises SystemExit unless all of them succeed, after a record is there."""
+    with loading():
+        import torch
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
+
+        from src.launch.devices import check_devices
+        from src.sweep.largest import settle_batch
+
+    begin_s = time.time()
+    check_settings(config)  # what a person can mend is told before anything starts
+    settle_batch(config, given_overrides())  # the ranks find its row
+    check_devices(
+        config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // config.trainer.devices)))
+    os.environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_S), ANSWERED_FOR: "1"}
+    arguments = ["--standalone", f"--nproc-per-node={config.trainer.devices}", "--max-restarts=0"]
+    logging.disable(logging.ERROR)  # torchrun's own account of what is said below
+    if not DEBUGGING:
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # the door's own, which says to ranks that the person wants tracebacks
+    try:
+        run(parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)]))
+    except ChildFailedError as error:
+        failure = first_failure(error.failures)
+    except (SignalException, KeyboardInterrupt) as error:
+        wait_for_ranks()
+        sys.exit(128 + getattr(error, "sigval", signal.SIGINT))
+    else:
+        return
+    finally:
+        logging.disable(logging.NOTSET)
+        del os.environ[ANSWERED_FOR]
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.exit(answer_for(config, failure, begin_s))
+
+
+def wait_for_ranks() -> None:
+    """Waits until the ranks have saved and rank 0 has written its record, whatever further signals arrive.
+
+    torchrun's agent waits for them after the first signal and leaves them alone after the second.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    psutil.wait_procs(psutil.Process().children(), timeout=SAVING_S)
+
+
+def overrides(config: DictConfig) -> list[str]:
+    """Of this job, one of a sweep perhaps, with its folder."""
+    folder = os.path.relpath(HydraConfig.get().runtime.output_dir)
+    return [*given_overrides(), f"hydra.run.dir={folder}"]
+
+
+def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
+    """Says why the ranks ended, on stderr and in the record where rank 0 did not; returns the exit code."""
+    from src.report.record import RunError, read_record, write_record
+
+    file = Path(config.output_dir) / "result.json"
+    written = file.exists() and file.stat().st_mtime >= begin_s
+    record = read_record(file) if written else record_without_run(config)
+    if written and record.status == "interrupted" and failure.exitcode in ASKED:
+        return failure.exitcode if failure.exitcode > 0 else 128 + signal.SIGTERM
+    if not written or failure.rank != 0:
+        error = replace(RunError(**failure.error), message=f"rank {failure.rank}: {failure.error['message']}")
+        status = "oom" if memory_ran_out(f"{error.type}: {error.message}") else "failed"
+        write_record(replace(record, status=status, error=error), file)
+    if failure.error["type"] == "UserError":
+        return fail(failure.error["message"])
+    print(f"rank {failure.rank} of {config.trainer.devices} failed and ended the others", file=sys.stderr)
+    print(failure.traceback or failure.error["message"], file=sys.stderr)
+    print(f"record: {file}", file=sys.stderr)
+    return 1
+
+
+def record_without_run(config: DictConfig) -> "Record":
+    """That of a run of which nothing was heard."""
+    from src.measure.clock import Clock
+    from src.run import make_record, settled
+
+    return make_record(settled(config), Clock(), None, "failed", None)

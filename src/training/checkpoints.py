@@ -1,0 +1,235 @@
+"""Writing, finding, verifying and reading checkpoints.
+
+A checkpoint is the zip archive that `torch.save` writes. The archive's comment holds the SHA-256 of the archive as it
+was before the comment was added, so any changed bit of the file is found before its content is used. Reading makes
+tensors and plain Python values only: nothing that a file names is called.
+"""
+
+import hashlib
+import io
+import os
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor, nn
+
+from src.errors import UserError
+from src.system.files import written_atomically
+
+DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
+DIGEST_BYTES = 71
+CHUNK_BYTES = 4 * 2**20
+TARGETS = ("src.models.", "src.training.", "torch.optim.")  # what the config in a checkpoint may name
+MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
+
+
+def newest_checkpoint(output_root: Path, model: str, before: Path) -> Path | None:
+    """The newest `last.ckpt` of this model under the output folder, other than in the run folder `before`."""
+    found = [
+        p for p in (output_root / model).glob("**/checkpoints/last.ckpt") if before.resolve() not in p.resolve().parents
+    ]
+    return max(found, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes the checkpoint with its digest, atomically. Raises UserError where it cannot be written."""
+    try:
+        with written_atomically(path) as temporary, temporary.open("w+b") as file:
+            with HashingWriter(file) as writer:
+                torch.save(checkpoint, cast(BinaryIO, writer))
+            comment = b"sha256:" + writer.digest.hexdigest().encode()
+            file.seek(-2, os.SEEK_END)  # the length of the archive's comment, 0 so far
+            file.write(struct.pack("<H", len(comment)) + comment)
+    except RuntimeError as error:  # what torch makes of a write that fails half-way
+        failure = error.__context__
+        reason = failure.strerror if isinstance(failure, OSError) else first_line(error)
+        raise UserError(f"cannot write {path} ({reason}): free space, or choose another output folder") from error
+
+
+class HashingWriter(io.RawIOBase):
+    """Writes to an open file and computes the SHA-256 of what it writes in a second thread."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.digest = hashlib.sha256()
+        self._file = file
+        self._thread = ThreadPoolExecutor(1)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if len(data) < 2**16:  # handing it over would take longer
+            self.digest.update(data)
+            return self._file.write(data)
+        hashed = self._thread.submit(self.digest.update, data)
+        try:
+            return self._file.write(data)
+        finally:
+            hashed.result()  # the memory is torch's and may change after this call
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        super().close()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The verified checkpoint, on the CPU. Raises UserError if it is missing, damaged, holds code or is not ours."""
+    try:
+        verify(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such checkpoint; give the path of a last.ckpt or best.ckpt") from None
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path}: {refusal(error)}") from None
+    except (RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"{path}: not a readable checkpoint ({first_line(error)}); give another") from None
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise UserError(f"{path}: holds no state_dict; give a checkpoint that train.py wrote")
+    for name, value in checkpoint["state_dict"].items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"{path}: {name} is no tensor but {type(value).__name__}; give another checkpoint")
+    return checkpoint
+
+
+def verify(path: Path) -> None:
+    """Raises UserError where the file is not as it was written; OSError where it cannot be read.
+
+    An archive without a digest, which `torch.save` alone wrote, is held to the checksums of its members. A file that is
+    no archive has none.
+    """
+    if is_whole(path) is False:
+        other = next((p for p in checkpoints_before(path) if is_whole(p)), None)
+        way_out = f"go on from the one before it, {other}" if other else "there is no earlier one in its folder"
+        raise UserError(f"{path}: damaged, it is not what was written (its checksum differs); {way_out}")
+
+
+def is_whole(path: Path) -> bool | None:
+    """Whether the file is as it was written; None if it has no checksum. Raises OSError where it cannot be read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - DIGEST_BYTES - 2))
+        end = file.read()
+        if found := DIGEST.fullmatch(end[2:]):
+            file.seek(0)
+            digest = hashlib.sha256()
+            for chunk in chunks(file, size - len(end)):
+                digest.update(chunk)
+            digest.update(b"\0\0")
+            return end[:2] == struct.pack("<H", DIGEST_BYTES) and digest.hexdigest().encode() == found[1]
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return end.endswith(b"\0\0") and archive.testzip() is None  # of an archive without a comment
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError):  # of damaged headers
+        return False
+
+
+def chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The next `size` bytes of the file in parts."""
+    while size > 0 and (part := file.read(min(size, CHUNK_BYTES))):
+        size -= len(part)
+        yield part
+
+
+def checkpoints_before(path: Path) -> list[Path]:
+    """The other checkpoints in the same folder, the newest first."""
+    others = [p for p in path.parent.glob("*.ckpt") if p.name != path.name]
+    return sorted(others, key=lambda p: p.stat().st_mtime, reverse=True)
+
+
+def refusal(error: pickle.UnpicklingError) -> str:
+    """What is wrong with a file that torch refuses to unpickle, and what to do."""
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return (
+            f"it names {named[1]}, which a checkpoint of numbers does not need and which was not run; "
+            "give a checkpoint that train.py wrote, or weights as safetensors"
+        )
+    return f"not a readable checkpoint ({first_line(error)}); give another"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:80]
+
+
+def trained_config(checkpoint: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """The config of the model that the checkpoint holds, safe to instantiate; None if it holds none.
+
+    Raises UserError where it names anything but classes of this project's models and torch's optimisers.
+    """
+    config = checkpoint.get("model_config")
+    if config is None:
+        return None
+    if not isinstance(config, dict) or not {"name", "task"} <= config.keys():
+        raise UserError(f"{path}: its model_config is no config of a model; give a checkpoint that train.py wrote")
+    config = renamed(config)
+    for key, value in leaves(config):
+        if key.rpartition(".")[2] == "_target_" and not is_our_class(value):
+            raise UserError(
+                f"{path}: model_config.{key} is {value!r}, no class of {' or '.join(TARGETS)}* and not made; "
+                "give a checkpoint that train.py wrote"
+            )
+    return config
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested dicts and lists by dotted key."""
+    if isinstance(config, dict | list):
+        for key, value in config.items() if isinstance(config, dict) else enumerate(config):
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, config
+
+
+def renamed(config: Any) -> Any:
+    """The config with today's names of the modules in MOVED."""
+    if isinstance(config, dict):
+        return {key: renamed(value) for key, value in config.items()}
+    if isinstance(config, list):
+        return [renamed(value) for value in config]
+    old = next((name for name in MOVED if isinstance(config, str) and config.startswith(name)), None)
+    return config if old is None else MOVED[old] + config.removeprefix(old)
+
+
+def is_our_class(target: Any) -> bool:
+    """Whether this is the name of a class that one of the packages of TARGETS defines."""
+    if not isinstance(target, str) or not target.startswith(TARGETS):
+        return False
+    module, _, name = target.rpartition(".")
+    with suppress(ImportError):
+        found = getattr(import_module(module), name, None)
+        return isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)
+    return False
+
+
+def compare(checkpoint: dict[str, Any], path: Path, network: nn.Module) -> None:
+    """Raises UserError naming the first parameter whose name or shape differs from the network's."""
+    theirs = {
+        k.removeprefix("network."): v.shape for k, v in checkpoint["state_dict"].items() if k.startswith("network.")
+    }
+    ours = {k: v.shape for k, v in network.state_dict().items()}
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            raise UserError(
+                f"{path}: a checkpoint of another architecture: {key} is {shown(theirs.get(key))} there and "
+                f"{shown(ours.get(key))} here; use the model config it was trained with"
+            )
+
+
+def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
+    """Puts the checkpoint's weights into the task; raises UserError where the networks differ."""
+    compare(checkpoint, path, task.network)  # type: ignore[arg-type]
+    task.load_state_dict(checkpoint["state_dict"])
+
+
+def shown(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else str(tuple(shape))

@@ -1,0 +1,154 @@
+"""One optimiser step of any task: loss, backward, unscale, clip, update. Eager, or replayed from a CUDA graph."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
+from torch.nn.utils import clip_grad_norm_
+
+from src.config.schema import Execution
+from src.gpu.cuda_graphs import Graphed
+from src.gpu.waiting import Waiting
+from src.parallel.gradient_averaging import GradientAverage, travelling_dtype
+
+
+@runtime_checkable
+class StepTask(Protocol):
+    """What a step asks of its task; `src.training.task.Task` says what each of these is."""
+
+    execution: Execution
+    clip_norm: float | None
+    waiting: Waiting
+    losses: Tensor
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def trainer(self) -> pl.Trainer: ...
+    def optimizers(self) -> Any: ...
+    def trained_parameters(self) -> list[nn.Parameter]: ...
+    def prepare_first_step(self, batch: Any) -> None: ...
+    def loss(self, batch: Any) -> dict[str, Tensor]: ...
+    def manual_backward(self, loss: Tensor) -> None: ...
+    def overflowed(self) -> Tensor | None: ...
+    def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None: ...
+
+
+class TrainStep:
+    """Call it with a batch, or with several, whose mean gradient is taken.
+
+    It returns the step's scalars (means over the batches) as detached device tensors, without waiting for the device.
+
+    With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser, loss scaling
+    and the exchange with other ranks included, is captured once and replayed. The mathematics is the same either way.
+    """
+
+    def __init__(self, task: StepTask, graph: bool, warmup_steps: int) -> None:
+        self.task = task
+        self.optimizer = task.optimizers()
+        self.scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        self.parameters = [p for p in task.trained_parameters() if p.requires_grad]
+        self.average = None
+        if task.trainer.world_size > 1:
+            dtype = travelling_dtype(task.execution.gradient_dtype)
+            self.average = GradientAverage(self.parameters, task.waiting, dtype)
+        # The first step settles how gradients travel, which no graph can hold.
+        self.run = Graphed(self._step, graph, max(1, warmup_steps))
+        self.started = False
+
+    def __call__(self, *batches: Any) -> dict[str, Tensor]:
+        if not self.started:
+            self.task.prepare_first_step(batches[0])
+            self.started = True
+        outputs = self.run(*batches)
+        self._count_optimizer_step()
+        return outputs
+
+    def close(self) -> None:
+        """Gives the graphs back, which the group of ranks cannot end before."""
+        self.run.captures.clear()
+        if self.average is not None:
+            self.average.close()
+
+    def _step(self, *batches: Any) -> dict[str, Tensor]:
+        *found, outputs = [self._backward(batch, number + 1, len(batches)) for number, batch in enumerate(batches)]
+        if found:
+            outputs = {name: torch.stack([each[name] for each in (*found, outputs)]).mean(0) for name in outputs}
+        with torch.autocast(self.task.device.type, enabled=False):
+            optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
+            clip_norm, scale, found_inf = self.task.clip_norm, None, None
+            # Fused updates divide gradients on their way, which spares unscaling and clipping a pass each.
+            divides = clip_norm is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+            norms: list[Tensor] = []
+            for gradients in self._gradients():  # the first ones while the last still travel
+                if divides:
+                    norms += torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+            if divides:
+                outputs["grad_norm"] = self._set_divisor(optimizer, norms)
+            elif self.scaler is not None:
+                self.scaler.unscale_(optimizer)
+            if self.scaler is not None:
+                scale, found_inf = self.scaler._get_scale_async(), self._found_inf(optimizer)
+            if clip_norm is not None and not divides:
+                outputs["grad_norm"] = clip_grad_norm_(self.parameters, clip_norm)
+            self.task.update_rest(optimizer.param_groups[0]["lr"], scale, found_inf)
+            if self.scaler is not None:
+                self.scaler.step(optimizer)
+                self.scaler.update()
+                outputs["loss_scale"] = self.scaler._get_scale_async()  # the host must not read it here
+            else:
+                optimizer.step()
+        self.task.losses.add_(outputs["loss"].detach(), alpha=0)  # 0 times a number that is not finite is NaN
+        # No gradient outlives its step: each graph makes its own, in memory that the next graph or step uses again.
+        for parameter in self.parameters:
+            parameter.grad = None
+        return {name: value.detach() for name, value in outputs.items() if value is not None}
+
+    def _backward(self, batch: Any, number: int, batches: int) -> dict[str, Tensor]:
+        """Adds the gradients of one of so many batches to those that are there; returns its scalars."""
+        if self.average is not None:
+            self.average.is_last = number == batches
+        outputs = self.task.loss(batch)
+        with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
+            self.task.manual_backward(outputs["loss"] if batches == 1 else outputs["loss"] / batches)
+        return {name: value.detach() for name, value in outputs.items() if value is not None}
+
+    def _gradients(self) -> Iterator[list[Tensor]]:
+        """All, in one part or in several; of several ranks their means, not to be written before all are there."""
+        parts = [self.parameters] if self.average is None else self.average.arrivals()
+        for part in parts:
+            if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
+                yield gradients
+
+    def _set_divisor(self, optimizer: Any, norms: list[Tensor]) -> Tensor:
+        """Tells a fused optimiser what to divide gradients by; returns their norm, not finite where one overflowed.
+
+        The loss's scale times what `clip_grad_norm_` would divide by. GradScaler is told what its own pass over all
+        gradients would have found: their norm is finite, or not.
+        """
+        clip_norm = self.task.clip_norm
+        assert clip_norm is not None
+        norm = torch.linalg.vector_norm(torch.stack(norms)).float()
+        scale = torch.ones_like(norm)
+        if self.scaler is not None:
+            scale = self.scaler._get_scale_async()
+            state = self.scaler._per_optimizer_states[id(optimizer)]
+            state.update(stage=OptState.UNSCALED, found_inf_per_device={norm.device: (~norm.isfinite()).float()})
+            norm = norm / scale
+        optimizer.grad_scale = scale / (clip_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+
+    def _found_inf(self, optimizer: Any) -> Tensor:
+        """Not 0 where a gradient overflowed, also one that the optimiser does not hold: then no weight changes."""
+        assert self.scaler is not None
+        found = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
+        rest = self.task.overflowed()
+        return found if rest is None else found.copy_(torch.maximum(found, rest))
+
+    def _count_optimizer_step(self) -> None:
+        # Lightning's global_step counts what its own wrapper runs; a replay does not pass there.
+        self.optimizer._on_before_step()  # type: ignore[union-attr]
+        self.optimizer._on_after_step()  # type: ignore[union-attr]

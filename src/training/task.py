@@ -1,0 +1,319 @@
+"""Task: what every model here is to the rest of the house, a LightningModule with a contract.
+
+A model provides `network` (an nn.Module that works alone), `unit`, `final_metric`, `loss`, `count`, `cost`,
+`example_batch` and its validation and test steps. Training itself, eager or in one CUDA graph, is `TrainStep`, the
+same for all of them.
+"""
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from src.config.schema import Execution
+from src.errors import UserError
+from src.gpu.cuda_graphs import Graphed
+from src.gpu.waiting import Waiting
+from src.measure.clock import Clock
+from src.measure.roofline import Cost
+from src.training.schedule import Schedule, ScheduledRate
+from src.training.step import TrainStep
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FinalMetric:
+    """The figure a run is judged by, and the value that counts as reached."""
+
+    name: str
+    direction: Literal["max", "min"]
+    target: float | None
+
+    def reached(self, value: float | None) -> bool | None:
+        """None where there is no value or no target."""
+        if value is None or self.target is None:
+            return None
+        return value >= self.target if self.direction == "max" else value <= self.target
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
+
+    num_samples: int | None  # None: as many as the data has
+    batch_size: int
+    warmup_batches: int
+    output: Path
+    graph: bool  # capture the model's work in CUDA graphs
+    datamodule: Callable[..., Any]  # makes the configured one, with other arguments where given
+    options: dict[str, Any]  # the model's own, from its config's `predict`
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a prediction measured and wrote.
+
+    `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
+    `loaded_latencies_s`: the same with the making of the batch inside the clock, where batches come from data.
+    `tokens`: real and processed ones of all samples, where they have any.
+    """
+
+    samples: int
+    latencies_s: list[float]
+    files: dict[str, Path]
+    final_metric: dict[str, Any] | None = None
+    loaded_latencies_s: list[float] | None = None
+    tokens: tuple[int, int] | None = None
+
+
+class Task(pl.LightningModule):
+    """Base of every model's task.
+
+    Args:
+        network: the model, usable alone.
+        optimizer: makes the optimiser from the parameters (`_partial_: true` in the config).
+        schedule: of the learning rate, which is logged as `lr`; None keeps it as it is.
+    """
+
+    unit: str
+    final_metric: FinalMetric
+    curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
+    data_kind: type[pl.LightningDataModule] = pl.LightningDataModule  # of datamodules that it reads
+    data_wish = ""  # what is said where the data is of another kind
+    predictions_name = "predictions.csv"  # where predict.py writes if no output is given
+
+    def __init__(
+        self, network: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], schedule: Schedule | None = None
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.make_optimizer, self.schedule = optimizer, schedule
+        self.automatic_optimization = False  # TrainStep does it, so that one graph can hold the whole step
+        self.clock = Clock()
+        self.execution = Execution()
+        self.clip_norm: float | None = None
+        self.accumulate = 1  # batches of an optimiser step
+        self._held: list[Any] = []  # batches that wait for the others of their step
+        self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
+        self.activation_bytes = 4  # of a number that passes between products, for cost()
+        self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
+        self.losses = torch.zeros(())  # 0 while every loss of this training was finite, NaN from then on; on the device
+        self.diverged: str | None = None  # what the host has seen of that: the error that ends the run
+        self.metrics: dict[str, float] = {}  # what the newest evaluation found
+        self.output_dir: Path | None = None  # where evaluations may write files
+        self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
+        self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
+        self.waiting = Waiting(torch.device("cpu"))  # for other ranks, in this training
+        self._step: TrainStep | None = None
+        self._evaluation: Graphed[Any] | None = None
+        self._rate: ScheduledRate | None = None
+
+    @abstractmethod
+    def loss(self, batch: Any) -> dict[str, Tensor]:
+        """The scalar to minimise as `loss`, with any parts of it worth logging. No host synchronisation."""
+
+    @abstractmethod
+    def count(self, batch: Any) -> int:
+        """Samples in this batch of this rank, read from shapes."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Useful FLOPs and least bytes per sample."""
+
+    @abstractmethod
+    def example_batch(self, size: int) -> Any:
+        """A random valid batch on the task's device."""
+
+    @abstractmethod
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Predicts or generates, times each batch, and writes the results."""
+
+    def compile_network(self) -> None:
+        """Compiles what is worth compiling; nothing unless the model says so."""
+
+    def prepare_first_step(self, batch: Any) -> None:
+        """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
+
+    def readable(self, datamodule: Any) -> Any:
+        """The datamodule, as one of the kind that this model reads. Raises UserError before any data is fetched."""
+        if not isinstance(datamodule, self.data_kind):
+            raise UserError(self.data_wish)
+        return datamodule
+
+    def meet(self, datamodule: pl.LightningDataModule) -> None:
+        """Lets the prepared data decide what it must of the network. Raises UserError where they do not fit."""
+
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""
+        return True
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What the optimiser gets. A model that updates others itself does so in `update_rest`."""
+        return list(self.parameters())
+
+    def overflowed(self) -> Tensor | None:
+        """Not 0 where a gradient of parameters outside the optimiser is infinite or NaN; None if there are none."""
+        return None
+
+    def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Updates the parameters outside the optimiser, unless `found_inf` is not 0. No host synchronisation."""
+
+    def evaluate_last(self, datamodule: pl.LightningDataModule) -> None:
+        """Sets `self.metrics` to what the finished run is judged by, with its last weights."""
+        self.trainer.test(self, datamodule=datamodule, verbose=False)
+
+    def evaluate_best(self, datamodule: pl.LightningDataModule, checkpoint: Path) -> None:
+        """Adds to `self.metrics` what the best evaluation's checkpoint is worth, and may leave its weights in place.
+
+        Nothing unless the model says so.
+        """
+
+    def is_decayed(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether the optimiser's weight decay is for this parameter; the others become a group of their own."""
+        return True
+
+    def rate_share(self, name: str) -> float:
+        """The share of the learning rate that this parameter is trained with."""
+        return 1.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        # The largest first: a fused update takes a few dozen tensors a launch, which lasts as its largest one.
+        parameters = sorted(self.trained_parameters(), key=torch.numel, reverse=True)
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        kinds = {p: (self.rate_share(names[p]), self.is_decayed(names[p], p)) for p in parameters}
+        groups: list[dict[str, Any]] = []
+        for share, decays in sorted({*kinds.values(), (1.0, True)}, reverse=True):  # the full rate is the first one's
+            group: dict[str, Any] = {"params": [p for p in parameters if kinds[p] == (share, decays)]}
+            if share != 1:
+                group["lr"] = share * cast(Any, self.make_optimizer).keywords["lr"]
+            if not decays:
+                group["weight_decay"] = 0.0
+            groups.append(group)
+        flags = self.fast_optimizer_flags()
+        optimizer = self.make_optimizer(groups, **flags)
+        if flags and isinstance(optimizer, torch.optim.SGD):
+            begin_momentum(optimizer)
+        return optimizer
+
+    def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:
+        """A function of an evaluation's batch, in CUDA graphs if these are wanted and `possible`.
+
+        There is one of them until `teardown`. What it returns on a GPU is overwritten at the next call.
+        """
+        if self._evaluation is None:
+            graph = wanted(self.execution.graph, self.device.type == "cuda") and possible
+            self._evaluation = Graphed(function, graph, self.execution.graph_warmup_steps)
+        return self._evaluation
+
+    def fast_optimizer_flags(self) -> dict[str, bool]:
+        """On a GPU: one fused kernel, without host reads so that a graph can hold it. The same update rule."""
+        if self.device.type != "cuda":
+            return {}
+        function = getattr(self.make_optimizer, "func", self.make_optimizer)
+        if function is torch.optim.Adagrad:  # its fused kernel is for CPUs alone
+            return {}
+        known = inspect.signature(function).parameters
+        return {name: True for name in ("fused", "capturable") if name in known}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["model_config"] = self.model_config
+        for state in checkpoint.get("optimizer_states", ()):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there
+
+    def on_train_start(self) -> None:
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        for group in optimizer.param_groups:
+            group.update(self.fast_optimizer_flags())  # a checkpoint from another device carries that device's flags
+        self._rate = self._scheduled_rate(optimizer)
+        if wanted(self.execution.compile, self.device.type == "cuda"):
+            self.compile_network()
+        graph = wanted(self.execution.graph, self.device.type == "cuda" and self.can_be_captured())
+        self.losses, self.diverged = torch.zeros((), device=self.device), None
+        self.waiting = Waiting(self.device)
+        self.clock.waited_s = self.waiting.seconds
+        self._step = TrainStep(self, graph, self.execution.graph_warmup_steps)
+
+    def teardown(self, stage: str) -> None:
+        if self._step is not None:
+            self._step.close()
+            self._step = None
+        self._evaluation = None  # Lightning may move the weights away, and a graph would read where they were
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.mark("other")
+        assert self._step is not None
+        self._held.append(batch)
+        if len(self._held) < self.accumulate and not self.trainer.is_last_batch:
+            return
+        batches, self._held = self._held, []
+        lr = self._follow_schedule()
+        self.last = self._step(*batches) | lr
+        self.batch_size = self.count(batch)
+        self.clock.mark("compute", samples=sum(map(self.count, batches)))
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether the next batch has to wait for others of its optimiser step, unless it is the epoch's last."""
+        return len(self._held) + 1 < self.accumulate
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        if all(leaf.device == device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
+            return batch
+        self.clock.mark("other")
+        batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        self.clock.mark("transfer")
+        return batch
+
+    def _scheduled_rate(self, optimizer: torch.optim.Optimizer) -> ScheduledRate | None:
+        """The learning rate's schedule with its length, in epochs or steps of this run. Raises UserError if endless."""
+        if self.schedule is None:
+            return None
+        epochs = self.schedule.interval == "epoch"
+        length = self.schedule.total or (self.trainer.max_epochs if epochs else self._optimizer_steps())
+        if length is None or not 1 <= length < math.inf:
+            raise UserError("a learning rate schedule needs an end; give fit.max_epochs, or model.task.schedule.total")
+        return ScheduledRate(self.schedule, int(length), optimizer, self.device)
+
+    def _optimizer_steps(self) -> float:
+        """Of the whole run, as far as it is bounded."""
+        steps = self.trainer.estimated_stepping_batches
+        if self.accumulate == 1 or self.trainer.max_epochs in (None, -1):
+            return steps
+        in_epochs = -(-self.trainer.num_training_batches // self.accumulate) * (self.trainer.max_epochs or 0)
+        return min(steps, in_epochs)
+
+    def _follow_schedule(self) -> dict[str, Tensor]:
+        """Sets the learning rates of the next step; returns the first one as `lr`, nothing without a schedule."""
+        if self._rate is None:
+            return {}
+        done = self.current_epoch if self._rate.schedule.interval == "epoch" else self.global_step
+        return {"lr": torch.tensor(self._rate.follow(done), dtype=torch.float64)}
+
+
+def begin_momentum(optimizer: torch.optim.SGD) -> None:
+    """Sets the momentum of a fused SGD to 0, which makes its first step the usual one.
+
+    torch (2.11 to 2.13) takes uninitialised memory for it, writes it in the first step and reads it from the second
+    on. Where the first step is skipped for an overflow it is never written: the weights become arbitrary, often NaN.
+    Raises UserError for dampening, which torch leaves out of a first step without momentum.
+    """
+    for group in optimizer.param_groups:
+        if group["momentum"] and group["dampening"]:
+            raise UserError(f"the optimizer's dampening={group['dampening']} is not for a GPU; leave it 0")
+        for parameter in group["params"] if group["momentum"] else ():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def wanted(choice: str, auto: bool) -> bool:
+    """An execution choice `auto`, `on` or `off` as a truth value."""
+    return auto if choice == "auto" else choice == "on"

@@ -1,0 +1,56 @@
+"""The scripts that measure the published rows, and `make test-gpu`, run in the project's environment."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ARGUMENTS = {
+    "auto.sh": ("moflow",),
+    "distilbert.sh": ("full",),
+    "dlrm.sh": ("speed",),
+    "mobilenet_v1.sh": ("speed",),
+    "moflow.sh": ("speed",),
+    "scaling.sh": ("moflow",),
+    "se3_transformer.sh": ("speed",),
+}
+
+
+def test_every_script_is_tested() -> None:
+    assert sorted(ARGUMENTS) == sorted(path.name for path in (ROOT / "docs" / "results").glob("*.sh"))
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", ARGUMENTS)
+def test_a_script_runs_the_projects_python_or_the_one_that_is_given(tmp_path: Path, script: str) -> None:
+    """The programs here write down that they were called; those of the system are not to be."""
+    folder = tmp_path / "bin"
+    program(folder / "python3", f"echo system >> {tmp_path}/called")
+    program(folder / "python", f"echo system >> {tmp_path}/called")
+    program(folder / "nvidia-smi", "echo 'GPU 0'")
+    program(tmp_path / ".venv" / "bin" / "python", f"echo project >> {tmp_path}/called")
+    given = program(tmp_path / "given", f"echo given >> {tmp_path}/called")
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    command = ["bash", str(ROOT / "docs" / "results" / script), "out", *ARGUMENTS[script]]
+    for own, expected in (({}, "project"), ({"PYTHON": str(given)}, "given")):
+        subprocess.run(command, cwd=tmp_path, env=environment | own, check=True)
+        assert set((tmp_path / "called").read_text().split()) == {expected}
+        (tmp_path / "called").unlink()
+
+
+@pytest.mark.parametrize(("given", "python"), [([], ".venv/bin/python"), (["GPU_PYTHON=python3"], "python3")])
+def test_the_tests_on_a_gpu_run_the_projects_python_or_the_one_that_is_given(given: list[str], python: str) -> None:
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    command = ["make", "-n", "test-gpu", *given]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == [f"{python} -m pytest -m gpu", f"{python} -m benchmarks.wgmma_waits"]
+    assert python == ".venv/bin/python" or not any(".venv" in line for line in lines)  # nor is that set up then

@@ -1,0 +1,160 @@
+"""Checkpoints as files: damage is found, nothing in them is run, and what was written is read."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from src.errors import UserError
+from src.training.checkpoints import read_checkpoint, trained_config, write_checkpoint
+
+CONTENT = {
+    "state_dict": {"network.weight": torch.arange(5000.0), "network.bias": torch.ones(3, dtype=torch.bfloat16)},
+    "optimizer_states": [{"state": {0: {"step": torch.tensor(7.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}],
+    "epoch": 3,
+    "rng_of_ranks": [{"python": (3, (1, 2), None)}],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    write_checkpoint(CONTENT, file)
+    return file
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    assert_close(read_checkpoint(path), CONTENT, rtol=0, atol=0)
+    assert_close(torch.load(path), CONTENT, rtol=0, atol=0)  # the digest is in no other reader's way
+
+
+def test_every_flipped_bit_is_found(path: Path) -> None:
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    places = [*range(8 * len(whole) - 8 * 120, 8 * len(whole)), *draw.sample(range(8 * len(whole)), 300)]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="damaged"):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 20_000, -1, -71, -93])
+def test_every_cut_is_found(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(UserError, match=r"damaged|not a readable checkpoint") as raised:
+        read_checkpoint(path)
+    assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
+
+
+def test_damage_in_an_archive_of_torchs_own_is_found_or_changes_nothing(path: Path) -> None:
+    """It has a checksum of each member, and none of what lies between them."""
+    torch.save(CONTENT, path)
+    whole = path.read_bytes()
+    refused = 0
+    for place in random.Random(1).sample(range(8 * len(whole)), 400):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert_close(read_checkpoint(path), CONTENT, rtol=0, atol=0)
+        except UserError:
+            refused += 1
+    assert refused > 300
+
+
+def test_the_damaged_checkpoint_is_named_and_the_one_before_it_offered(path: Path) -> None:
+    best, older, broken = (path.with_name(name) for name in ("best.ckpt", "older.ckpt", "broken.ckpt"))
+    for age_s, file in enumerate((broken, best, older), 1):
+        shutil.copyfile(path, file)
+        os.utime(file, (1000 - age_s, 1000 - age_s))
+    for file in (path, broken):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        read_checkpoint(path)
+    assert str(raised.value).startswith(f"{path}: damaged")
+    assert str(raised.value).endswith(f"go on from the one before it, {best}")
+    best.unlink()
+    older.unlink()
+    with pytest.raises(UserError, match="there is no earlier one in its folder"):
+        read_checkpoint(path)
+
+
+class Executes:
+    """Runs code when it is unpickled without care."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_code_in_a_checkpoint_is_refused_in_one_line(tmp_path: Path, ours: bool) -> None:
+    path, made = tmp_path / "last.ckpt", tmp_path / "made"
+    content = CONTENT | {"callbacks": Executes(made)}
+    write_checkpoint(content, path) if ours else torch.save(content, path)
+    with pytest.raises(UserError) as raised:
+        read_checkpoint(path)
+    assert not made.exists()
+    assert str(raised.value).startswith(f"{path}: it names posix.mkdir, which a checkpoint of numbers does not need")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("state", [None, [1, 2], {"network.weight": "text"}, {"network.weight": {"a": 1}}])
+def test_a_state_dict_of_something_else_is_refused(path: Path, state: Any) -> None:
+    write_checkpoint(CONTENT | {"state_dict": state}, path)
+    with pytest.raises(UserError, match=r"holds no state_dict|network\.weight is no tensor but (str|dict)"):
+        read_checkpoint(path)
+
+
+OURS = {"_target_": "src.models.dlrm.task.DLRMTask", "optimizer": {"_target_": "torch.optim.SGD", "_partial_": True}}
+
+
+def test_a_config_of_our_classes_is_taken(tmp_path: Path) -> None:
+    config = {"name": "dlrm", "task": OURS}
+    assert trained_config({"model_config": config}, tmp_path) == config
+    assert trained_config({}, tmp_path) is None
+
+
+def test_a_config_from_before_a_module_moved_is_taken(tmp_path: Path) -> None:
+    old, new = ({"_target_": f"src.{package}.schedule.Cosine", "warmup": 3} for package in ("models", "training"))
+    config = {"name": "dlrm", "task": {**OURS, "schedule": old, "parts": [old]}}
+    found = trained_config({"model_config": config}, tmp_path)
+    assert found is not None and found["task"] == {**OURS, "schedule": new, "parts": [new]}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "src.system.workers.WorkerPool",
+        "src.training.task.torch.load",  # reached through a module of ours
+        "src.training.task.Path",  # a class of somebody else's that a module of ours imports
+        "src.training.task.wanted",  # no class
+        "torch.optim.lr_scheduler.torch.hub.load",
+        "src.models.nowhere.Task",
+        "src.models.",
+        7,
+    ],
+)
+def test_a_config_of_anything_else_is_refused(tmp_path: Path, target: Any) -> None:
+    for config in ({"_target_": target}, {**OURS, "network": [{"_target_": target}]}):
+        with pytest.raises(UserError, match=r"model_config\.task.*_target_ is .*no class of") as raised:
+            trained_config({"model_config": {"name": "dlrm", "task": config}}, tmp_path / "x.ckpt")
+        assert str(raised.value).startswith(str(tmp_path / "x.ckpt")) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("config", [[], "text", {"name": "dlrm"}, 3])
+def test_a_config_of_another_shape_is_refused(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(UserError, match="is no config of a model"):
+        trained_config({"model_config": config}, tmp_path)
