@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-import lean_start  # noqa: F401
+from tests.support import lean_start  # noqa: F401
 
 # The tests' tensors are small: several threads only wait for each other. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,5 +31,7 @@ class Unchecked(MetaPathFinder):
 if find_spec("beartype") and "gpu" not in sys.argv:
     from jaxtyping import install_import_hook
 
-    install_import_hook("src", "shapes.check")
+    import tests.support.shapes  # noqa: F401
+
+    install_import_hook("src", "tests.support.shapes.check")
     sys.meta_path.insert(0, Unchecked())

@@ -14,13 +14,13 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from tiny_run import tiny_overrides, write_smiles
 
 from src.datamodules.molecules.smiles_file import load
 from src.models.moflow.network import MoFlow
 from src.training.checkpoints import write_checkpoint
+from tests.support import ROOT
+from tests.support.tiny_run import tiny_overrides, write_smiles
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY: dict[str, Any] = {
     "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
 }  # fmt: skip

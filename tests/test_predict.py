@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import composed
 from rdkit import Chem
 from rdkit.Chem.QED import qed
-from tiny_run import NETWORK, tiny_config
 
 from src.errors import UserError
 from src.models.moflow.network import MoFlow
 from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train
+from tests.support.composing import composed
+from tests.support.tiny_run import NETWORK, tiny_config
 
 
 @pytest.fixture(scope="module")

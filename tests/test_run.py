@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from tiny_run import tiny_config, tiny_overrides
 
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
 from src.measure.clock import PHASES
 from src.models.moflow.task import MoFlowTask
 from src.run import train
+from tests.support import ROOT
+from tests.support.tiny_run import tiny_config, tiny_overrides
 
-ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
     "kind", "case", "status", "e2e_time_s", "p_whole", "p_train", "p_core", "steady", "unit", "final_metric", "mem",
     "phases_s", "utilisation", "energy", "samples", "ranks", "config", "environment", "history",
@@ -35,7 +35,7 @@ def door(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """`python train.py` with the overrides of a tiny run, then these."""
     return subprocess.run(
         [sys.executable, "train.py", *tiny_overrides(home), *overrides],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_could_not_begin_leaves_a_record(home: Path) -> None:
 
 def test_ctrl_c_leaves_a_record(home: Path) -> None:
     folder = home / "interrupted"
-    ended = door(home, f"output_dir={folder}", "+callbacks.ctrl_c={_target_:interrupting.CtrlC,step:4}")
+    ended = door(home, f"output_dir={folder}", "+callbacks.ctrl_c={_target_:tests.support.interrupting.CtrlC,step:4}")
     assert ended.returncode == 130 and "Traceback" not in ended.stderr, ended.stderr
     record = read(folder)
     assert record["status"] == "interrupted" and record["error"]["type"] == "Interrupted"

@@ -11,8 +11,7 @@ import torch
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.errors import UserError
-
-from .stand_ins import StandInTrainer, stand_in_task
+from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 
 class Fails:

@@ -19,8 +19,7 @@ from src.callbacks.rng import RngState
 from src.callbacks.target import Target
 from src.callbacks.throughput import gather, spread, sum_or_none
 from src.training.task import FinalMetric
-
-from .stand_ins import StandInTrainer, stand_in_task
+from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 
 def test_a_long_history_is_thinned_to_windows_and_every_evaluation() -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from started import begin, ended, provoked, run
-from tiny_mobilenet import tiny_mobilenet
 from torch import nn
 
 from src.callbacks.divergence import first_not_finite
@@ -16,6 +14,8 @@ from src.report.record import Record, read_record
 from src.run import train
 from src.training.checkpoints import read_checkpoint
 from src.training.task import Task
+from tests.support.started import begin, ended, provoked, run
+from tests.support.tiny_mobilenet import tiny_mobilenet
 
 EPOCH = 8  # steps
 LONG_WINDOW = "measure.window=1000"  # so that no step's loss is read on the way

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from started import LONG, begin, ended, provoked
-from tiny_mobilenet import tiny_mobilenet
 
 from src.launch import ending
 from src.launch.ending import Interrupted
 from src.report.record import Record, read_record
 from src.run import train
+from tests.support.started import LONG, begin, ended, provoked
+from tests.support.tiny_mobilenet import tiny_mobilenet
 
 STEPS = 8  # an epoch
-AT_RECORD = "+callbacks.at_record={_target_:provoking.AtRecord,what:'SIGINT SIGTERM SIGINT'}"
+AT_RECORD = "+callbacks.at_record={_target_:tests.support.provoking.AtRecord,what:'SIGINT SIGTERM SIGINT'}"
 
 
 def interrupted(home: Path, *overrides: str) -> tuple[Record, Interrupted]:

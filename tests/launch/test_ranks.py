@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import torch
-from started import LONG, provoked, run
 
 from src.report.record import read_record
+from tests.support.started import LONG, provoked, run
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from started import LONG, begin, ended, provoked, run
 
 from src.report.record import read_record
+from tests.support.started import LONG, begin, ended, provoked, run
 
 
 def run_on_two_nodes(home: Path, devices: int, *overrides: str) -> list[tuple[int, str, str]]:

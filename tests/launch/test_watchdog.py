@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 # The main thread takes no signals and stays in a C function, as in NCCL; another thread takes them.
 HANGING = """
 import ctypes, os, signal

@@ -9,8 +9,8 @@ import pytest
 from src.published import FIGURES, rows
 from src.report.docs import write_docs
 from src.report.record import read_record
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

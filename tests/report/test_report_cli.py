@@ -11,8 +11,7 @@ import pytest
 from src.report.cli import main
 from src.report.docs import MARKERS
 from src.report.record import Record, write_record
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 def test_the_door_prints_the_table_beside_the_published_rows(run_folder: Path) -> None:

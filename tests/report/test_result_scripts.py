@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 ARGUMENTS = {
     "auto.sh": ("moflow",),
     "distilbert.sh": ("full",),

@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from composing import composed
 from omegaconf import OmegaConf
-from tiny_mobilenet import tiny_overrides
 
 from src.errors import UserError
 from src.report.record import read_record
 from src.sweep.largest import Trial, foreseen, largest, samples_in, settle_batch
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+from tests.support.composing import composed
+from tests.support.tiny_mobilenet import tiny_overrides
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 64, 65, 100, 1000, 4095, 10**6])
@@ -100,12 +99,12 @@ def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     mine += [
         "+fix_hp=auto", "fix_hp.most=18", "fix_hp.multiple=1", "fix_hp.steps=3", "hp.batch_size=16", "fit.max_steps=2",
         "fit.eval_every_n_epochs=null", "fit.final_evaluation=false",
-        "+callbacks.limit={_target_:sweep_faults.Limit,batch_size:${hp.batch_size},most:17}",
+        "+callbacks.limit={_target_:tests.support.sweep_faults.Limit,batch_size:${hp.batch_size},most:17}",
     ]  # fmt: skip
     run = tmp_path / "run"
     ended = subprocess.run(
         [sys.executable, "train.py", *mine, f"hydra.run.dir={run}"], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "sweep"), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     record = read_record(run)

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_mobilenet import tiny_overrides
 
 from src.report.record import read_record
+from tests.support import ROOT
+from tests.support.tiny_mobilenet import tiny_overrides
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = (
     "callbacks=bare",
     "fit.max_steps=3",
@@ -27,14 +27,16 @@ def sweep(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "train.py", "-m", *mine, *SHORT, f"hydra.sweep.dir={home / 'sweep'}", "sweep.parallel=2",
          *overrides],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "sweep"), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
 def fault(home: Path, **faults: int) -> str:
     given = "".join(f",{name}:{seed}" for name, seed in faults.items())
-    return f"+callbacks.fault={{_target_:sweep_faults.Fault,seed:${{seed}},notes:{home / 'notes'}{given}}}"
+    return (
+        f"+callbacks.fault={{_target_:tests.support.sweep_faults.Fault,seed:${{seed}},notes:{home / 'notes'}{given}}}"
+    )
 
 
 def rows(home: Path) -> dict[str, dict[str, str]]:

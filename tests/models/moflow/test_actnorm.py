@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.network import MoFlow
-
-from .tiny import make_molecules, make_network, steps_of
+from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
 BATCH = 12
 

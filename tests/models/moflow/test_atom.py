@@ -10,8 +10,7 @@ from torch.testing import assert_close
 from src.errors import UserError
 from src.models.moflow.atom import AtomFlow, relations_of
 from src.models.moflow.network import MoFlow
-
-from .tiny import make_molecules, make_network, steps_of
+from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
 
 def inputs(network: MoFlow, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,8 +6,7 @@ from torch.testing import assert_close
 
 from src.errors import UserError
 from src.models.moflow.bond import BondFlow, InvertibleConv, InvertibleConvLU, squeeze, unsqueeze
-
-from .tiny import make_network, steps_of
+from tests.support.tiny_moflow import make_network, steps_of
 
 
 def test_squeeze_orders_channels_by_kind_row_and_column() -> None:

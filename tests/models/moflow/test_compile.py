@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+
+from tests.support import ROOT
 
 
 def test_one_graph_for_all_atom_steps() -> None:
-    script = Path(__file__).with_name("compiled_steps.py")
+    script = ROOT / "tests" / "support" / "compiled_steps.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     published, exact, sizes = json.loads(done.stdout.splitlines()[-1])

@@ -12,8 +12,7 @@ from src.models.moflow.atom import LogDet
 from src.models.moflow.cost import bytes_per_sample, cost, flops_per_sample
 from src.models.moflow.kernels import Execution
 from src.models.moflow.network import MoFlow
-
-from .tiny import QM9, steps_of
+from tests.support.tiny_moflow import QM9, steps_of
 
 ROTATED = {"conv_lu": 0}
 

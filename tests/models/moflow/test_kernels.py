@@ -7,8 +7,7 @@ import torch
 
 from src.models.moflow.kernels import fast, reference
 from src.models.moflow.network import Latent
-
-from .tiny import make_molecules, make_network, steps_of
+from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 from src.errors import UserError
 from src.models.moflow.network import Latent, MoFlow
-
-from .tiny import QM9, SIZES, make_molecules, make_network, steps_of
+from tests.support.tiny_moflow import QM9, SIZES, make_molecules, make_network, steps_of
 
 
 def test_published_parameter_count() -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from contracts.task import TaskContract
 from omegaconf import DictConfig
-from tiny_run import tiny_config
 from torch import Tensor
 
 from src.errors import UserError
@@ -19,6 +17,8 @@ from src.models.moflow.task import MoFlowTask
 from src.run import fit
 from src.run import train as run
 from src.training.task import Task
+from tests.support.task_contract import TaskContract
+from tests.support.tiny_run import tiny_config
 
 PUBLISHED = {"validity", "uniqueness", "novelty", "abs_uniqueness", "abs_novelty", "nuv"}
 

@@ -12,8 +12,7 @@ from src.errors import UserError
 from src.models.se3_transformer import Fiber, from_dgl, pool, to_dgl
 from src.models.se3_transformer.kernels.reference import attend, segment_softmax
 from src.models.se3_transformer.pooling import Pooling
-
-from .small import SIZES, padded, random_features, random_graph, seeded
+from tests.support.se3_small import SIZES, padded, random_features, random_graph, seeded
 
 NODES, EDGES = Fiber({0: 6, 1: 2}), Fiber({0: 4, 2: 1})
 

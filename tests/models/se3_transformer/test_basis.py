@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from src.models.se3_transformer.basis import num_frequencies, pair_basis, polar_coefficients
-
-from .small import ANGLES, seeded, wigner_matrix
+from tests.support.se3_small import ANGLES, seeded, wigner_matrix
 
 PAIRS = [(d_in, d_out) for d_in in range(5) for d_out in range(5)]
 POLAR = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)

@@ -14,8 +14,7 @@ from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.plan import Plan
 from src.models.se3_transformer.radial import Group, Sharing, groups_of
-
-from .small import ByDegree, padded, random_features, random_graph, seeded
+from tests.support.se3_small import ByDegree, padded, random_features, random_graph, seeded
 
 SCALARS = 3
 EQUAL, UNEQUAL = Fiber.create(3, 4), Fiber({0: 4, 1: 2, 2: 3})

@@ -6,8 +6,7 @@ import pytest
 
 from src.errors import UserError
 from src.models.se3_transformer import to_dgl
-
-from .small import random_graph
+from tests.support.se3_small import random_graph
 
 
 def test_a_conversion_without_dgl_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

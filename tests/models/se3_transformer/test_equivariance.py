@@ -13,8 +13,7 @@ from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels.dispatch import note
 from src.models.se3_transformer.pooling import Pooling
 from src.models.se3_transformer.radial import Sharing
-
-from .small import SHIFT, SIZES, ByDegree, moved, padded, random_features, random_graph, seeded, turned
+from tests.support.se3_small import SHIFT, SIZES, ByDegree, moved, padded, random_features, random_graph, seeded, turned
 
 IN, EDGE = Fiber({0: 5, 1: 2}), Fiber({0: 3, 1: 2})
 PRECISIONS = pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])

@@ -6,8 +6,7 @@ from torch.testing import assert_close
 
 from src.errors import UserError
 from src.models.se3_transformer import Fiber
-
-from .small import random_features
+from tests.support.se3_small import random_features
 
 UNEQUAL = Fiber({2: 3, 0: 4, 1: 2})
 

@@ -8,8 +8,7 @@ from torch.testing import assert_close
 from src.batches.molecular_graphs import Graph
 from src.errors import UserError
 from src.models.se3_transformer import Fiber, SE3TransformerPooled, energy_and_forces
-
-from .small import moved, random_features, random_graph, turned
+from tests.support.se3_small import moved, random_features, random_graph, turned
 
 NODES, EDGES = Fiber({0: 6}), Fiber({0: 4})
 

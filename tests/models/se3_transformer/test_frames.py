@@ -16,8 +16,7 @@ from src.models.se3_transformer.frames import (
     wigner,
     wigner_of,
 )
-
-from .small import random_features, seeded
+from tests.support.se3_small import random_features, seeded
 
 FIBERS = [Fiber.create(4, 3), Fiber({0: 2, 1: 3, 3: 4}), Fiber({2: 5})]
 AXES = torch.cat([torch.eye(3), -torch.eye(3)]).double()

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from kernel_differences import random
-from se3_kernels import contraction, plan_of
 
 from src.models.se3_transformer import ConvSE3, Fiber
 from src.models.se3_transformer.frames import EdgeLayout
@@ -12,6 +10,8 @@ from src.models.se3_transformer.kernels.fused.contraction import aligned, chunks
 from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 from src.models.se3_transformer.radial import Group
+from tests.support.kernel_differences import random
+from tests.support.se3_kernels import contraction, plan_of
 
 SINGLE, HALF = 3e-6, 2e-3  # of the largest number; a half rounds at 5e-4, and so do results and gradients
 FOUR = Fiber.create(4, 4)

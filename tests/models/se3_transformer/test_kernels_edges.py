@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from kernel_differences import random
-from se3_kernels import attention, gathering, packed, ragged, summing
 
 from src.models.se3_transformer import Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import fused
+from tests.support.kernel_differences import random
+from tests.support.se3_kernels import attention, gathering, packed, ragged, summing
 
 SINGLE, HALF = 3e-6, 3e-3  # of the largest number; a half rounds at 5e-4
 PADDED = ragged((5, 1, 4), pad=(3, 6))

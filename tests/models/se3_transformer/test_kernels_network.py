@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_differences import error, random
 from torch import Tensor
 
 from src.gpu import triton_helpers as shared
@@ -15,8 +14,8 @@ from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerP
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels import dispatch, fused
 from src.models.se3_transformer.kernels.fused import contraction, edges, linear, norm, radial, transpose
-
-from .small import padded, random_graph
+from tests.support.kernel_differences import error, random
+from tests.support.se3_small import padded, random_graph
 
 MODULES = contraction, edges, linear, norm, radial, transpose
 

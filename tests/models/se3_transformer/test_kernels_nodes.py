@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from kernel_differences import random
-from se3_kernels import hidden_layer, multiplying, normalising
 from torch import nn
 
 from src.models.se3_transformer import Fiber
 from src.models.se3_transformer.kernels import fused
 from src.models.se3_transformer.radial import Group, RadialGroup
+from tests.support.kernel_differences import random
+from tests.support.se3_kernels import hidden_layer, multiplying, normalising
 
 SINGLE, HALF = 5e-6, 2e-3  # of the largest number; a half rounds at 5e-4
 

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from src.models.se3_transformer import Fiber, LinearSE3, NormSE3
-
-from .small import ByDegree, random_features, seeded, turned_flat
+from tests.support.se3_small import ByDegree, random_features, seeded, turned_flat
 
 EQUAL, UNEQUAL = Fiber.create(4, 6), Fiber({0: 4, 1: 3, 3: 5})
 

@@ -5,7 +5,7 @@ Philox (`tl.rand`) costs about 100 integer operations a number: beside a layer n
 as the memory. It makes only the two keys of a program here. Each row and each column gets a number of its own by a
 bijection of 32 bits, the finaliser `lowbias32` (C. Wellons, 2018) with a key entering at either end; a place mixes the
 two in 4 operations. Over 10^8 places no correlation of neighbours, rows, columns or rectangles is to be seen beside
-that of a generator's independent numbers (tests/models/distilbert/test_distilbert_kernels.py looks at some).
+that of a generator's independent numbers (tests/models/distilbert/test_kernels.py looks at some).
 """
 
 import triton

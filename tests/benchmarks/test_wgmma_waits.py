@@ -1,0 +1,92 @@
+"""Machine code that does not wait for the tensor cores: how it is found, and that ours does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.wgmma_waits import findings
+from tests.support import ROOT
+
+LOOP = """
+.L_x_0:
+        /*1000*/                   WARPGROUP.ARRIVE ;
+        /*1010*/                   HGMMA.64x32x16.F32 R24, R100, gdesc[UR16], R24, gsb0 ;
+        /*1020*/                   {first}
+        /*1030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x{left} ;
+        /*1040*/                   {second}
+        /*1050*/               @P1 BRA `(.L_x_0) ;
+        /*1060*/                   {third}
+        /*1070*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*1080*/                   F2FP.F16.F32.PACK_AB R7, R39, R38 ;
+        /*1090*/                   EXIT ;
+"""
+HARMLESS, EARLY = "FADD R40, R8, R9 ;", "F2FP.F16.F32.PACK_AB R6, R39, R38 ;"
+
+
+@pytest.mark.parametrize(
+    ("first", "left", "second", "third", "wanted"),
+    [
+        (HARMLESS, 0, HARMLESS, HARMLESS, []),
+        (HARMLESS, 0, EARLY, EARLY, []),
+        (EARLY, 0, HARMLESS, HARMLESS, ["1020"]),
+        (HARMLESS, 1, HARMLESS, EARLY, ["1060"]),
+        (HARMLESS, 1, EARLY, HARMLESS, ["1040"]),
+        (HARMLESS, 1, "@!P0 FADD R40, R24, R8 ;", HARMLESS, ["1040"]),
+    ],
+)
+def test_what_is_read_too_early(first: str, left: int, second: str, third: str, wanted: list[str]) -> None:
+    found = findings(LOOP.format(first=first, left=left, second=second, third=third))
+    assert list(dict.fromkeys(finding.instruction.address for finding in found)) == wanted
+
+
+def test_what_a_loop_leaves_running_meets_its_beginning() -> None:
+    code = LOOP.format(first=HARMLESS, left=1, second=HARMLESS, third=HARMLESS)
+    code = code.replace("WARPGROUP.ARRIVE", "MOV R24, RZ")
+    assert [finding.registers for finding in findings(code)] == [(24,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("MOV R103, RZ", (103,)), ("LDS.64 R102, [R9]", (102, 103)), ("LDSM.16.M88.4 R97, [R9]", (100,)),
+     ("FADD R9, R100, R101", ()), ("STS [R100], R9", ()), ("MOV R104, RZ", ())],
+)  # fmt: skip
+def test_a_left_factor_is_written_too_early(name: str, wanted: tuple[int, ...]) -> None:
+    """In the next step of a loop; reading it does no harm."""
+    code = LOOP.format(first=HARMLESS, left=1, second=HARMLESS, third=HARMLESS).replace("WARPGROUP.ARRIVE", name)
+    assert [finding.registers for finding in findings(code)] == [wanted][: len(wanted)]
+
+
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from src.models.mobilenet_v1.kernels.fused.pointwise_triton import forward
+
+constants = {"INPUTS": 128, "OUTPUTS": 128, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "PRECISION": "ieee",
+             "UPCAST": False, "SETTLE": True, "tiles": 1}
+types = {"z": "*fp16", "norm": "*fp32", "weight": "*fp16", "out": "*fp16", "partials": "*fp32", "rows": "i32"}
+names = forward.arg_names
+source = ASTSource(
+    forward, {name: types.get(name, "constexpr") for name in names},
+    {(names.index(name),): value for name, value in constants.items()},
+    {(names.index(name),): [["tt.divisibility", 16]] for name in types},
+)
+compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 3})
+"""
+
+
+def test_mobilenet_waits_for_its_products(tmp_path: Path) -> None:
+    """As compiled for an H200; without `settle`, the next factor is written and float16 read too early."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    for command in (["-c", COMPILED], ["-m", "benchmarks.wgmma_waits", str(tmp_path)]):
+        ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout == "1 kernels, 1 with wgmma, 0 that do not wait for it\n"
+
+
+def test_a_folder_without_kernels(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.wgmma_waits", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2 and "no compiled kernel" in ended.stderr

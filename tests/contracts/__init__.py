@@ -1,1 +1,0 @@
-"""Base classes whose tests every model and every datamodule inherits."""

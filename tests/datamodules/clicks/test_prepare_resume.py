@@ -1,0 +1,65 @@
+"""An interrupted preparation goes on with what is done, and ends as if nothing had been."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from src.datamodules.clicks.prepare import Sizes, prepare_criteo
+from src.errors import UserError
+from tests.support import ROOT, criteo_rows
+
+SMALL = Sizes(span_bytes=30_000, rows=120)
+CALL = "from tests.datamodules.clicks.test_prepare_resume import SMALL, prepare; import sys; prepare(*sys.argv[1:])"
+
+
+def prepare(raw: str, folder: str, frequency_limit: str = "2") -> None:
+    prepare_criteo(Path(raw), Path(folder), frequency_limit=int(frequency_limit), workers=1, sizes=SMALL)
+
+
+def killed_after(raw: Path, folder: Path, note: str) -> None:
+    """Prepares in a process that is killed once a job of that kind is done."""
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CALL, str(raw), str(folder)], env=environment, stderr=subprocess.DEVNULL
+    )
+    done = folder.with_name(f".{folder.name}.partial") / "done"
+    while not any(done.glob(f"{note}*")):
+        assert process.poll() is None, f"it ended before a job {note} was done"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, bytes]]:
+    """A log, and what becomes of it in one go."""
+    home = tmp_path_factory.mktemp("whole")
+    raw = criteo_rows.write(home / "log.tsv", criteo_rows.lines(1500, 0))
+    prepare(str(raw), str(home / "out"))
+    return raw.read_bytes(), contents(home / "out")
+
+
+@pytest.mark.parametrize("note", ["deal", "bucket"])
+def test_a_killed_preparation_goes_on_with_the_same_settings(
+    tmp_path: Path, note: str, whole: tuple[bytes, dict[str, bytes]]
+) -> None:
+    log, wanted = whole
+    raw = tmp_path / "log.tsv"
+    raw.write_bytes(log)
+    killed_after(raw, tmp_path / "out", note)
+    partial = tmp_path / ".out.partial"
+    assert partial.exists() and not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"out.partial was begun with other files or settings"):
+        prepare(str(raw), str(tmp_path / "out"), "3")
+    # What is done is not done again: only the first pass reads text, which is none any more.
+    if note == "bucket":
+        raw.write_bytes(b"?" * raw.stat().st_size)
+    prepare(str(raw), str(tmp_path / "out"))
+    assert contents(tmp_path / "out") == wanted
+    assert not partial.exists()

@@ -1,0 +1,84 @@
+"""The parser lets through what is a click log, exactly, and nothing else; files are cut between lines."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from src.datamodules.clicks.raw import Span, blocks, estimated_rows, lines_before, spans
+from src.datamodules.clicks.text import PAD, explain, parse
+from src.errors import UserError
+from tests.support import criteo_rows
+
+
+def parsed(text: bytes) -> np.ndarray | None:
+    return parse(np.frombuffer(bytes(PAD) + text, np.uint8))
+
+
+def test_values() -> None:
+    numbers = ["", "0", "-1", "-2", "65532", "65533", "99999999", "100000000", "123456789012", "-0", "007", "5", "1"]
+    ids = ["", "0", "f", "FF", "deadbeef", "DeadBeef", "ffffffff", "00000000", "00000001", "abcdef0", *["9"] * 16]
+    records = parsed(("1\t" + "\t".join(numbers + ids) + "\n").encode())
+    assert records is not None and records["label"].tolist() == [1]
+    assert records["ids"][0].tolist() == [int(field or "0", 16) for field in ids]
+    assert records["missing"].tolist() == [1]
+    reference = [float(np.float16(np.log(int(field) + 3.0))) if field else 0.0 for field in numbers]
+    assert records["numerical"][0].tolist() == reference
+
+
+def test_every_changed_byte_is_found_or_harmless() -> None:
+    """The fast parser refuses a text if and only if the slow one finds a line to blame, and they agree on the rest."""
+    generator = np.random.default_rng(0)
+    good = "".join(criteo_rows.lines(3, 0)).encode()
+    accepted = refused = 0
+    alphabet = b"\t\n 0159afAFgG`@/:x-+.\r\0\x7f\x80\xb0\xff"
+    for _ in range(6000):
+        text = bytearray(good)
+        for place in generator.integers(len(text) - 1, size=generator.integers(1, 3)):
+            text[place] = alphabet[generator.integers(len(alphabet))]
+        records = parsed(bytes(text))
+        try:
+            error: Exception | None = explain(bytes(text), 1, "log")
+        except AssertionError:
+            error = None
+        assert (records is None) == (error is not None), bytes(text)
+        if records is None:
+            refused += 1
+            continue
+        accepted += 1
+        fields = [line.split(b"\t") for line in bytes(text).splitlines()]
+        assert records["ids"].tolist() == [[int(field or b"0", 16) for field in row[14:]] for row in fields]
+    assert accepted > 300 and refused > 3000
+
+
+@pytest.mark.parametrize("span_bytes", [1, 50, 237, 1000, 10**6])
+def test_spans_share_no_line_and_miss_none(tmp_path: Path, span_bytes: int) -> None:
+    content = criteo_rows.lines(12, 1)
+    path = criteo_rows.write(tmp_path / "log", content)
+    found = [block for span in spans(path, span_bytes) for block in _copied(span)]
+    assert b"".join(text for _, text in found) == path.read_bytes()
+    assert all(text.endswith(b"\n") for _, text in found)
+    for offset, text in found:
+        assert path.read_bytes()[offset : offset + len(text)] == text
+        assert lines_before(path, offset) == path.read_bytes()[:offset].count(b"\n")
+
+
+def _copied(span: Span) -> list[tuple[int, bytes]]:
+    return [(block.offset, block.text[PAD:].tobytes()) for block in blocks(span)]
+
+
+@pytest.mark.parametrize("name", ["log", "log.gz"])
+def test_a_log_of_many_blocks(tmp_path: Path, name: str) -> None:
+    content = criteo_rows.lines(2000, 2)
+    path = criteo_rows.write(tmp_path / name, content)
+    found = [block for span in spans(path, 150_000) for block in _copied(span)]
+    assert len(found) > 4
+    assert b"".join(text for _, text in found) == "".join(content).encode()
+    assert abs(estimated_rows(path) / 2000 - 1) < 0.02
+
+
+def test_an_endless_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\t" * 200_000 + b"\n")
+    with pytest.raises(UserError, match="log line 1 is longer than"):
+        list(blocks(Span(path, 0, path.stat().st_size)))

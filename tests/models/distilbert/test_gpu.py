@@ -1,0 +1,134 @@
+"""DistilBERT's kernels on a GPU against plain torch in float64, and whole training steps in CUDA graphs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.models.distilbert import Sizes
+from src.models.distilbert.kernels import dispatch
+from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id
+from tests.support.tiny_distilbert import tiny_distilbert
+from tests.support.trained import Trained, trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CUDA = "cuda"
+PRECISIONS = [
+    ("single", torch.float32, "highest", 2e-5),
+    ("TF32", torch.float32, "high", 3e-3),
+    ("half", torch.float16, "highest", 5e-3),
+    ("bfloat16", torch.bfloat16, "highest", 3e-2),
+]
+SHORT, LONG = [13, 66, 3, 128, 5, 17, 64], [512, 130, 3, 257]
+BASE, MINI = Sizes(), Sizes(dim=384, n_heads=12, hidden_dim=1536)
+
+
+@pytest.fixture(params=PRECISIONS, ids=lambda precision: precision[0])
+def precision(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, float]]:
+    _, dtype, matmul, tolerance = request.param
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul)
+    yield dtype, tolerance
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def fused() -> Any:
+    package = dispatch.kernels()
+    assert package is not None
+    return package
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "dim"), [(5001, 768), (96, 384), (1000, 24)])
+def test_norm(rows: int, dim: int, share: float, precision: tuple[torch.dtype, float], fused: Any) -> None:
+    dtype, tolerance = precision
+    found, of_bias = norm(fused, rows, dim, dtype, CUDA, share)
+    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5001, 3072), (96, 1536), (1000, 40)])
+def test_gelu(rows: int, width: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
+    dtype, tolerance = precision
+    found, of_bias = gelu(fused, rows, width, dtype, CUDA)
+    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("padded_to", [70, None])
+def test_embedding(padded_to: int | None, share: float, precision: tuple[torch.dtype, float], fused: Any) -> None:
+    dtype, tolerance = precision
+    found = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, share)
+    assert found.largest < tolerance, found
+
+
+@pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
+def test_sum_by_id(tokens: int, count: int, padding: int, fused: Any) -> None:
+    assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-5
+
+
+@pytest.mark.parametrize(("share", "first_alone"), [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize("head", [64, 32])
+@pytest.mark.parametrize(
+    ("lengths", "padded_to", "padding"), [(SHORT, None, 70), (LONG, None, 1000), (SHORT, 512, 0), (LONG, 512, 0)]
+)
+def test_attention(
+    lengths: list[int], padded_to: int | None, padding: int, head: int, share: float, first_alone: bool,
+    precision: tuple[torch.dtype, float], fused: Any,
+) -> None:  # fmt: skip
+    dtype, tolerance = precision
+    batch = sentences(lengths, padded_to, padding, CUDA)
+    found = attention(fused, batch, 12, head, dtype, CUDA, share, first_alone)
+    assert found.largest < tolerance, found
+
+
+@pytest.mark.parametrize("sizes", [BASE, MINI], ids=["base", "mini"])
+@pytest.mark.parametrize(("padded_to", "first_alone"), [(200, False), (None, False), (None, True)])
+def test_layer(
+    sizes: Sizes, padded_to: int | None, first_alone: bool, precision: tuple[torch.dtype, float], fused: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """About as near to float64 as plain torch in the same precision.
+
+    Of random weights so large that attention is nearly a choice: what is rounded on the way counts for more.
+    """
+    dtype, tolerance = precision
+    batch = sentences(SHORT * 3, padded_to, 30, CUDA)
+    found = layer(fused, batch, sizes, dtype, CUDA, first_alone)
+    monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
+    plain = layer(None, batch, sizes, dtype, CUDA, first_alone)
+    assert all(found[name] < 3 * plain[name] + tolerance for name in found), (found, plain)
+
+
+def run(home: Path, padding: str, *overrides: str) -> Trained:
+    """Of 32 steps."""
+    common = ("hardware=auto", "fit.max_epochs=8", "measure.window=1")
+    return trained(tiny_distilbert(home, *common, *overrides, padding=padding))
+
+
+@pytest.mark.parametrize("padding", ["packed", "max_length"])
+@pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
+def test_a_graph_gives_the_losses_of_eager_steps(tmp_path: Path, precision_name: str, padding: str) -> None:
+    """Dropout included: a graph's seeds are those of the same generator. The last weights are the same ones too."""
+    runs = [
+        run(tmp_path / graph, padding, f"precision={precision_name}", f"execution.graph={graph}")
+        for graph in ("on", "off")
+    ]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-3)
+    for name, weight in runs[0].after.items():
+        if not name.endswith("k_lin.bias"):  # whose gradient is 0 but for rounding: Adam makes steps of it
+            torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("padding", ["packed", "max_length"])
+def test_training_on_kernels_follows_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str) -> None:
+    overrides = "precision=fp32", "model.task.network.dropout=0", "model.task.network.attention_dropout=0"
+    head = "model.task.network.head_dropout=0"
+    kernels = run(tmp_path / "kernels", padding, *overrides, head).losses
+    monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
+    plain = run(tmp_path / "plain", padding, *overrides, head, "execution.graph=off").losses
+    assert kernels == pytest.approx(plain, rel=1e-4)
+    assert kernels[-1] < kernels[0]

@@ -1,0 +1,175 @@
+"""Predicting with DistilBERT: the csv, the accuracy, the picture, the clocks, and what is refused."""
+
+import csv
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from src.config.instantiate import made
+from src.errors import UserError
+from src.models.distilbert.plots import confusion_picture
+from src.models.distilbert.predict import confusion
+from src.models.distilbert.task import DistilBertTask
+from src.predict import predict
+from src.report.record import Record, read_record
+from src.run import train
+from tests.support.tiny_distilbert import NUM_DEV, tiny_distilbert, tiny_prediction
+
+TEXT = ["word1 good word2", "bad", '"lovely", word3 said', "word5 word6"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sentences, tokens and a checkpoint."""
+    home = tmp_path_factory.mktemp("distilbert")
+    train(tiny_distilbert(home, "fit.max_epochs=2"))
+    return home
+
+
+@pytest.fixture
+def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
+    """Predicts with the checkpoint into `tmp_path`."""
+
+    def predicted(*overrides: str, **options: Any) -> Record:
+        checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
+        return predict(tiny_prediction(home, f"output_dir={tmp_path}", checkpoint, *overrides, **options))
+
+    return predicted
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    file = tmp_path / "reviews.txt"
+    file.write_text("\n".join([*TEXT, ""]), encoding="utf-8")
+    return file
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def expected_chances(home: Path, sentences: str | list[str]) -> np.ndarray:
+    """The probabilities of both labels that the checkpoint gives each sentence alone."""
+    saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
+    task: DistilBertTask = made(saved["model_config"]["task"])
+    task.load_state_dict(saved["state_dict"])
+    data: Any = made(tiny_prediction(home).datamodule)
+    data.setup("predict")
+    tokens = sentences if isinstance(sentences, str) else data.encode(sentences, "test")
+    with torch.no_grad():
+        return torch.cat([task.network.eval()(batch) for batch in data.loader(tokens, batch_size=1)]).softmax(1).numpy()
+
+
+def dev_rows(home: Path) -> list[list[str]]:
+    return [line.split("\t") for line in (home / "raw" / "dev.tsv").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("padding", ["packed", "max_length", "bucketed"])
+def test_every_sentence_of_the_dev_set_is_in_the_csv_in_order(
+    padding: str, home: Path, predicted: Callable[..., Record], tmp_path: Path
+) -> None:
+    record = predicted(padding=padding)
+    rows, chances, names = (
+        rows_of(tmp_path / "predictions.csv"),
+        expected_chances(home, "dev"),
+        ["negative", "positive"],
+    )
+    assert list(rows[0]) == ["sentence", "label", "probability", "true"]
+    assert [[row["sentence"], str(names.index(row["true"]))] for row in rows] == dev_rows(home)
+    assert [row["label"] for row in rows] == [names[label] for label in chances.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(chances.max(1).tolist(), abs=2e-6)
+    assert record.samples == NUM_DEV and (tmp_path / "predictions.png").stat().st_size > 5000
+
+
+def test_the_accuracy_is_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    told, found = read_record(home / "run").final_metric, predicted().final_metric
+    assert found is not None and told is not None
+    assert (found.name, found.value, found.target) == ("acc", told.value, told.target)
+
+
+def test_lines_of_a_file(home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "own" / "labels.csv"
+    record = predicted(f"model.predict.input={text_file}", f"output={output}")
+    rows, chances = rows_of(output), expected_chances(home, TEXT)
+    assert [row["sentence"] for row in rows] == TEXT and list(rows[0]) == ["sentence", "label", "probability"]
+    assert [row["label"] for row in rows] == [["negative", "positive"][label] for label in chances.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(chances.max(1).tolist(), abs=2e-6)
+    assert record.final_metric is None and [path.name for path in output.parent.iterdir()] == ["labels.csv"]
+
+
+def test_lines_of_standard_input(
+    predicted: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(TEXT).encode())))
+    predicted("model.predict.input=-")
+    assert [row["sentence"] for row in rows_of(tmp_path / "predictions.csv")] == TEXT
+
+
+def test_fewer_sentences_of_another_split(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    record = predicted("datamodule.predict=train", "num_samples=10")
+    assert len(rows_of(tmp_path / "predictions.csv")) == record.samples == 10
+
+
+def test_both_clocks_and_the_work_are_in_the_record(predicted: Callable[..., Record]) -> None:
+    record = predicted()
+    assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
+    assert record.throughput == pytest.approx(NUM_DEV / (3 * record.latency_s.mean))
+    assert record.with_loading is not None and record.with_loading.throughput is not None
+    assert record.with_loading.throughput < record.throughput
+    assert record.utilisation is not None and record.utilisation.flops_per_s
+
+
+def test_confusion_counts_what_was_taken_for_what(tmp_path: Path) -> None:
+    labels, true = np.array([0, 1, 1, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 0, 1, 0])
+    counts = confusion(labels, true)
+    assert counts.tolist() == [[2, 2], [1, 2]]
+    for name, shown in (("few.png", counts), ("none.png", counts * 0)):
+        confusion_picture(shown, ["negative", "positive"], tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"good\n\nbad\n", "reviews.txt line 2: the sentence is empty"),
+        (b"good\n \t\n", "reviews.txt line 2: the sentence is empty"),
+        (b"good\nb\xe4d\n", "reviews.txt line 2 is not UTF-8; save it as UTF-8"),
+        (b"", "reviews.txt is empty; give a sentence a line"),
+    ],
+)
+def test_text_that_is_none(
+    text: bytes, words: str, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
+) -> None:
+    text_file.write_bytes(text)
+    with pytest.raises(UserError, match=words) as refused:
+        predicted(f"model.predict.input={text_file}")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["output=labels.txt"], "output=labels.txt: predictions are written as csv; give a name that ends in .csv"),
+        (["model.predict.input=nowhere.txt"], "model.predict.input=nowhere.txt cannot be read"),
+        (["datamodule.predict=test"], "datamodule.predict=test: there is no such split; choose from train, dev"),
+    ],
+)
+def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
+    with pytest.raises(UserError, match=words) as refused:
+        predicted(*overrides)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_vocabulary_than_the_checkpoints(predicted: Callable[..., Record], home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "vocab.txt"
+    file.write_text((home / "raw" / "vocab.txt").read_text() + "more\n")
+    with pytest.raises(UserError, match="has 41 word pieces, the weights are for 40; give the vocabulary that"):
+        predicted(f"datamodule.vocabulary={file}")

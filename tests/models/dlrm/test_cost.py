@@ -1,0 +1,54 @@
+"""The formulas against what torch counts, at full width (with tensors that hold no numbers, so it costs nothing)."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from src.batches.clicks import Table
+from src.models.dlrm.cost import bytes_per_sample, cost
+from src.models.dlrm.network import DLRM
+from tests.support.random_clicks import PUBLISHED, random_clicks
+
+ONE_HOT = [Table(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"interaction": "cat"}, {"interaction": "dcnv2"}, {"embedding_dim": 32, "bottom": (32,), "num_numerical": 3}],
+    ids=str,
+)
+def test_formula_is_what_torch_counts(sizes: dict[str, Any]) -> None:
+    batch = 4
+    clicks = random_clicks(ONE_HOT, batch, sizes.get("num_numerical", 13))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = DLRM(ONE_HOT, **sizes)
+        with FlopCounterMode(display=False) as forward:
+            network(clicks)
+        with FlopCounterMode(display=False) as training:
+            network(clicks).sum().backward()
+    found = cost(network, batch, 2)
+    assert forward.get_total_flops() == batch * found.flops_forward
+    assert training.get_total_flops() == batch * found.flops_training
+
+
+def test_the_published_model_costs_what_the_baselines_say() -> None:
+    with torch.device("meta"):
+        network = DLRM(ONE_HOT)
+    found = cost(network, 65_536, activation_bytes=2)
+    assert found.flops_training == pytest.approx(14.8e6, rel=0.005)
+    assert found.bytes_training == pytest.approx(107e3, rel=0.1)
+
+
+def test_bytes_are_rows_and_what_layers_hand_on() -> None:
+    tables = [Table("cat_0.bin", 10), Table("cat_1.bin", 10, hotness=3)]
+    with torch.device("meta"):
+        network = DLRM(tables, embedding_dim=16, bottom=(32, 16), top=(24,), num_numerical=5)
+    parameters = 5 * 32 + 32 + 32 * 16 + 16 + 24 * 24 + 24 + 24 + 1
+    handed_on = 32 + 16 + 2 * 16 + 24 + 24 + 1
+    batch, rows = 2 * 5 + 4 * 4, 4 * 16 * 4
+    forward, training = bytes_per_sample(network, 64, 2)
+    assert forward == pytest.approx(batch + rows + 2 * 2 * handed_on + 4 * parameters / 64)
+    assert training == pytest.approx(batch + 3 * rows + 5 * 2 * handed_on + 24 * parameters / 64)

@@ -1,0 +1,107 @@
+"""DLRM's kernels on a GPU against plain torch in float64, and whole training steps in a CUDA graph."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.batches.clicks import Table
+from src.models.dlrm.kernels import dispatch
+from tests.support.dlrm_kernels import dot, layers, updated
+from tests.support.tiny_dlrm import tiny_dlrm
+from tests.support.trained import Trained, trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CUDA = "cuda"
+PRECISIONS = [
+    ("single", torch.float32, "highest", 1e-5),
+    ("TF32", torch.float32, "high", 3e-3),
+    ("half", torch.float16, "highest", 3e-3),
+    ("bfloat16", torch.bfloat16, "highest", 2e-2),
+]
+ONE_HOT = [Table("cat_0.bin", 50_000), Table("cat_1.bin", 3), Table("cat_2.bin", 1), Table("cat_3.bin", 5000)]
+MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin", 4000, 20)]
+
+
+@pytest.fixture(params=PRECISIONS, ids=lambda precision: precision[0])
+def precision(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, float]]:
+    _, dtype, matmul, tolerance = request.param
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul)
+    yield dtype, tolerance
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def fused() -> Any:
+    package = dispatch.kernels()
+    assert package is not None
+    return package
+
+
+@pytest.mark.parametrize(("samples", "tables", "dim"), [(5001, 26, 128), (300, 2, 8), (301, 17, 12), (70, 40, 64)])
+def test_dot(samples: int, tables: int, dim: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
+    dtype, tolerance = precision
+    found = dot(fused, samples, tables, dim, dtype, CUDA)
+    assert found.largest < tolerance, found
+
+
+@pytest.mark.parametrize(
+    ("widths", "logit"), [((13, 512, 256, 128), False), ((480, 1024, 1024, 512, 256), True), ((8, 8), False)]
+)
+def test_layers(widths: tuple[int, ...], logit: bool, precision: tuple[torch.dtype, float], fused: Any) -> None:
+    """A number next to 0 may pass a ReLU in one dtype and not in the other: that is most of the errors of gradients."""
+    dtype, tolerance = precision
+    found = layers(fused, widths, logit, 5000, dtype, CUDA)
+    assert found.output < 2 * tolerance, found
+    assert max(found.gradients[1:]) < (100 if dtype == torch.float32 else 20) * tolerance, found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+@pytest.mark.parametrize(("batch", "dim"), [(20_000, 128), (999, 20)])
+def test_rows(
+    tables: list[Table], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
+    dtype, tolerance = precision
+    found = updated(fused, tables, batch, dim, dtype, CUDA, optimizer, loss_scale=4.0, apart=dim == 20)
+    assert found.vectors < tolerance, found
+    assert found.unchanged, found
+    # Adagrad divides by the sum's own size, also where what it is the sum of has cancelled.
+    assert found.weights < (1e-5 if optimizer == "sgd" else 1e-3), found.weights
+
+
+def test_rows_change_by_the_same_numbers_every_time(fused: Any) -> None:
+    first, second = (updated(fused, ONE_HOT, 20_000, 128, torch.float16, CUDA).embeddings for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+
+
+def test_a_batch_of_more_blocks_than_a_grids_second_axis_has(fused: Any) -> None:
+    batch, table = 65_536 * 16 + 5, Table("cat_0.bin", 7)
+    weight, ids = torch.randn(7, 4, device=CUDA), torch.randint(7, (batch,), dtype=torch.int32, device=CUDA)
+    assert torch.equal(fused.tables.look_up([weight], (table,), ids, batch, torch.float32)[:, 0], weight[ids])
+
+
+def run(home: Path, *overrides: str) -> Trained:
+    """Of 12 steps."""
+    return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides))
+
+
+@pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
+def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str) -> None:
+    """While the learning rate rises, which a captured step must follow."""
+    runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
+    assert runs[0].losses[-1] < runs[0].losses[0]
+    for name, weight in runs[0].after.items():
+        torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-3, atol=1e-5)
+
+
+def test_training_on_kernels_follows_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = run(tmp_path / "kernels", "precision=fp32").losses
+    monkeypatch.setattr(dispatch, "fused_for", lambda tensor: None)
+    plain = run(tmp_path / "plain", "precision=fp32", "execution.graph=off").losses
+    assert kernels == pytest.approx(plain, rel=1e-5)

@@ -1,0 +1,268 @@
+"""Embedding tables on 1, 2 and 4 gloo ranks against the plain ones: losses, updates and weights."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from src.batches.clicks import Clicks, Table
+from src.errors import UserError
+from src.models.dlrm.embeddings import PlainEmbeddings, Rule
+from src.models.dlrm.network import DLRM
+from src.models.dlrm.sharded import ShardedEmbeddings
+from src.models.dlrm.sharded_pieces import BLOCK_ROWS, gathered
+from tests.support.gloo_ranks import Ranks
+
+TABLES = tuple(Table(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)]))
+KINDS = ["data_parallel", "table_wise", "row_wise", "column_wise"]
+WHOLE = {table.name: KINDS[i % 2] for i, table in enumerate(TABLES)}
+MIXED = {table.name: (KINDS * 2)[i] for i, table in enumerate(TABLES)}
+DIM, NUMERICAL, BATCH, STEPS = 64, 4, 32, 50
+LOSS_SCALE = 128.0
+FASTER = {"sgd": 50.0, "adagrad": 0.3}  # the tables learn than the rest
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]]:
+    """Gloo ranks by their number."""
+    started = {count: Ranks(count, tmp_path_factory.mktemp("ranks")) for count in (1, 2, 4)}
+    yield started
+    for each in started.values():
+        each.close()
+
+
+def make_network(embeddings: Any) -> DLRM:
+    torch.manual_seed(0)
+    return DLRM(TABLES, NUMERICAL, DIM, bottom=(16, DIM), top=(16,), embeddings=embeddings)
+
+
+def batch_of(step: int, begin: int, end: int) -> Clicks:
+    """The rows begin to end of a step's global batch. Few ids are asked for often; labels depend on ids alone."""
+    random = torch.Generator().manual_seed(step)
+    numerical = torch.randn(BATCH, NUMERICAL, generator=random).half()
+    ids = [(torch.rand(BATCH, t.hotness, generator=random) ** 2 * t.cardinality).int() for t in TABLES]
+    labels = ((ids[0] + ids[2] + ids[5])[:, 0] % 3 == 0).float()
+    return Clicks(labels[begin:end], numerical[begin:end], torch.cat([own[begin:end].flatten() for own in ids]))
+
+
+def trained(network: DLRM, model: nn.Module, rank: int, world: int, steps: int = STEPS) -> list[float]:
+    """The losses of this rank's share of the global batches, with a learning rate that changes at every step."""
+    share = BATCH // world
+    losses = []
+    for step in range(steps):
+        lr, scale = 0.1 * (1 + step % 5), torch.tensor(LOSS_SCALE)
+        clicks = batch_of(step, rank * share, (rank + 1) * share)
+        loss = binary_cross_entropy_with_logits(model(clicks), clicks.labels)
+        (loss * scale).backward()
+        for parameter in network.dense_parameters():
+            assert parameter.grad is not None
+            parameter.data.sub_(parameter.grad, alpha=lr / LOSS_SCALE)
+            parameter.grad = None
+        network.embeddings.update(lr * FASTER[network.embeddings.optimizer] / scale, None, scale)  # type: ignore[operator]
+        losses.append(loss.item())
+    return losses
+
+
+def train_sharded(optimizer: Rule, sharding: dict[str, str], engine: str, state: Path) -> dict[str, Any]:
+    """On each rank: what `trained` gives, the plan, and what rank 0 would save."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    network = make_network(partial(ShardedEmbeddings, optimizer=optimizer, sharding=sharding, engine=engine))
+    assert isinstance(network.embeddings, ShardedEmbeddings)
+    network.embeddings.place(torch.device("cpu"), BATCH // world)
+    network.load_state_dict(torch.load(state, mmap=True))
+    with torch.inference_mode():  # what TorchRec keeps of its first call must be good for training all the same
+        before = network(batch_of(0, rank * BATCH // world, (rank + 1) * BATCH // world)).clone()
+    losses = trained(network, DistributedDataParallel(network), rank, world)
+    held, plan = type(network.embeddings.held).__name__, network.embeddings.plan
+    return {"before": before, "losses": losses, "plan": plan, "held": held, "state": dict(network.state_dict())}
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By optimizer: the plain network's first state, losses and last state."""
+    found = {}
+    for optimizer in ("sgd", "adagrad"):
+        network = make_network(partial(PlainEmbeddings, optimizer=optimizer))
+        first = tmp_path_factory.mktemp("twin") / f"{optimizer}.pt"
+        torch.save(network.state_dict(), first)
+        before = network(batch_of(0, 0, BATCH)).detach()
+        losses = trained(network, network, 0, 1)
+        found[optimizer] = {"first": first, "before": before, "losses": losses, "state": network.state_dict()}
+    return found
+
+
+CASES = [
+    *((2, "sgd", dict.fromkeys(MIXED, kind), "torchrec") for kind in KINDS),
+    *((world, "sgd", MIXED, "torchrec") for world in (1, 2, 4)),
+    *((world, "adagrad", MIXED, "torchrec") for world in (2, 4)),
+    *((2, "sgd", dict.fromkeys(WHOLE, kind), "auto") for kind in KINDS[:2]),
+    *((world, optimizer, WHOLE, "auto") for world in (1, 2, 4) for optimizer in ("sgd", "adagrad")),
+    (2, "sgd", MIXED, "auto"),
+]
+
+
+@pytest.mark.parametrize(("world", "optimizer", "sharding", "engine"), CASES)
+def test_losses_over_50_steps_are_the_plain_ones(
+    world: int, optimizer: str, sharding: dict[str, str], engine: str, ranks: dict[int, Ranks], twins: dict[str, Any]
+) -> None:
+    twin = twins[optimizer]
+    found = ranks[world](train_sharded, optimizer, sharding, engine, twin["first"])
+    assert_close(torch.cat([each["before"] for each in found]), twin["before"])
+    losses = torch.tensor([each["losses"] for each in found], dtype=torch.float64).mean(0)
+    assert_close(losses, torch.tensor(twin["losses"], dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    saved = found[0]["state"]
+    assert saved.keys() == twin["state"].keys()
+    first = torch.load(twin["first"])
+    for name, value in twin["state"].items():
+        largest = value.abs().max().item()
+        assert_close(saved[name], value, rtol=0, atol=1e-4 * largest, msg=name)
+        assert (value - first[name]).abs().max() > 0.1 * largest or "embeddings" not in name
+    ours = engine == "auto" and sharding != MIXED
+    assert {each["held"] for each in found} == {"ExchangedTables" if ours else "RankTables"}
+    kinds = {p.table.name: p.sharding for p in found[0]["plan"]}
+    assert kinds == (sharding if world > 1 else kinds)
+
+
+def saved_again(optimizer: Rule, state: Path | None) -> dict[str, Tensor]:
+    """What this rank saves of tables in mixed shardings, after loading `state`, or of new ones."""
+    torch.manual_seed(7 + distributed.get_rank())
+    embeddings = ShardedEmbeddings(TABLES, DIM, optimizer=optimizer, sharding=MIXED)
+    embeddings.place(torch.device("cpu"), BATCH)
+    if state is not None:
+        embeddings.load_state_dict(part_of(torch.load(state)))
+    return dict(embeddings.state_dict())
+
+
+def part_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("embeddings."): value for name, value in state.items() if name.startswith("embeddings.")}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_plain_checkpoint_comes_back_bit_by_bit(
+    world: int, optimizer: str, ranks: dict[int, Ranks], twins: dict[str, Any], tmp_path: Path
+) -> None:
+    state = twins[optimizer]["state"]
+    torch.save(state, tmp_path / "state.pt")
+    saved, *others = ranks[world](saved_again, optimizer, tmp_path / "state.pt")
+    expected = part_of(state)
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+    assert all(other == {} for other in others)
+
+
+def test_the_first_weights_are_uniform_and_the_same_on_any_number_of_ranks(ranks: dict[int, Ranks]) -> None:
+    one, two, four = (ranks[world](saved_again, "adagrad", None)[0] for world in (1, 2, 4))
+    for name, value in one.items():
+        assert torch.equal(two[name], value) and torch.equal(four[name], value)
+        kind, number = name.split(".")
+        if kind == "accumulators":
+            assert not value.any()
+            continue
+        bound = TABLES[int(number)].cardinality ** -0.5
+        assert value.abs().max() <= bound
+        assert value.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+        assert abs(value.mean().item()) < bound / 4
+    assert not torch.equal(one["weights.0"][0], one["weights.0"][1])
+
+
+class Largest(TorchDispatchMode):
+    """The sizes of the tensors that are made or looked at while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.sizes += [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        return result
+
+
+def sizes_while_saving(rows: int, dim: int, kind: str) -> list[int]:
+    embeddings = ShardedEmbeddings([Table("large", rows)], dim, sharding={"large": kind})
+    embeddings.place(torch.device("cpu"), BATCH)
+    shards = embeddings.plan[0].shards(dim)  # type: ignore[index]
+    local = embeddings.held.weights(0)  # type: ignore[union-attr]
+    with Largest() as largest:
+        whole = gathered(shards, local, (rows, dim), torch.device("cpu"))
+    assert (whole is not None) == (distributed.get_rank() == 0)
+    return largest.sizes
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "table_wise"])
+def test_a_table_is_put_together_in_blocks(kind: str, ranks: dict[int, Ranks]) -> None:
+    """Beside the whole table on rank 0's CPU, nothing is larger than a block of it."""
+    rows, dim = 5 * BLOCK_ROWS // 2, 64
+    first, second = ranks[2](sizes_while_saving, rows, dim, kind)
+    assert [size for size in first if size > BLOCK_ROWS * dim] == [rows * dim]
+    assert all(size <= BLOCK_ROWS * dim for size in second)
+
+
+def refused(memory_bytes: float | None, sharding: dict[str, str]) -> str:
+    embeddings = ShardedEmbeddings(TABLES, DIM, sharding=sharding)
+    with pytest.raises(UserError) as caught:
+        embeddings.place(torch.device("cpu"), BATCH, memory_bytes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "sharding", "words"),
+    [
+        (20e3, {}, ["tables do not fit", "6 tables take 4.77e-05 GiB with sgd", "cat_3.bin", "2 rank(s) of"]),
+        (None, {"cat_9.bin": "row_wise"}, ["sharding.cat_9.bin", "cat_0.bin to cat_5.bin"]),
+        (None, {"cat_0.bin": "diagonal"}, ["sharding.cat_0.bin=diagonal", "row_wise"]),
+    ],
+)
+def test_where_there_is_no_plan_every_rank_ends_with_the_reason(
+    memory_bytes: float | None, sharding: dict[str, str], words: list[str], ranks: dict[int, Ranks]
+) -> None:
+    messages = ranks[2](refused, memory_bytes, sharding)
+    assert messages[0] == messages[1] and "\n" not in messages[0]
+    assert all(word in messages[0] for word in words), messages[0]
+
+
+def overflow_on_one_rank(optimizer: Rule) -> dict[str, Any]:
+    """Gradients in bfloat16, one of rank 0's infinite, then none."""
+    embeddings = ShardedEmbeddings(TABLES, DIM, optimizer=optimizer, sharding=MIXED)
+    embeddings.place(torch.device("cpu"), BATCH)
+    before, found, changed = dict(embeddings.state_dict()), [], []
+    for factor in (float("inf") if distributed.get_rank() == 0 else 1.0, 1.0):
+        with torch.autocast("cpu", torch.bfloat16):
+            vectors = embeddings(batch_of(0, 0, 16).ids, 16)
+        gradient = torch.ones_like(vectors)
+        gradient[0, 1, 0] *= factor
+        vectors.backward(gradient)
+        found.append(embeddings.overflowed())
+        embeddings.update(torch.tensor(1.0), found[-1])
+        after = dict(embeddings.state_dict())
+        changed.append([not torch.equal(after[name], value) for name, value in before.items()])
+        assert all(value.isfinite().all() for value in after.values())
+    return {"dtype": vectors.dtype, "found": [each.item() for each in found], "changed": changed}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_an_overflow_on_one_rank_stops_the_update_on_all(optimizer: str, ranks: dict[int, Ranks]) -> None:
+    results = ranks[2](overflow_on_one_rank, optimizer)
+    assert [result["found"] for result in results] == [[1.0, 0.0]] * 2
+    assert [result["dtype"] for result in results] == [torch.bfloat16] * 2
+    assert not any(results[0]["changed"][0]) and all(results[0]["changed"][1])
+
+
+def test_before_it_is_placed_only_names_and_shapes_are_there() -> None:
+    embeddings = ShardedEmbeddings(TABLES, DIM, optimizer="adagrad")
+    plain = PlainEmbeddings(TABLES, DIM, optimizer="adagrad").state_dict()
+    shapes = {name: value.shape for name, value in embeddings.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in plain.items()}
+    assert not list(embeddings.parameters())
+    with pytest.raises(RuntimeError, match="before `place`"):
+        embeddings(batch_of(0, 0, 1).ids, 1)

@@ -1,0 +1,136 @@
+"""Predicting with MobileNetV1: the csv, what is right of it, the benchmark, and what is refused."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from src.config.instantiate import made
+from src.errors import UserError
+from src.models.mobilenet_v1.task import MobileNetV1Task
+from src.predict import predict
+from src.report.record import Record, read_record
+from src.run import train
+from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_prediction, write_folders
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images and a checkpoint of a network that has seen them."""
+    home = tmp_path_factory.mktemp("mobilenet")
+    train(tiny_mobilenet(home, "fit.max_epochs=2", data=write_folders(home)))
+    return home
+
+
+@pytest.fixture
+def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
+    """Predicts with the checkpoint into `tmp_path`."""
+
+    def predicted(*overrides: str, data: str = "image_folder", folder: Path = home / "images") -> Record:
+        checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
+        where = f"datamodule={data}", f"datamodule.data_dir={folder}", "datamodule.threads=2"
+        return predict(tiny_prediction(home, *where, f"output_dir={tmp_path}", checkpoint, *overrides))
+
+    return predicted
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest class of each evaluated image and its probability, all in one batch."""
+    saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
+    task: MobileNetV1Task = made(saved["model_config"]["task"]).eval()
+    task.load_state_dict(saved["state_dict"])
+    config = tiny_prediction(home, "datamodule=image_folder", f"datamodule.data_dir={home / 'images'}")
+    data: Any = made(config.datamodule, num_classes=3, image_size=32)
+    data.setup("predict")
+    (batch,) = data.loader("val", batch_size=15)
+    with torch.no_grad():
+        probabilities, classes = task.logits(batch).softmax(1).max(1)
+    return classes.numpy(), probabilities.numpy()
+
+
+def test_every_image_is_in_the_csv_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+    record = predicted()
+    rows, (classes, probabilities) = rows_of(tmp_path / "predictions.csv"), expected(home)
+    assert list(rows[0]) == ["file", "label", "probability", "true_label"]
+    assert [row["file"] for row in rows] == [f"{name}/{n:03}.JPEG" for name in CLASSES for n in range(5)]
+    assert [row["label"] for row in rows] == [CLASSES[label] for label in classes]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.tolist(), abs=2e-6)
+    assert [row["true_label"] for row in rows] == [name for name in CLASSES for _ in range(5)]
+    assert record.samples == 15 and record.unit == "images"
+
+
+def test_what_is_right_is_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    told, found = read_record(home / "run").final_metric, predicted().final_metric
+    assert found is not None and told is not None
+    assert (found.name, found.value) == ("top1", told.value)
+
+
+def test_images_without_labels(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+    """In a folder of files, in batches that do not come out even."""
+    record = predicted("batch_size=2", data="image_files", folder=home / "images" / "val" / "bee")
+    rows, (classes, _) = rows_of(tmp_path / "predictions.csv"), expected(home)
+    assert [row["file"] for row in rows] == [f"{n:03}.JPEG" for n in range(5)]
+    assert [row["label"] for row in rows] == [CLASSES[label] for label in classes[5:10]]
+    assert {row["true_label"] for row in rows} == {""}
+    assert record.final_metric is None and record.samples == 5
+
+
+def test_fewer_images_and_another_file(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    predicted("num_samples=3", f"output={tmp_path / 'mine.csv'}")
+    assert len(rows_of(tmp_path / "mine.csv")) == 3
+
+
+def test_the_training_split(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    predicted("datamodule.predict=train")
+    assert len(rows_of(tmp_path / "predictions.csv")) == 36
+
+
+def test_latencies_are_of_batches_with_and_without_decoding(predicted: Callable[..., Record]) -> None:
+    record = predicted()
+    assert (
+        record.latency_s is not None and record.with_loading is not None and record.with_loading.latency_s is not None
+    )
+    assert 0 < record.latency_s.p50 <= record.with_loading.latency_s.p50  # type: ignore[operator]
+
+
+def test_the_benchmark_times_one_batch(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    record = predicted("model.predict.benchmark=true", "model.predict.repeats=7", "batch_size=3")
+    assert record.samples == 21 and record.throughput is not None
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+def test_synthetic_images_need_no_checkpoint(tmp_path: Path) -> None:
+    """Random weights serve for timing; images without files are numbered."""
+    sizes = "datamodule.num_classes=3", "datamodule.image_size=32", "model.task.network.width_multiplier=0.125"
+    record = predict(tiny_prediction(tmp_path, "datamodule=image_synthetic", *sizes, "num_samples=6"))
+    rows = rows_of(tmp_path / "predicted" / "predictions.csv")
+    assert [row["file"] for row in rows] == [str(number) for number in range(6)]
+    assert record.samples == 8  # two batches were timed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("output=labels.txt",), "give a name that ends in .csv"),
+        (("model.predict.repeats=0",), "model.predict.repeats=0 times nothing"),
+        (("datamodule.predict=test",), "choose from train, val"),
+    ],
+)
+def test_what_is_refused(overrides: tuple[str, ...], message: str, predicted: Callable[..., Record]) -> None:
+    with pytest.raises(UserError, match=message):
+        predicted(*overrides)
+
+
+def test_other_data_than_images_are_refused(home: Path, tmp_path: Path) -> None:
+    checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
+    with pytest.raises(UserError, match="MobileNetV1 needs images"):
+        predict(tiny_prediction(home, "datamodule=criteo_resident", f"output_dir={tmp_path}", checkpoint))

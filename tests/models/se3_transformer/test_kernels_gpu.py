@@ -1,0 +1,234 @@
+"""The fused kernels on a GPU against plain torch in float64: half, bfloat16, TF32 and full single precision."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.batches.molecular_graphs import Graph
+from src.gpu import triton_helpers as kernels
+from src.models.se3_transformer import Fiber, SE3TransformerPooled
+from src.models.se3_transformer.conv import Execution
+from src.models.se3_transformer.frames import EdgeLayout
+from src.models.se3_transformer.kernels import dispatch
+from tests.support.kernel_differences import error, random
+from tests.support.se3_kernels import (
+    attention,
+    contraction,
+    gathering,
+    hidden_layer,
+    multiplying,
+    normalising,
+    plan_of,
+    ragged,
+    summing,
+)
+
+# torch warns of what single precision gives away, in other words with every release.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CUDA = "cuda"
+
+
+class Precision(NamedTuple):
+    """`product`: error of a product of many terms; `short`: where kernels give TF32 three products, or need none.
+
+    Errors are the largest difference beside the largest number.
+    """
+
+    name: str
+    dtype: torch.dtype
+    matmul: str
+    product: float
+    short: float
+
+
+PRECISIONS = [
+    Precision("single", torch.float32, "highest", 1e-5, 1e-5),
+    Precision("TF32", torch.float32, "high", 3e-3, 2e-5),
+    Precision("half", torch.float16, "highest", 3e-3, 3e-3),
+    Precision("bfloat16", torch.bfloat16, "highest", 1e-2, 2.5e-2),
+]
+
+
+@pytest.fixture(params=PRECISIONS, ids=lambda precision: precision.name)
+def precision(request: pytest.FixtureRequest) -> Iterator[Precision]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param.matmul)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def fused() -> Any:
+    package = dispatch.kernels()
+    assert package is not None
+    return package
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """About 4000 edges, a good part of the nodes without any, and padding."""
+    return ragged([18, 1, 9, 25, 2] * 8, pad=(37, 211), device=CUDA)
+
+
+def layout(degrees: int, channels: int, max_m: int | None = None) -> EdgeLayout:
+    return EdgeLayout(Fiber.create(degrees, channels), degrees - 1 if max_m is None else max_m)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "edges", "mid"),
+    [
+        (Fiber.create(4, 32), (Fiber.create(4, 16), Fiber.create(4, 16)), 5000, 32),  # the published network's
+        (Fiber({0: 6}), (Fiber.create(4, 16), Fiber({0: 16})), 5000, 32),
+        (Fiber.create(4, 32), (Fiber({0: 128}),), 5000, 32),
+        (Fiber.create(3, 5), (Fiber.create(3, 20),), 4096, 32),
+        (Fiber.create(2, 12), (Fiber({1: 112}),), 37, 16),
+        (Fiber({0: 4, 1: 3, 3: 5}), (Fiber({0: 6, 3: 2}),), 3000, 64),
+    ],
+)
+def test_contraction(
+    inputs: Fiber, outputs: tuple[Fiber, ...], edges: int, mid: int, precision: Precision, fused: Any
+) -> None:
+    found = contraction(fused, plan_of(inputs, *outputs), edges, mid, precision.dtype, CUDA)
+    assert found.largest < precision.product, found
+
+
+def test_a_contraction_gives_the_same_numbers_every_time(precision: Precision, fused: Any) -> None:
+    """A product that still reads registers while they are written again shows as numbers that change."""
+    plan = plan_of(Fiber.create(4, 32), Fiber.create(4, 16), Fiber.create(4, 16))
+    size = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms())
+    hidden, weights = (random(*shape, seed=1, device=CUDA).float() for shape in ((9000, 32), (size * 32,)))
+    columns, grad = (random(9000, 512, seed=seed, device=CUDA).to(precision.dtype) for seed in (2, 3))
+    tensors = [hidden.requires_grad_(), columns.requires_grad_(), weights.requires_grad_()]
+    found = []
+    for _ in range(5):
+        out = fused.contraction.contract(*tensors, plan)
+        found.append((out, *torch.autograd.grad(out, tensors, grad)))
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
+
+
+@pytest.mark.parametrize("shape", [layout(4, 32), layout(4, 16, max_m=1), layout(3, 5), layout(5, 64)])
+def test_gathering_and_summing(shape: EdgeLayout, precision: Precision, fused: Any, graph: Graph) -> None:
+    for found in (gathering(fused, shape, graph, precision.dtype), summing(fused, shape, graph, precision.dtype)):
+        assert found.largest < precision.short, found
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "heads"),
+    [
+        (layout(4, 16), layout(4, 16), 8),
+        (layout(4, 16), layout(1, 16), 8),
+        (layout(3, 12), layout(3, 12), 3),
+        (layout(4, 16, max_m=1), layout(2, 16), 2),
+    ],
+)
+def test_attention(
+    value: EdgeLayout, key: EdgeLayout, heads: int, precision: Precision, fused: Any, graph: Graph
+) -> None:
+    found = attention(fused, value, key, heads, graph, precision.dtype)
+    assert found.largest < 2 * precision.short, found
+
+
+@pytest.mark.parametrize("fiber", [Fiber.create(4, 32), Fiber.create(3, 12), Fiber.create(5, 64)])
+def test_norm(fiber: Fiber, precision: Precision, fused: Any) -> None:
+    found = normalising(fused, fiber, 1003, precision.dtype, CUDA)
+    assert max(found.output, *found.gradients[1:]) < precision.short, found
+    assert found.gradients[0] < max(1e-3, precision.short), found  # of scalars near 0: what two large numbers leave
+
+
+@pytest.mark.parametrize(("degrees", "inner", "outer"), [(4, (16, 32), 32), (1, (6,), 16), (3, (5, 7), 33)])
+def test_linear(degrees: int, inner: tuple[int, ...], outer: int, precision: Precision, fused: Any) -> None:
+    found = multiplying(fused, degrees, inner, outer, 1500, precision.dtype, CUDA)
+    assert found.largest < precision.product, found
+
+
+@pytest.mark.parametrize("precision", PRECISIONS[:2], ids=lambda precision: precision.name, indirect=True)
+@pytest.mark.parametrize("wants_inputs", [False, True])
+@pytest.mark.parametrize(("scalars", "mid", "norm"), [(5, 32, True), (5, 32, False), (1, 16, True), (16, 64, True)])
+def test_radial_networks(
+    scalars: int, mid: int, norm: bool, wants_inputs: bool, precision: Precision, fused: Any
+) -> None:
+    """In float32 whatever the rest is; under TF32 with three products. An edge or two may pass a ReLU differently."""
+    found = hidden_layer(fused, scalars, mid, norm, 20_000, wants_inputs, CUDA)
+    assert found.output < 2e-5, found
+    assert max(found.gradients[wants_inputs:]) < 0.05, found
+
+
+def outcome(
+    execution: Execution, dtype: torch.dtype, half: torch.dtype | None = None, dense: bool = False, **arguments: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Predictions for a padded batch and the gradients of all parameters; `half`: autocast's dtype."""
+    torch.manual_seed(0)
+    network = SE3TransformerPooled(**({"num_layers": 3, "pooling": "sum"} | arguments), execution=execution)
+    for name, parameter in network.named_parameters():
+        if "norms" in name and name.endswith("bias"):
+            parameter.data.fill_(0.5)  # a ReLU that lets most through, so that high degrees matter
+    network.to(CUDA, dtype)
+    # In half precision no atom is without edges: gradients of its zeros, which NormSE3 scales up, would overflow.
+    graph = ragged([9, 5, 12, 7], pad=(5, 30), dense=dense, device=CUDA)
+    graph = graph._replace(positions=graph.positions.to(dtype))
+    nodes, edges = (random(len(x), c, seed=c, device=CUDA).to(dtype) for x, c in ((graph.positions, 6), (graph.src, 4)))
+    with torch.autocast(CUDA, half or torch.float16, enabled=half is not None):
+        prediction = network(graph, nodes, edges)
+    # A gradient of 1 for each prediction: rounding of predictions does not reach the gradients.
+    prediction.float().sum().backward()
+    return prediction.detach(), {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("matmul", "half", "value", "gradient"),
+    [
+        ("highest", None, 1e-4, 1e-3),
+        ("high", None, 2e-2, 0.1),
+        ("highest", torch.float16, 3e-2, 0.15),
+        ("highest", torch.bfloat16, 0.15, 0.5),
+    ],
+)
+@pytest.mark.parametrize("arguments", [{}, {"num_degrees": 3, "sharing": "pairwise", "low_memory": True}])
+def test_a_network_on_kernels_is_the_float64_reference(
+    arguments: dict[str, Any], matmul: str, half: torch.dtype | None, value: float, gradient: float
+) -> None:
+    """Errors add up over layers; gradients are compared as a whole, each beside its own length."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul)
+    try:
+        found, gradients = outcome("fast", torch.float32, half, dense=half is not None, **arguments)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    expected, exact = outcome("reference", torch.float64, dense=half is not None, **arguments)
+    assert error(found, expected) < value
+    assert gradients.keys() == exact.keys()
+    mine, theirs = (torch.cat([g[name].double().flatten() for name in exact]) for g in (gradients, exact))
+    assert float((mine - theirs).norm() / theirs.norm()) < gradient
+
+
+def test_float64_takes_plain_torch() -> None:
+    """The fast execution in float64 is exact; kernels would give that away."""
+    assert dispatch.fused_for(torch.ones(1, dtype=torch.float64, device=CUDA)) is None
+    found, gradients = outcome("fast", torch.float64, num_layers=2)
+    expected, exact = outcome("reference", torch.float64, num_layers=2)
+    assert error(found, expected) < 1e-10
+    assert all(error(gradients[name], exact[name]) < 1e-5 for name in exact)
+
+
+def test_an_older_gpu_takes_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """With the same numbers and one line in the log, however often it is asked."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    kernels.note.cache_clear()
+    found, _ = outcome("fast", torch.float32, num_layers=1)
+    kernels.note.cache_clear()
+    expected, _ = outcome("reference", torch.float64, num_layers=1)
+    assert error(found, expected) < 1e-4
+    lines = [record.getMessage() for record in caplog.records if "fused kernels" in record.getMessage()]
+    assert len(lines) == 1 and "older than the fused kernels need" in lines[0]
+
+
+def test_the_same_numbers_twice() -> None:
+    """No sum of the kernels depends on the order in which programs end, as torch's pooled sums do."""
+    first, second = (outcome("fast", torch.float32, torch.float16, dense=True, pooling="max") for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert [name for name, gradient in first[1].items() if not torch.equal(gradient, second[1][name])] == []

@@ -1,0 +1,71 @@
+"""Pooling over the nodes of each molecule, against loops."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from src.errors import UserError
+from src.models.se3_transformer import pool
+from src.models.se3_transformer.pooling import Pooling, check_pooling
+from tests.support.se3_small import seeded
+
+GRAPH_PTR = torch.tensor([0, 3, 4, 4, 6, 6, 6])  # molecules of 3, 1, 0, 2 atoms and two padded ones
+NODES = 9  # three of them padded
+
+
+def random_nodes() -> torch.Tensor:
+    return torch.randn(NODES, 5, dtype=torch.float64, generator=seeded(3)) - 3  # below 0, so that a zero would show
+
+
+@pytest.mark.parametrize("pointer", [GRAPH_PTR, GRAPH_PTR.int()])
+@pytest.mark.parametrize("kind", ["max", "mean", "sum"])
+def test_pooling_is_a_loop_over_molecules(kind: Pooling, pointer: torch.Tensor) -> None:
+    features = random_nodes()
+    expected = torch.zeros(6, 5, dtype=torch.float64)
+    for graph in (0, 1, 3):
+        rows = features[GRAPH_PTR[graph] : GRAPH_PTR[graph + 1]]
+        expected[graph] = rows.amax(0) if kind == "max" else getattr(rows, kind)(0)
+    assert_close(pool(features, pointer, kind), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["max", "mean", "sum"])
+def test_empty_and_padded_molecules_give_zero_with_zero_gradient(kind: Pooling) -> None:
+    features = random_nodes().requires_grad_()
+    result = pool(features, GRAPH_PTR, kind)
+    assert not result[[2, 4, 5]].any()
+    result[[2, 4, 5]].sum().backward(retain_graph=True)
+    assert features.grad is not None and not features.grad.any()
+    result.square().sum().backward()
+    assert features.grad.isfinite().all() and features.grad[:6].any() and not features.grad[6:].any()
+
+
+def test_maximum_sends_its_gradient_to_the_first_that_has_it() -> None:
+    features = torch.tensor([[1.0, 5.0], [2.0, 4.0], [2.0, 5.0]], requires_grad=True)
+    pool(features, torch.tensor([0, 3]), "max").sum().backward()
+    assert features.grad is not None
+    assert torch.equal(features.grad, torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("kind", ["max", "mean", "sum"])
+def test_gradients_are_numerically_right(kind: Pooling) -> None:
+    features = random_nodes().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: pool(x, GRAPH_PTR, kind), features)
+
+
+@pytest.mark.parametrize("kind", ["max", "mean", "sum"])
+def test_what_is_not_a_number_stays_visible_in_its_molecule(kind: Pooling) -> None:
+    features = random_nodes()
+    features[1, 2] = torch.nan
+    result = pool(features, GRAPH_PTR, kind)
+    assert result.isnan().nonzero().tolist() == [[0, 2]]
+
+
+def test_sums_of_halves_are_made_in_float32() -> None:
+    """The sum does not fit a half, the mean does."""
+    result = pool(torch.full((4000, 1), 100, dtype=torch.float16), torch.tensor([0, 4000]), "mean")
+    assert result.dtype == torch.float16 and result.item() == 100
+
+
+def test_an_unknown_pooling_is_refused() -> None:
+    with pytest.raises(UserError, match="pooling=avg must be one of max, mean, sum"):
+        check_pooling("avg")

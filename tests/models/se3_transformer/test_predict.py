@@ -1,0 +1,151 @@
+"""Predicting with the SE(3)-Transformer: the csv, the picture, and what is measured."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from src.errors import UserError
+from src.models.se3_transformer.plots import parity_picture
+from src.models.se3_transformer.task import SE3TransformerTask
+from src.predict import predict
+from src.report.record import Record, read_record
+from src.run import train
+from tests.support.composing import composed
+from tests.support.tiny_se3 import tiny_prediction, tiny_se3
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained checkpoint in run/checkpoints."""
+    home = tmp_path_factory.mktemp("se3")
+    train(tiny_se3(home, "fit.max_epochs=2"))
+    return home
+
+
+@pytest.fixture
+def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
+    """Predicts with the checkpoint into `tmp_path`."""
+
+    def predicted(*overrides: str) -> Record:
+        checkpoint = home / "run" / "checkpoints" / "best.ckpt"
+        folder = f"output_dir={tmp_path}"
+        return predict(tiny_prediction(home, folder, f"ckpt_path={checkpoint}", "batch_size=10", *overrides))
+
+    return predicted
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Molecules of every batch that is predicted."""
+    counts: list[int] = []
+    function = SE3TransformerTask.predicted
+    monkeypatch.setattr(SE3TransformerTask, "predicted", lambda task, b: (counts.append(b.count), function(task, b))[1])
+    return counts
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_every_molecule_is_in_the_csv_once_with_its_true_value(
+    home: Path, predicted: Callable[..., Record], tmp_path: Path
+) -> None:
+    record = predicted()
+    rows = rows_of(tmp_path / "predictions.csv")
+    assert list(rows[0]) == ["molecule", "quantity", "predicted", "true", "unit"]
+    lines = (home / "chains.csv").read_text().splitlines()[1:]
+    smiles, energies = zip(*(line.split(",") for line in lines), strict=True)
+    assert [row["molecule"] for row in rows] == [f"chains.csv line {i} ({text})" for i, text in enumerate(smiles, 2)]
+    assert [float(row["true"]) for row in rows] == pytest.approx([float(energy) for energy in energies], abs=1e-5)
+    assert {row["quantity"] for row in rows} == {"energy"}
+    error = np.mean([abs(float(row["predicted"]) - float(row["true"])) for row in rows])
+    assert record.final_metric is not None
+    assert (record.final_metric.name, record.final_metric.value) == ("energy_mae", pytest.approx(error, abs=1e-5))
+    assert (tmp_path / "predictions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_predictions_are_those_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    told = read_record(home / "run").history[-1]
+    record = predicted("datamodule.predict=test", "datamodule.task=energy")
+    assert record.final_metric is not None
+    assert record.final_metric.value == pytest.approx(told["test_at_best_energy_mae"], rel=1e-5)
+    assert record.samples == 6
+
+
+def test_molecules_without_a_true_value(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    record = predicted("datamodule.task=null")
+    assert {row["true"] for row in rows_of(tmp_path / "predictions.csv")} == {""}
+    assert record.final_metric is None and not (tmp_path / "predictions.png").exists()
+
+
+def test_passes_are_repeated_until_there_are_samples_enough(
+    predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
+) -> None:
+    record = predicted("num_samples=100", "warmup_batches=3")
+    assert batches == [10, 10, 10, *([10] * 6 + [4]), *[10] * 4]
+    assert record.samples == 104
+    assert len(rows_of(tmp_path / "predictions.csv")) == 64
+
+
+def test_fewer_samples_than_molecules(predicted: Callable[..., Record], tmp_path: Path) -> None:
+    assert predicted("num_samples=15").samples == 20
+    assert len(rows_of(tmp_path / "predictions.csv")) == 20
+
+
+def test_both_clocks_are_in_the_record(predicted: Callable[..., Record], capsys: pytest.CaptureFixture[str]) -> None:
+    record = predicted()
+    loaded = record.with_loading
+    assert loaded is not None and loaded.throughput is not None and loaded.latency_s is not None
+    assert record.latency_s is not None and record.latency_s.mean is not None and loaded.latency_s.mean is not None
+    assert loaded.throughput < (record.throughput or 0) and loaded.latency_s.mean > record.latency_s.mean
+    assert record.throughput == pytest.approx(64 / (7 * record.latency_s.mean))
+    phases = record.phases_s
+    assert 64 / loaded.throughput == pytest.approx((phases["fetch"] or 0) + (phases["compute"] or 0), rel=0.05)
+    assert "with loading" in capsys.readouterr().out
+
+
+def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_pass(
+    predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
+) -> None:
+    record = predicted("model.predict.protocol=published", "num_samples=60")
+    one_pass = [10] * 5 + [2]
+    assert batches == one_pass * 3  # the first is left out; two more give at least 60
+    assert record.samples == 104 and record.with_loading is None
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.predict.protocol=mine"], "protocol=mine: choose exact or published"),
+        (["output=values.txt"], "output=values.txt: predictions are written as csv"),
+        (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split"),
+    ],
+)
+def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
+    with pytest.raises(UserError, match=words):
+        predicted(*overrides)
+
+
+def composed_zinc() -> Any:
+    """The config of a datamodule of molecules without coordinates."""
+    return composed("predict", "datamodule=zinc250k", "output_dir=unused", "data_root=unused").datamodule
+
+
+def test_molecules_without_coordinates_are_refused(home: Path, tmp_path: Path) -> None:
+    config = tiny_prediction(home, f"output_dir={tmp_path}")
+    config.datamodule = composed_zinc()
+    with pytest.raises(UserError, match="needs atoms in space; give datamodule=qm9"):
+        predict(config)
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+def test_parity_of_one_and_of_many(count: int, tmp_path: Path) -> None:
+    values: Any = np.linspace(-1, 1, count)
+    parity_picture(values + 0.1, values, "homo", "eV", tmp_path / "parity.png")
+    assert (tmp_path / "parity.png").stat().st_size > 10_000

@@ -1,0 +1,127 @@
+"""The SE(3)-Transformer on a GPU: CUDA graphs of ragged batches change nothing but the time."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.measure.clock import Clock
+from src.predict import predict
+from src.run import Job, build, fit, quieten, settled
+from src.training.step import TrainStep
+from tests.support.tiny_se3 import tiny_prediction, tiny_se3
+
+# torch warns of what single precision gives away, in other words with every release.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+STEPS = 7  # of an epoch
+
+
+@pytest.fixture(autouse=True)
+def several_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small steps between the buckets, and no room in the first one: batches of these molecules come in several."""
+    monkeypatch.setattr("src.datamodules.graphs.loader.MULTIPLE", 16)
+    monkeypatch.setattr("src.datamodules.graphs.loader.SPREAD", -1.0)
+
+
+def trained(home: Path, *overrides: str) -> tuple[Job, list[dict[str, Any]], dict[str, Tensor]]:
+    """A run on the GPU, what every step gave, and the weights of its last checkpoint."""
+    home.mkdir(exist_ok=True)
+    quieten()
+    # With AdamW's own eps a gradient that is zero but for rounding moves its weight by the whole learning rate.
+    mine = ["hardware=auto", "precision=fp32", "+model.task.optimizer.eps=0.01", "execution.graph_warmup_steps=1",
+            "fit.eval_every_n_epochs=null", "fit.max_epochs=6", "measure.window=1"]  # fmt: skip
+    job = build(settled(tiny_se3(home, *mine, *overrides)), Clock())
+    fit(job)
+    checkpoint = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False, map_location="cpu")
+    history: Any = next(callback for callback in job.trainer.callbacks if hasattr(callback, "rows"))  # type: ignore[attr-defined]
+    steps = sorted((row for row in history.rows if "loss" in row), key=lambda row: row["step"])
+    return job, steps, checkpoint["state_dict"]
+
+
+def values(steps: list[dict[str, Any]], name: str) -> list[float]:
+    return [step[name] for step in steps]
+
+
+def captured_shapes(job: Job) -> int:
+    step = job.task._step
+    assert isinstance(step, TrainStep)
+    return len(step.run.captures)
+
+
+FIT = "fit.final_evaluation=false"
+
+
+def test_graphs_of_several_shapes_give_the_losses_and_weights_of_the_eager_steps(tmp_path: Path) -> None:
+    """Within rounding of float32: eager steps, and replays of several graphs, follow each other in any order."""
+    eager, expected, weights = trained(tmp_path / "eager", "execution.graph=off", FIT)
+    graphed, found, again = trained(tmp_path / "graph", "execution.graph=on", FIT)
+    assert captured_shapes(eager) == 0 and captured_shapes(graphed) >= 2
+    assert len(expected) == len(found) == 6 * STEPS
+    assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(again, weights, rtol=1e-2, atol=1e-3)
+    assert sum(values(found, "loss")[-STEPS:]) < sum(values(found, "loss")[:STEPS])
+
+
+def test_the_learning_rate_acts_inside_the_graphs(tmp_path: Path) -> None:
+    """With weight decay alone, every step multiplies the weights by 1 - lr x decay."""
+    decay = "model.task.optimizer.weight_decay=0.5", "model.task.optimizer.eps=1e12", "hp.lr=0.1"
+    still, _, before = trained(tmp_path / "still", *decay, "hp.lr=0", "fit.max_epochs=1", FIT)
+    job, steps, after = trained(tmp_path / "moved", *decay, "fit.max_epochs=4", "execution.graph=on", FIT)
+    rates = [0.01 + 0.09 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4) for _ in range(STEPS)]
+    assert values(steps, "lr") == pytest.approx(rates, rel=1e-6)
+    assert captured_shapes(job) >= 1 and captured_shapes(still) >= 0
+    shrunk = math.prod(1 - 0.5 * rate for rate in rates)
+    name = "network.head.0.weight"
+    torch.testing.assert_close(after[name], before[name] * shrunk, rtol=1e-4, atol=1e-7)
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """Rounding differs: the straight run replays where the resumed one warms up again."""
+    straight, steps, weights = trained(tmp_path / "straight", "execution.graph=on", FIT)
+    home = tmp_path / "halves"
+    trained(home, "execution.graph=on", FIT, f"fit.max_steps={3 * STEPS + 2}")
+    checkpoint = home / "run" / "checkpoints" / "last.ckpt"
+    group = torch.load(checkpoint, weights_only=False)["optimizer_states"][0]["param_groups"][0]
+    assert isinstance(group["lr"], float)
+    resumed, more, again = trained(home, "execution.graph=on", FIT, f"ckpt_path={checkpoint}")
+    assert captured_shapes(resumed) >= 1 <= captured_shapes(straight)
+    assert values(more, "lr") == values(steps, "lr")[-len(more) :]
+    assert values(more, "loss") == pytest.approx(values(steps, "loss")[-len(more) :], rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(again, weights, rtol=1e-2, atol=1e-3)
+
+
+def test_mixed_precision_trains_in_the_graphs(tmp_path: Path) -> None:
+    job, steps, weights = trained(tmp_path, "precision=amp", "execution.graph=on", "fit.max_epochs=12", FIT)
+    losses = values(steps, "loss")
+    assert all(map(math.isfinite, losses)) and min(values(steps, "loss_scale")) >= 1
+    assert sum(losses[-STEPS:]) < 0.8 * sum(losses[:STEPS])
+    assert all(value.isfinite().all() and value.dtype != torch.float16 for value in weights.values())
+    assert captured_shapes(job) >= 2
+
+
+def test_evaluations_and_predictions_in_graphs_are_the_eager_ones(tmp_path: Path) -> None:
+    """Also after Lightning has moved the weights: the evaluations of training, of the last weights and of the best."""
+    often = "fit.eval_every_n_epochs=1", "fit.max_epochs=3"
+    figures = {}
+    for graph in ("off", "on"):
+        job, _, _ = trained(tmp_path, *often, "seed=4", f"execution.graph={graph}", f"output_dir={tmp_path / 'run'}")
+        figures[graph] = job.task.metrics
+        checkpoint = tmp_path / "run" / "checkpoints" / "best.ckpt"
+        record = predict(
+            tiny_prediction(
+                tmp_path, "hardware=auto", f"ckpt_path={checkpoint}", "datamodule.predict=test", "batch_size=8",
+                f"execution.graph={graph}", "num_samples=40",
+            )
+        )  # fmt: skip
+        with (tmp_path / "predicted" / "predictions.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        error = sum(abs(float(row["predicted"]) - float(row["true"])) for row in rows) / len(rows)
+        assert error == pytest.approx(job.task.metrics["test_at_best_energy_mae"], rel=1e-3)
+        assert record.with_loading is not None and record.throughput is not None
+        assert (record.with_loading.throughput or 0) < record.throughput
+    assert figures["on"] == pytest.approx(figures["off"], rel=1e-2)

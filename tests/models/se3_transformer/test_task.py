@@ -1,0 +1,166 @@
+"""The SE(3)-Transformer keeps the contract of a Task, and what is its own."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from src.batches.molecular_graphs import GraphBatch
+from src.config.instantiate import made
+from src.models.se3_transformer.task import SE3TransformerTask
+from src.run import fit
+from src.run import train as run
+from src.training.task import Task
+from tests.support.se3_flops import basis_macs, gradient_to_data
+from tests.support.task_contract import TaskContract
+from tests.support.tiny_se3 import tiny_se3
+
+
+class TestSE3Transformer(TaskContract):
+    reference = ("model.task.network.execution=reference",)
+    fast = ("model.task.network.execution=fast",)
+    ragged = True
+
+    def config(self, home: Path, *overrides: str) -> DictConfig:
+        return tiny_se3(home, *overrides)
+
+    def wasted_flops(self, task: Task) -> tuple[float, float]:
+        """The basis, which is made once per forward and has no gradient; and a gradient that goes to data."""
+        assert isinstance(task, SE3TransformerTask)
+        waste = 2.0 * basis_macs(edges=36, max_degree=1)
+        return waste, waste + gradient_to_data(task.network, nodes=18)
+
+    def test_padding_changes_neither_loss_nor_gradients(self, home: Path) -> None:
+        task = self.task(home)
+        assert isinstance(task, SE3TransformerTask)
+        batch = task.example_batch(3)
+        alone = gradients(task, batch)
+        padded = gradients(task, with_padding(batch, nodes=5, edges=7, graphs=2))
+        torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-6)
+        assert task.count(with_padding(batch, nodes=5, edges=7, graphs=2)) == 3
+
+    def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(self, home: Path) -> None:
+        task = self.task(home)
+        assert isinstance(task, SE3TransformerTask)
+        batch = task.example_batch(2)
+        loss, found = gradients(task, batch._replace(targets=torch.full((2,), math.nan)))
+        assert loss == 0 and all(not gradient.any() for gradient in found.values())
+
+    def test_a_checkpoint_knows_mean_deviation_and_unit(self, home: Path) -> None:
+        job = self.job(home, "units")
+        data: Any = job.datamodule
+        opened = data.source
+        data.source = lambda folder: replace(opened(folder), units={"energy": "kcal/mol"})
+        fit(job)
+        task = job.task
+        assert isinstance(task, SE3TransformerTask)
+        train = data.data.target("energy")[data.splits["train"]]
+        assert task.final_metric.name == "energy_mae_kcal_mol"
+        saved = torch.load(home / "units" / "checkpoints" / "last.ckpt", weights_only=False)
+        again = made(saved["model_config"]["task"])
+        again.load_state_dict(saved["state_dict"])
+        assert (again.quantity, again.unit_of_quantity) == ("energy", "kcal/mol")
+        assert float(again.mean) == pytest.approx(np.mean(train), abs=1e-6)
+        assert float(again.std) == pytest.approx(np.std(train, ddof=1), abs=1e-6)
+        assert again.final_metric == task.final_metric
+
+    def test_the_published_target_is_that_of_its_quantity_alone(self, home: Path) -> None:
+        config = self.config(home).model.task
+        assert made(config).final_metric.target is None
+        assert made(config, quantity="homo").final_metric.target == 0.0346
+
+    def test_evaluations_weigh_every_molecule_alike(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of what is predicted: here the mean of the training molecules, for each one."""
+        zeros = lambda task, batch: batch.targets.new_zeros(len(batch.targets))  # noqa: E731
+        monkeypatch.setattr(SE3TransformerTask, "normalised", zeros)
+        job = self.job(
+            home, "judged", "fit.max_epochs=1", "datamodule.source.val_share=0.2", "fit.eval_every_n_epochs=9"
+        )
+        data: Any = job.datamodule
+        monkeypatch.setattr(
+            SE3TransformerTask, "loss", lambda task, batch: {"loss": sum(p.sum() for p in task.parameters())}
+        )
+        fit(job)
+        job.task.evaluate_last(data)
+        values = data.data.target("energy")
+        train, val, test = (values[data.splits[name]] for name in ("train", "val", "test"))
+        assert len(val) == 13  # a batch of 8 and one of 5
+        expected = {
+            "energy_mae": np.abs(val - train.mean()).mean(),
+            "test_energy_mae": np.abs(test - train.mean()).mean(),
+        }
+        assert job.task.metrics == pytest.approx(expected, abs=1e-6)
+
+    def test_a_run_tells_final_and_best_figures(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """In the last epoch the loss is to grow, so that it is not the best one."""
+        loss = SE3TransformerTask.loss
+
+        def turning(task: SE3TransformerTask, batch: GraphBatch) -> dict[str, Tensor]:
+            return {"loss": (1 if task.current_epoch < 3 else -1) * loss(task, batch)["loss"]}
+
+        monkeypatch.setattr(SE3TransformerTask, "loss", turning)
+        steady = "fit.max_epochs=4", "model.task.schedule.final_ratio=1"
+        record = run(tiny_se3(home, f"output_dir={home / 'told'}", *steady))
+        told = record.history[-1]
+        validated = [
+            row["energy_mae"] for row in record.history if "energy_mae" in row and "test_energy_mae" not in row
+        ]
+        assert len(validated) == 4
+        assert told["energy_mae"] == validated[-1] != min(validated) == told["best_energy_mae"]
+        assert told["test_energy_mae"] != told["test_at_best_energy_mae"]
+        assert record.final_metric is not None and record.final_metric.value == told["energy_mae"]
+        assert f"test_at_best_energy_mae {told['test_at_best_energy_mae']:.4g}" in capsys.readouterr().out
+
+    def test_the_final_weights_are_validated_where_the_recipe_does_not(self, home: Path) -> None:
+        for name, when in (("three", "3"), ("never", "null")):
+            folder = f"output_dir={home / name}"
+            record = run(tiny_se3(home, folder, "fit.max_epochs=2", f"fit.eval_every_n_epochs={when}"))
+            assert record.history[-1]["energy_mae"] == record.history[-1]["best_energy_mae"] > 0
+            assert (home / name / "checkpoints" / "best.ckpt").exists()
+
+    def test_the_learning_rate_falls_along_the_cosine(self, home: Path) -> None:
+        record = run(
+            tiny_se3(home, f"output_dir={home / 'rates'}", "fit.max_epochs=4", "measure.window=1", "hp.lr=0.02")
+        )
+        rates = [row["lr"] for row in record.history if "lr" in row]
+        expected = [0.002 + 0.018 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
+        assert rates == pytest.approx([rate for rate in expected for _ in range(7)])
+
+
+def gradients(task: SE3TransformerTask, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients of one batch."""
+    task.zero_grad()
+    loss = task.loss(batch)["loss"]
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in task.named_parameters() if p.grad is not None}
+
+
+def with_padding(batch: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
+    """The batch with padding behind it, as loaders make it."""
+    last = len(batch.positions) + nodes - 1
+    end = torch.full((edges,), last)
+
+    def behind(tensor: Tensor, count: int, value: float = 0.0) -> Tensor:
+        return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
+
+    return GraphBatch(
+        positions=behind(batch.positions, nodes),
+        src=torch.cat([batch.src, end]),
+        dst=torch.cat([batch.dst, end]),
+        dst_ptr=behind(batch.dst_ptr, nodes, len(batch.src)),
+        src_order=torch.cat([batch.src_order, len(batch.src) + torch.arange(edges)]),
+        src_ptr=behind(batch.src_ptr, nodes, len(batch.src)),
+        graph_ptr=behind(batch.graph_ptr, graphs, len(batch.positions)),
+        node_features=behind(batch.node_features, nodes),
+        edge_features=behind(batch.edge_features, edges),
+        targets=behind(batch.targets, graphs, math.nan),
+        count=batch.count,
+    )

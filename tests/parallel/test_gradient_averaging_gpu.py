@@ -1,0 +1,110 @@
+"""Gradients averaged through memory that GPUs share, and through NCCL: the mean, in graphs, whoever comes late."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from tests.support import ROOT
+
+ENOUGH, REPLAYS = 2**20, 60  # bytes of a message: some of many parameters, one of a single large one
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+
+@pytest.mark.parametrize("ranks", [n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
+def test_replayed_steps_average_fresh_gradients(ranks: int) -> None:
+    """Runs this file on so many GPUs."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(paths)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+
+
+class Products(torch.autograd.Function):
+    """The sum of products, with the gradients of every other factor where they travel from."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: list[torch.Tensor], *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.inputs, ctx.parameters = inputs, parameters
+        return torch.stack([(p * x).sum() for p, x in zip(parameters, inputs, strict=True)]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from src.parallel.gradient_slots import place_of
+
+        pairs = enumerate(zip(ctx.parameters, ctx.inputs, strict=True))
+        return None, *((place_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)
+
+
+def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: torch.device) -> None:
+    """Replays a captured step over fresh gradients; every rank's have to be the mean, and the same bits."""
+    from src.gpu.waiting import Waiting
+    from src.parallel.direct_transport import DirectMessages
+    from src.parallel.gradient_averaging import GradientAverage
+    from src.parallel.transports import Messages
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    sizes = [(7,), (2000, 300), (64, 3, 3, 3), (1000, 1000), (5,), (300, 400)]
+    parameters = [nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
+    inputs = [torch.zeros_like(parameter) for parameter in parameters]
+    average = GradientAverage(parameters, Waiting(device), dtype, ENOUGH)
+
+    def step() -> list[torch.Tensor]:
+        Products.apply(inputs, *parameters).backward()
+        if average.places and direct:
+            there = [p.grad is not None and p.grad.data_ptr() == average.places[p].data_ptr() for p in parameters]
+            assert there == [k % 2 == 1 for k in range(len(parameters))]
+        assert {p for part in average.arrivals() for p in part} == set(parameters)
+        found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            parameter.grad = None
+        return found
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        step()
+        assert isinstance(average.messages, DirectMessages)
+        assert 2 < len(average.buckets) < len(average.messages.shares)  # some are so large that they travel in pieces
+        memory = average.messages  # which gradients are written to either way
+        if not direct:
+            average.messages = Messages()
+        step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        found = step()
+    late = torch.Generator().manual_seed(1)
+    for replay in range(REPLAYS):
+        for x in inputs:
+            x.normal_()
+        means = [x.double() for x in inputs]
+        if torch.randint(world, (), generator=late) == rank:
+            torch.cuda._sleep(200_000 * (replay % 4))  # cycles: up to a third of a millisecond behind the others
+        graph.replay()
+        for mine, mean in zip(found, means, strict=True):
+            distributed.all_reduce(mean, distributed.ReduceOp.AVG)
+            torch.testing.assert_close(mine.double(), mean, rtol=tolerance, atol=4 * tolerance)
+            others = [torch.empty_like(mine) for _ in range(world)]
+            distributed.all_gather(others, mine)
+            assert all(torch.equal(mine, other) for other in others)
+    average.close()
+    del memory
+
+
+def main() -> None:
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    distributed.init_process_group("nccl", device_id=device)
+    for direct in (True, False):
+        for dtype, tolerance in ((None, 1e-6), (torch.bfloat16, 2e-2)):
+            replays(direct, dtype, tolerance, device)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

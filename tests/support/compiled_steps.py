@@ -1,0 +1,51 @@
+"""Run by test_compile.py in a process without shape checks, whose wrappers would be compiled too. Prints JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tests.support.lean_start  # noqa: F401
+from tests.support.tiny_moflow import make_molecules, make_network
+
+
+def run(bond_flows: int, atom_flows: int, logdet: str) -> dict[str, float]:
+    """Graphs compiled for training and generation, and the largest deviation from eager."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    molecules = make_molecules(4)
+    results = []
+    for compiled in (False, True):
+        network = make_network(logdet=logdet, num_bond_flows=bond_flows, num_atom_flows=atom_flows)
+        if compiled:
+            network.compile_steps(backend=counter)
+        torch.manual_seed(0)
+        latent = network(*molecules)
+        loss = network.loss(latent)
+        loss.backward()
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        statistics = [buffer.double() for buffer in network.buffers()]
+        with torch.no_grad():
+            generated = network.eval().reverse(latent.z_atom.detach(), latent.z_bond.detach())
+        results.append([loss, *latent, *gradients, *statistics, *generated])
+    pairs = zip(*results, strict=True)
+    return {
+        "graphs": counter.frame_count,
+        "deviation": max((a - b).abs().max().item() for a, b in pairs),
+    }
+
+
+def sample_many_sizes() -> int:
+    """Batch sizes sampled: more than torch's own limit of graphs per function, which with fullgraph is an error."""
+    torch._dynamo.reset()
+    network = make_network(num_bond_flows=2, num_atom_flows=1).eval()
+    network.compile_steps(backend="eager", dynamic=False)
+    return sum(len(network.sample(size, 0.3)[0]) == size for size in range(1, 6))
+
+
+torch.set_num_threads(1)
+print(json.dumps([run(4, 5, "published"), run(1, 5, "exact"), sample_many_sizes()]))

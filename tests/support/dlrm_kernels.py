@@ -1,0 +1,120 @@
+"""DLRM's fused kernels against plain torch in float64: on a CPU (interpreted) and on a GPU."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.batches.clicks import Table
+from src.models.dlrm.embeddings import PlainEmbeddings, Rule
+from src.models.dlrm.interaction import dot_features
+from tests.support.kernel_differences import Difference, difference, error, random
+
+
+def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> Difference:
+    """Of the dense vectors and those of the tables."""
+    assert fused.interaction.supported(tables, dim)
+    dense, sparse = (
+        random(*shape, seed=len(shape), device=device) for shape in ((samples, dim), (samples, tables, dim))
+    )
+    overflow = torch.zeros((), device=device)
+    found = difference(
+        lambda d, s: fused.interaction.dot_features(d, s, overflow), dot_features, [dense.to(dtype), sparse.to(dtype)]
+    )
+    assert float(overflow) == 0
+    return found
+
+
+def layers(
+    fused: Any, widths: Sequence[int], logit: bool, samples: int, dtype: torch.dtype, device: str = "cpu"
+) -> Difference:
+    """Of an MLP's inputs and all its parameters, which stay float32; rounded as the kernels round them."""
+    assert fused.mlp.supported((*widths, 1) if logit else tuple(widths), logit)
+    # No bias next to 0 and few inputs: a ReLU that one dtype passes and the other does not would be a large difference.
+    parameters: list[Tensor] = []
+    for number, (fan_in, fan_out) in enumerate(pairwise((*widths, 1) if logit else widths)):
+        parameters.append(random(fan_out, fan_in, seed=2 * number, device=device) / fan_in**0.5)
+        parameters.append(random(fan_out, seed=2 * number + 1, device=device))
+    parameters = [parameter.to(dtype).float() for parameter in parameters]
+    inputs = random(samples, widths[0], seed=90, device=device).to(dtype)
+
+    def plain(x: Tensor, *parameters: Tensor) -> Tensor:
+        hidden = len(parameters) // 2 - logit
+        for number in range(len(parameters) // 2):
+            x = x @ parameters[2 * number].T + parameters[2 * number + 1]
+            x = x.relu() if number < hidden else x
+        return x
+
+    return difference(lambda x, *p: fused.mlp.mlp(x, logit, *p), plain, [inputs, *parameters])
+
+
+class Updated(NamedTuple):
+    """What one step of the kernels has made of tables, and what plain torch in float64 makes of them."""
+
+    vectors: float  # the error of what was looked up
+    weights: float  # the largest error of a change of a weight, beside the largest change
+    unchanged: bool  # no row has changed that no id names
+    embeddings: PlainEmbeddings
+
+
+def updated(
+    fused: Any,
+    tables: Sequence[Table],
+    batch: int,
+    dim: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    optimizer: Rule = "sgd",
+    found_inf: float | None = None,
+    loss_scale: float | None = None,
+    apart: bool = False,
+) -> Updated:
+    """Of a batch in which some ids are rare and some are half of all. Tables lie one behind the other, or `apart`."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        kept = PlainEmbeddings(tables, dim, optimizer, eps=1e-3)
+    kept = deepcopy(kept) if apart else kept
+    assert fused.tables.follow_each_other(list(kept.weights)) is not apart
+    with torch.no_grad():
+        for weight in kept.weights:
+            weight.copy_(weight.half())  # every dtype holds it
+    exact = deepcopy(kept).double()
+    before = [weight.detach().clone() for weight in kept.weights]
+    ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
+    with torch.no_grad():
+        found = fused.tables.look_up(list(kept.weights), tuple(tables), ids, batch, dtype)
+        expected_vectors = exact.look_up(ids, batch, torch.float64)
+    vectors = error(found, expected_vectors)
+
+    gradient = (random(batch, len(tables), dim, seed=1, device=device) + 0.5).to(dtype)
+    rate = torch.tensor(0.25, device=device)
+    skip, scale = (None if value is None else torch.tensor(value, device=device) for value in (found_inf, loss_scale))
+    rule = fused.tables.Rule(
+        rate,
+        torch.zeros(()).to(rate) if skip is None else skip,
+        torch.ones(()).to(rate) if scale is None else scale,
+        list(kept.accumulators.buffers()),
+        kept.eps,
+    )
+    order = fused.tables.ordered_aside(tuple(tables), ids, batch)
+    fused.tables.apply(list(kept.weights), tuple(tables), order, gradient, rule)
+    exact(ids, batch).backward(gradient.double())
+    exact.update(rate.double(), skip, scale)
+
+    changes = [(a.detach() - b).double() for a, b in zip(kept.weights, before, strict=True)]
+    expected = [(a.detach() - b).double() for a, b in zip(exact.weights, before, strict=True)]
+    largest = max(float(change.abs().max()) for change in expected) or 1.0
+    errors = (float((a - b).abs().max()) for a, b in zip(changes, expected, strict=True))
+    rest = all(bool((change[plain == 0] == 0).all()) for change, plain in zip(changes, expected, strict=True))
+    return Updated(vectors, max(errors) / largest, rest, kept)
+
+
+def some_ids(table: Table, batch: int) -> Tensor:
+    """The table's last id for half of all, the others from all over the table."""
+    generator = torch.Generator().manual_seed(table.cardinality)
+    shape = (batch * table.hotness,)
+    ids = torch.randint(table.cardinality, shape, generator=generator, dtype=torch.int32)
+    return ids.where(torch.rand(shape, generator=generator) < 0.5, table.cardinality - 1)

@@ -1,0 +1,80 @@
+"""One rank of DLRM runs on GPUs, as a script: `dlrm_ranks.py HOME [first] [messages] [CASE ...]`.
+
+`first` makes what the others begin with; with `messages` nothing is stored in other GPUs' memory.
+
+Under torchrun the runs go on from those checkpoints, on the same global batches. Each rank leaves its losses.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from src.models.dlrm.direct import DirectRoute
+from src.run import train
+from tests.support.tiny_dlrm import ON_DISK, tiny_dlrm
+
+ROWS = [50, 3, 1200, 7, 900, 40000, 300, 80]
+COMMON = (
+    "hardware=auto", f"datamodule.generate.cardinalities={ROWS}".replace(" ", ""), "model.task.tables=null",
+    "model.task.network.embedding_dim=32", "model.task.network.bottom=[16,32]", "fit.final_evaluation=false",
+    "execution.graph_warmup_steps=2", "hp.lr=0.3",  # a higher rate makes differences in rounding grow
+     "+callbacks.losses._target_=dlrm_ranks.Losses",
+)  # fmt: skip
+COPIED = "+model.task.sharding={cat_0.bin:data_parallel,cat_6.bin:data_parallel}"
+CUT = "+model.task.sharding={cat_2.bin:row_wise,cat_5.bin:column_wise,cat_0.bin:data_parallel}"
+CASES: dict[str, tuple[str, ...]] = {
+    "dot": (),
+    "half": ("precision=amp", "precision.loss_scale=1024"),
+    "torchrec": ("model.task.engine=torchrec", CUT),
+    "cat": ("model.task.network.interaction=cat",),
+    "adagrad": (
+        "model=dlrm_dcnv2", "hp.lr=0.02", "model.task.network.cross_rank=16",
+        "datamodule.generate.hotness=[1,3,2,1,1,2,1,1]",
+    ),
+}  # fmt: skip
+EPOCHS = 7  # of 8 steps, the first of which all have in common
+
+
+class Losses(pl.Callback):
+    """Keeps the loss of every step."""
+
+    newest: "Losses"
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        Losses.newest = self
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        self.values.append(pl_module.last["loss"].detach().clone())
+
+
+def main(home: Path, first: bool, cases: list[str]) -> None:
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    for name in cases:
+        overrides = CASES[name]
+        folder = home / name / ("first" if first else str(world))
+        model = "dlrm_dcnv2" if name == "adagrad" else "dlrm"
+        case = [*COMMON, *(each for each in overrides if not each.startswith("model=")), f"trainer=1x{world}",
+                f"data_root={home / name}", f"output_dir={folder}"]  # fmt: skip
+        if first:
+            case += ["fit.max_epochs=1"]
+        else:
+            begun = home / name / "first" / "checkpoints" / "last.ckpt"
+            if name != "torchrec":
+                case += [COPIED]
+            case += [f"fit.max_epochs={EPOCHS}", f"ckpt_path={begun}"]
+        record = train(tiny_dlrm(home, *case, data=ON_DISK, model=model))
+        found = {"losses": torch.stack(Losses.newest.values).double().cpu()}
+        torch.save(found | {"metrics": record.history[-1], "phases": record.phases_s}, folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    sys.modules["dlrm_ranks"] = sys.modules["__main__"]
+    if "messages" in sys.argv:
+        DirectRoute.missing = staticmethod(lambda tables: "the caller wants messages")  # type: ignore[method-assign]
+    main(Path(sys.argv[1]), "first" in sys.argv, [name for name in CASES if name in sys.argv])

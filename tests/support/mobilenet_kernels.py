@@ -1,0 +1,148 @@
+"""MobileNetV1's fused kernels against plain torch in float64: on a CPU (interpreted) and on a GPU."""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from src.models.mobilenet_v1 import MobileNetV1
+from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, Pointwise
+from tests.support.kernel_differences import error, random
+
+Shape = tuple[int, int, int, int]  # images, channels of the first layer, height, width
+
+
+class Found(NamedTuple):
+    """How far the kernels are from float64: each the largest error beside the largest number there is.
+
+    A gradient that BatchNorm has cancelled, nearly or wholly, stands beside a tenth of the parameters' largest.
+    """
+
+    output: float
+    gradients: dict[str, float]
+    buffers: dict[str, float]
+
+    @property
+    def of_gradients(self) -> float:
+        return max(self.gradients.values())
+
+    @property
+    def of_buffers(self) -> float:
+        return max(self.buffers.values())
+
+    @property
+    def largest(self) -> float:
+        return max(self.output, self.of_gradients, self.of_buffers)
+
+    def above(self, most: float) -> str:
+        """What is further off than that, by name."""
+        errors = {"output": self.output, **self.gradients, **self.buffers}
+        return ", ".join(f"{name} {error:.1e}" for name, error in errors.items() if not error < most)
+
+
+def stack(layers: list[ConvNormReLU], seed: int, device: str, decided: bool, offset: float) -> list[ConvNormReLU]:
+    """Layers with other than their first parameters and statistics, all of which float16 and bfloat16 hold.
+
+    decided: what BatchNorm gives is far from 0, so that no ReLU passes in one dtype what it stops in another.
+    offset: all weights of a filter are that much to one side, so that means are large beside deviations.
+    """
+    for number, layer in enumerate(layers):
+        norm, fan = layer.norm, layer.conv.weight[0].numel()
+        side = 1 - 2 * (torch.arange(norm.num_features) % 3 == 0).double()
+        values: dict[Tensor, Tensor] = {
+            layer.conv.weight: (random(*layer.conv.weight.shape, seed=seed + 10 * number) + offset) / fan**0.5,
+            norm.weight: 1 + 0.25 * random(norm.num_features, seed=seed + 10 * number + 1),
+            norm.bias: (7 * side if decided else 0.5 * random(norm.num_features, seed=seed + 10 * number + 2)),
+            norm.running_mean: random(norm.num_features, seed=seed + 10 * number + 3),  # type: ignore[dict-item]
+            norm.running_var: 1 + random(norm.num_features, seed=seed + 10 * number + 4).abs(),  # type: ignore[dict-item]
+        }
+        with torch.no_grad():
+            for tensor, value in values.items():
+                tensor.copy_(value.bfloat16())
+    return [layer.to(device) for layer in layers]
+
+
+def layers(
+    fused: Any,
+    shape: Shape,
+    kinds: str,
+    width: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    decided: bool = False,
+    offset: float = 0.0,
+) -> Found:
+    """Of the layers that `made` makes."""
+    own = stack(made(shape[1], kinds, width), 1, device, decided, offset)
+    plain = nn.Sequential(*deepcopy(own)).double()
+    images = pixels(shape, dtype, device)
+    with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+        found = fused.body.features(images, own)
+    return compared(found, plain_features(images.double(), plain), nn.Sequential(*own), plain)
+
+
+def made(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
+    """A first layer to so many channels, then one for each of `kinds`: 1 or 2, a depthwise one with that stride,
+    or p, a pointwise one to `width` channels."""
+    first, rest = ConvNormReLU(3, channels, 3), list[ConvNormReLU]()
+    for kind in kinds:
+        rest.append(Pointwise(channels, width) if kind == "p" else Depthwise(channels, int(kind)))
+        channels = width if kind == "p" else channels
+    return [first, *rest]
+
+
+def pixels(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    """Float32 colours that the dtype holds, in channels_last order."""
+    images = random(shape[0], 3, *shape[2:], seed=0, device=device).to(dtype).float()
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def network(
+    features: Callable[[Tensor, Sequence[ConvNormReLU]], Tensor],
+    images: Shape,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    depth: int | None = None,
+    **options: Any,
+) -> Found:
+    """Of the features of a whole network or its first `depth` layers, with random parameters."""
+    own = MobileNetV1(num_classes=3, **options)
+    stack(own.layers(), 1, device, True, 0.0)
+    own.classifier.to(device)
+    plain = deepcopy(own).double()
+    colours = pixels(images, dtype, device)
+    with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+        found = features(colours, own.layers()[:depth])
+    return compared(found, plain_features(colours.double(), plain.layers()[:depth]), own, plain)
+
+
+def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+    """What the kernels compute, by torch."""
+    return nn.Sequential(*layers)(images).mean((2, 3))
+
+
+def compared(found: Tensor, expected: Tensor, own: nn.Module, plain: nn.Module) -> Found:
+    """After the backward pass of a random linear function of both outputs."""
+    factors = random(*found.shape, seed=99, device=str(found.device)).mul(16).round().div(16)
+    found.backward(factors.to(found.dtype))
+    expected.backward(factors)
+    pairs = {
+        name: (parameter.grad, exact.grad)
+        for (name, parameter), exact in zip(own.named_parameters(), plain.parameters(), strict=True)
+        if exact.grad is not None
+    }
+    least = 0.1 * max(float(exact.abs().max()) for _, exact in pairs.values())  # type: ignore[union-attr]
+    gradients = {name: apart(own, exact, least) for name, (own, exact) in pairs.items()}
+    buffers = {
+        name: error(buffer.double(), exact.double())
+        for (name, buffer), exact in zip(own.named_buffers(), plain.buffers(), strict=True)
+    }
+    return Found(error(found.detach(), expected.detach()), gradients, buffers)
+
+
+def apart(found: Tensor | None, exact: Tensor | None, least: float) -> float:
+    """The largest difference beside the largest number expected, or beside `least` if that is larger."""
+    assert found is not None and exact is not None and found.shape == exact.shape
+    return error(found, exact) * float(exact.abs().max()) / max(float(exact.abs().max()), least)

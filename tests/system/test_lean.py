@@ -1,0 +1,71 @@
+"""What a start does not load, and that it is there for who needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import ROOT
+
+PACKAGES = """
+import sys
+from src.system.lean import OPTIONAL, LeanImport
+sys.meta_path.insert(0, LeanImport())
+import torchmetrics
+print(torchmetrics.MeanMetric()(1.0).item(), *(name for name in OPTIONAL if name in sys.modules))
+import scipy.signal, matplotlib.pyplot
+from lightning_utilities.core.imports import RequirementCache
+print(bool(RequirementCache("scipy")))
+"""
+
+
+COMPILER = """
+import sys
+from pathlib import Path
+from src.system.lean import LeanImport, loading
+sys.meta_path.insert(0, LeanImport())
+with loading():
+    from src.run import train
+from tests.support.tiny_mobilenet import tiny_mobilenet
+train(tiny_mobilenet(Path(sys.argv[1]), "fit.max_steps=2"))
+print([name for name in ("torch._dynamo.eval_frame", "torch._inductor", "sympy") if name in sys.modules])
+
+import torch
+from torch.optim.sgd import SGD
+from lightning_fabric.wrappers import OptimizedModule
+optimiser = SGD([torch.nn.Parameter(torch.ones(2))], 0.1)
+optimiser.zero_grad()
+kept_out = torch.compiler.disable(lambda x: x + torch.compiler.is_compiling())
+print(int(kept_out(torch.zeros(()))), isinstance(torch.nn.ReLU(), OptimizedModule))
+
+import torch._dynamo.eval_frame as first  # a submodule before the package itself
+graphs = []
+def backend(graph, inputs):
+    graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+    return graph.forward
+@torch.compile(backend=backend)
+def partly(x):
+    return torch.sin(kept_out(torch.cos(x)))
+assert first.__spec__.origin == first.__file__
+print(first is torch._dynamo.eval_frame, first.OptimizedModule is torch._dynamo.OptimizedModule)
+print(float(partly(torch.zeros(()))) == float(torch.sin(torch.ones(()))), graphs == [[torch.cos], [torch.sin]])
+compiled, plain = torch.compile(torch.nn.ReLU(), backend=backend), torch.nn.ReLU()
+print(isinstance(compiled, OptimizedModule), isinstance(plain, OptimizedModule))
+optimiser.zero_grad()
+optimiser.step()
+"""
+
+
+def printed(code: str, *arguments: str) -> list[str]:
+    """The last lines of what code prints in a process of its own."""
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> None:
+    assert printed(PACKAGES) == ["1.0", "True"]
+
+
+def test_a_run_loads_no_compiler_and_the_compiler_still_works(tmp_path: Path) -> None:
+    assert printed(COMPILER, str(tmp_path))[-5:] == ["[]", "0 False", "True True", "True True", "True False"]

@@ -1,0 +1,133 @@
+"""The four doors: short, quick where nothing is trained, and every config they can name makes its object."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.loggers import Logger
+
+from src.cli import CONF
+from src.config.instantiate import check_packages, made
+from src.datamodules.base import DataModule
+from src.training.task import Task
+from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3
+from tests.support.composing import composed
+from tests.support.tiny_run import NETWORK
+
+DOORS = ("train.py", "predict.py", "prepare.py", "report.py")
+HEAVY = {"torch", "pytorch_lightning", "rdkit", "numpy", "matplotlib"}
+# Runs a door and then names the heavy packages that it loaded.
+RUNNER = f"""
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("heavy:", *sorted({HEAVY} & set(sys.modules)), file=sys.stderr)
+"""
+SIZES = {  # small sizes of models that are built
+    "moflow": [f"model.task.network.{size}" for size in NETWORK],
+    "se3_transformer": [f"model.task.network.{size}" for size in tiny_se3.NETWORK],
+    "dlrm": [*tiny_dlrm.SIZES, tiny_dlrm.TABLES],
+    "distilbert": [*tiny_distilbert.MODEL],
+    "mobilenet_v1": ["model.task.network.width_multiplier=0.25", "datamodule.image_size=32"],
+    "dlrm_dcnv2": [*tiny_dlrm.SIZES, tiny_dlrm.TABLES],
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_is_short(door: str) -> None:
+    assert len((ROOT / door).read_text().splitlines()) < 40
+
+
+def printed(*arguments: str) -> str:
+    """What a door prints; it must do so without loading anything heavy."""
+    command = [sys.executable, "-c", RUNNER, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.stderr.strip() == "heavy:"
+    assert ended.returncode == 0
+    return ended.stdout
+
+
+def test_the_published_batch_shows_without_torch() -> None:
+    config = OmegaConf.create(printed("train.py", "model=dlrm", "trainer=2x8", "+fix_hp=max_bs", "--cfg", "job"))
+    assert config.hp == {"batch_size": 2752512, "batch_per": "global", "lr": 24.0, "accumulate": 1}
+    assert config.trainer == {"name": "2x8", "num_nodes": 2, "devices": 8}
+    assert "${" not in OmegaConf.to_yaml(config)
+
+
+@pytest.mark.parametrize("door", ["predict.py", "prepare.py"])
+def test_the_other_doors_show_their_config_without_torch(door: str) -> None:
+    assert OmegaConf.create(printed(door, "--cfg", "job")).datamodule.name == "zinc250k"
+
+
+def test_help_names_the_groups() -> None:
+    text = printed("train.py", "--help")
+    for group in (
+        "model",
+        "datamodule",
+        "trainer",
+        "precision",
+        "hardware",
+        "fix_hp",
+        "callbacks",
+        "logger",
+        "experiment",
+    ):
+        assert f"\n{group}: " in text
+
+
+def test_the_shell_completion_is_a_script_that_bash_can_read() -> None:
+    script = printed("train.py", "-sc", "install=bash")
+    assert "complete " in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def resolved(*overrides: str) -> DictConfig:
+    """A resolved training config that writes nowhere."""
+    config = composed("train", *overrides, "output_dir=nowhere", "hardware=cpu")
+    OmegaConf.resolve(config)
+    return config
+
+
+def names(group: str) -> list[str]:
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def test_every_model_is_made_and_has_a_loss() -> None:
+    for name in names("model"):
+        config = resolved(f"model={name}", *SIZES[name])
+        task: Task = made(config.model.task)
+        assert task.final_metric.name
+        torch.manual_seed(0)
+        batch = task.example_batch(4)
+        task.prepare_first_step(batch)
+        assert task.loss(batch)["loss"].isfinite()
+        assert task.configure_optimizers().param_groups[0]["lr"] == config.hp.lr
+
+
+def test_every_datamodule_is_made() -> None:
+    given = {"smiles_file": ["datamodule.source.file=my.smiles"]}
+    for name in names("datamodule"):
+        config = resolved(f"datamodule={name}", *given.get(name, []))
+        assert isinstance(made(config.datamodule), DataModule)
+
+
+@pytest.mark.parametrize("group", ["callbacks", "logger"])
+def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
+    kind: Any = {"callbacks": pl.Callback, "logger": Logger}[group]
+    for name in names(group):
+        config = resolved(f"{group}=[{name}]" if group == "logger" else f"{group}={name}", f"output_root={tmp_path}")
+        parts = made(config[group] or {}, _convert_="object").values()
+        assert all(isinstance(part, kind) for part in parts)
+        assert len(parts) == len(config[group])
+
+
+def test_every_experiment_composes() -> None:
+    for name in names("experiment"):
+        check_packages(resolved(f"experiment={name}"))
