@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
-from src.config.instantiate import check_packages, made
+from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
 from src.errors import UserError
 from src.launch.devices import activation_bytes, resolve_hardware, set_precision
@@ -88,7 +88,7 @@ def load_task(config: DictConfig) -> Task:
     check_packages(config)
     set_precision(config.precision, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
-    task: Task = made(config.model.task)
+    task: Task = instantiate(config.model.task)
     if checkpoint is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
     else:
@@ -132,7 +132,7 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
         warmup_batches=config.warmup_batches,
         output=Path(config.output) if config.output else folder / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
-        datamodule=partial(made, config.datamodule),
+        datamodule=partial(instantiate, config.datamodule),
         options=dict(config.model.predict),
     )
     dtype = AUTOCAST.get(config.precision.lightning)

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.instantiate import check_complete, check_packages, made
+from src.config.instantiate import check_complete, check_packages, instantiate
 from src.datamodules.base import DataModule
 
 
@@ -11,7 +11,7 @@ def prepare(config: DictConfig) -> None:
     check_complete(config)
     OmegaConf.resolve(config)
     check_packages(config)
-    datamodule: DataModule = made(config.datamodule)
+    datamodule: DataModule = instantiate(config.datamodule)
     datamodule.prepare_data()
     name, folder = config.datamodule.name, config.datamodule.get("data_dir")
     print(f"{name} is ready in {folder}" if folder else f"{name} has no files: there is nothing to prepare")

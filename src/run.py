@@ -21,7 +21,7 @@ from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
-from src.config.instantiate import check_packages, made
+from src.config.instantiate import check_packages, instantiate
 from src.config.settings import check_settings, given_overrides
 from src.datamodules.base import DataModule
 from src.launch import failures
@@ -127,17 +127,17 @@ def build(config: DictConfig, clock: Clock) -> Job:
     check_topology(config.trainer, accelerator)
     set_precision(config.precision, accelerator)
     pl.seed_everything(config.seed + group.rank(), verbose=False)
-    datamodule: DataModule = made(config.datamodule)
-    task: Task = made(config.model.task)
-    task.readable(datamodule)
+    datamodule: DataModule = instantiate(config.datamodule)
+    task: Task = instantiate(config.model.task)
+    task.check_datamodule(datamodule)
     task.clock = datamodule.clock = clock
-    task.execution, task.clip_norm = made(config.execution, _convert_="object"), config.fit.clip_norm
+    task.execution, task.clip_norm = instantiate(config.execution, _convert_="object"), config.fit.clip_norm
     task.accumulate = config.hp.accumulate
     # It goes into checkpoints, so that predict.py finds it.
     task.model_config = masked(OmegaConf.to_container(config.model), "model")
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = [Divergence(config.measure.window), *made(config.callbacks or {}, _convert_="object").values()]
+    callbacks = [Divergence(config.measure.window), *instantiate(config.callbacks or {}, _convert_="object").values()]
     fit_config = config.fit
     trainer = pl.Trainer(
         accelerator="gpu" if accelerator == "cuda" else "cpu",
@@ -149,7 +149,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
             precision_plugin(config.precision, accelerator),
             *([LightningEnvironment()] if group.started_by() is None else []),  # a shell of SLURM's is no rank
         ],
-        logger=list(made(config.logger or {}).values()),
+        logger=list(instantiate(config.logger or {}).values()),
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
         max_steps=fit_config.max_steps,
@@ -187,7 +187,7 @@ def fit(job: Job, ending: Ending | None = None) -> None:
     if job.ckpt_path is not None:
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
-        job.task.meet(job.datamodule)
+        job.task.bind_data(job.datamodule)
         compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=True)
     if ending is not None:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from src.cli import CONF
-from src.config.instantiate import check_packages, made
+from src.config.instantiate import check_packages, instantiate
 from src.datamodules.base import DataModule
 from src.training.task import Task
 from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3
@@ -102,7 +102,7 @@ def names(group: str) -> list[str]:
 def test_every_model_is_made_and_has_a_loss() -> None:
     for name in names("model"):
         config = resolved(f"model={name}", *SIZES[name])
-        task: Task = made(config.model.task)
+        task: Task = instantiate(config.model.task)
         assert task.final_metric.name
         torch.manual_seed(0)
         batch = task.example_batch(4)
@@ -115,7 +115,7 @@ def test_every_datamodule_is_made() -> None:
     given = {"smiles_file": ["datamodule.source.file=my.smiles"]}
     for name in names("datamodule"):
         config = resolved(f"datamodule={name}", *given.get(name, []))
-        assert isinstance(made(config.datamodule), DataModule)
+        assert isinstance(instantiate(config.datamodule), DataModule)
 
 
 @pytest.mark.parametrize("group", ["callbacks", "logger"])
@@ -123,7 +123,7 @@ def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
     kind: Any = {"callbacks": pl.Callback, "logger": Logger}[group]
     for name in names(group):
         config = resolved(f"{group}=[{name}]" if group == "logger" else f"{group}={name}", f"output_root={tmp_path}")
-        parts = made(config[group] or {}, _convert_="object").values()
+        parts = instantiate(config[group] or {}, _convert_="object").values()
         assert all(isinstance(part, kind) for part in parts)
         assert len(parts) == len(config[group])
 

@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from hydra import utils
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from src.errors import UserError
@@ -28,10 +28,10 @@ def check_packages(config: DictConfig) -> None:
             raise UserError(f"{kind}={config[kind].name} needs the package {error.name}; install it with pip") from None
 
 
-def made(config: Any, **options: Any) -> Any:
+def instantiate(config: Any, **options: Any) -> Any:
     """What `instantiate` makes. Raises what the constructor raised; UserError for a key that it does not know."""
     try:
-        return instantiate(config, **options)
+        return utils.instantiate(config, **options)
     except InstantiationException as wrapped:
         cause = wrapped.__cause__ or wrapped
         _, unknown, key = str(cause).partition("got an unexpected keyword argument ")

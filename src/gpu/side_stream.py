@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Aside:
+class SideStream:
     """A second stream of a GPU, which begins with `with` where the current one stands, and ends with `join`.
 
     On a CPU everything happens in its turn. What the stream is to read has to live until it is joined, or be named by
@@ -44,6 +44,6 @@ class Aside:
 
 
 @cache
-def aside(device: torch.device) -> Aside:
+def side_stream(device: torch.device) -> SideStream:
     """The one that every call with this device gets: each stream has memory of its own."""
-    return Aside(device)
+    return SideStream(device)

@@ -1,4 +1,4 @@
-"""Messages averaged through memory that the GPUs of one machine share: by copy engines, the last ones by a kernel.
+"""Buckets averaged through memory that the GPUs of one machine share: by copy engines, the last ones by a kernel.
 
 NCCL's kernels hold multiprocessors while they wait and send, and products that count on all of them take another round.
 Copy engines take none of them, but are slower; where nothing else is left to be computed, a kernel is in nobody's way.
@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 
 from src.gpu.triton_helpers import launch, package
 from src.parallel.shared_memory import on_every_rank, shared_memory
-from src.parallel.transports import Messages
+from src.parallel.transports import Transport
 
 SHARED = 32  # numbers: what a rank's share of a message is a multiple of
 KERNELS = "src.parallel.transports_triton"
@@ -21,8 +21,8 @@ MEAN = {"BLOCK": 4096, "num_warps": 16}
 PROGRAMS = 64  # of a kernel that reads and writes other GPUs' memory: more are no faster
 
 
-class DirectMessages(Messages):
-    """`Messages` for ranks that reach each other's memory.
+class DirectTransport(Transport):
+    """`Transport` for ranks that reach each other's memory.
 
     Each rank fetches its share of a message from all others, averages it, and fetches the others' means of theirs: one
     rank alone averages a share, so all ranks have the same bits, and so has another run. Means of a message come back
@@ -56,13 +56,13 @@ class DirectMessages(Messages):
         self.averaged: list[Any] = []  # events of this step: what was fetched of a message is done with
 
     @classmethod
-    def of(cls, numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> "DirectMessages | None":
+    def of(cls, numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> "DirectTransport | None":
         """They, where every rank can have them: on one machine whose GPUs reach each other's memory. All ranks ask."""
         world, rank = distributed.get_world_size(), distributed.get_rank()
         if device.type != "cuda" or int(os.environ.get("LOCAL_WORLD_SIZE", "0")) != world:
             return None
 
-        def made() -> DirectMessages:
+        def made() -> DirectTransport:
             total = needed(numbers, world)
             handle = shared_memory(total, dtype, device)
             memory = [handle.get_buffer(each, (total,), dtype) for each in range(world)]

@@ -9,9 +9,9 @@ from torch import Tensor, distributed, nn
 
 from src.errors import UserError
 from src.gpu.waiting import Waiting
-from src.parallel.direct_transport import SHARED, DirectMessages
+from src.parallel.direct_transport import SHARED, DirectTransport
 from src.parallel.gradient_slots import offer, withdraw
-from src.parallel.transports import Messages
+from src.parallel.transports import Transport
 
 ENOUGH = 25 * 2**20  # bytes of a message at most. Each is in the way of the products that go on: few are best
 ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
@@ -97,7 +97,7 @@ class GradientAverage:
         self.arrived: list[Tensor] = []
         self.places: dict[nn.Parameter, Tensor] = {}  # where gradients travel from, the same in every step
         self.last: list[Bucket] = []  # behind which next to nothing is left to be computed
-        self.messages = Messages()
+        self.messages = Transport()
         device = self.parameters[0].device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next = 0  # the bucket that is to be sent next
@@ -116,7 +116,7 @@ class GradientAverage:
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.last = last_of(self.buckets[: len(come)], self.enough)
         self.messages = self._messages()
-        if isinstance(self.messages, DirectMessages) and self.dtype is None:
+        if isinstance(self.messages, DirectTransport) and self.dtype is None:
             for bucket in self.buckets:
                 self.places |= dict(zip(bucket.parameters, bucket.parts(self._memory(bucket)), strict=True))
 
@@ -130,13 +130,13 @@ class GradientAverage:
         order = [self.parameters[number] for number in agreed.tolist()]
         return order[: len(come)], order[len(come) :]
 
-    def _messages(self) -> Messages:
+    def _messages(self) -> Transport:
         dtypes = {self.dtype or bucket.parameters[0].dtype for bucket in self.buckets}
         if len(dtypes) > 1:
-            return Messages()
+            return Transport()
         numbers = [piece.stop - piece.start for bucket in self.buckets for piece in bucket.pieces]
         device = self.buckets[0].parameters[0].device
-        return DirectMessages.of(numbers, dtypes.pop(), device) or Messages()
+        return DirectTransport.of(numbers, dtypes.pop(), device) or Transport()
 
     def close(self) -> None:
         """Leaves the gradients alone from now on."""

@@ -23,7 +23,7 @@ def withdraw(places: Iterable[Tensor]) -> None:
             del _offered[address]
 
 
-def place_of(parameter: Tensor) -> Tensor:
+def slot_of(parameter: Tensor) -> Tensor:
     """Memory for a parameter's gradient, laid out as it is. To be overwritten whole, returned to autograd, not kept.
 
     It is given once in a step: where a parameter has several parts in the loss, each has its own memory.

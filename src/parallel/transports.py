@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, distributed
 
 
-class Messages:
+class Transport:
     """Memory for the messages of a step, which `number` counts, and their way."""
 
     def empty(self, number: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -88,7 +88,7 @@ class Task(pl.LightningModule):
     final_metric: FinalMetric
     curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
     data_kind: type[pl.LightningDataModule] = pl.LightningDataModule  # of datamodules that it reads
-    data_wish = ""  # what is said where the data is of another kind
+    expected_data = ""  # what is said where the data is of another kind
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
 
     def __init__(
@@ -143,13 +143,13 @@ class Task(pl.LightningModule):
     def prepare_first_step(self, batch: Any) -> None:
         """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
 
-    def readable(self, datamodule: Any) -> Any:
+    def check_datamodule(self, datamodule: Any) -> Any:
         """The datamodule, as one of the kind that this model reads. Raises UserError before any data is fetched."""
         if not isinstance(datamodule, self.data_kind):
-            raise UserError(self.data_wish)
+            raise UserError(self.expected_data)
         return datamodule
 
-    def meet(self, datamodule: pl.LightningDataModule) -> None:
+    def bind_data(self, datamodule: pl.LightningDataModule) -> None:
         """Lets the prepared data decide what it must of the network. Raises UserError where they do not fit."""
 
     def can_be_captured(self) -> bool:

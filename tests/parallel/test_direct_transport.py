@@ -1,4 +1,4 @@
-"""Messages through memory that ranks share, with threads as ranks: they share a process's memory."""
+"""Gradient averaging through memory that ranks share, with threads as ranks: they share a process's memory."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from src.parallel import direct_transport as direct_messages
-from src.parallel.direct_transport import DirectMessages, needed
+from src.parallel.direct_transport import DirectTransport, needed
 
 LONG = 200_000  # a message that somebody is still fetching when another one does not wait
 STEPS = 8
@@ -48,7 +48,7 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
         met.append(meetings[which].wait())
 
     def run(rank: int) -> list[list[Tensor]]:
-        messages, found = DirectMessages(memory, rank, meet, numbers), []
+        messages, found = DirectTransport(memory, rank, meet, numbers), []
         for step in range(STEPS):
             sent = []
             for number, content in enumerate(given[rank][step]):

@@ -90,7 +90,7 @@ def test_once_closed_gradients_are_a_ranks_own(ranks: Ranks) -> None:
 
 
 def accumulated() -> tuple[list[int], torch.Tensor]:
-    """Messages after each of two backward passes of which only the second one sends, and the gradient."""
+    """Buckets after each of two backward passes of which only the second one sends, and the gradient."""
     rank, model = distributed.get_rank(), network()
     average = GradientAverage(list(model.parameters()), Waiting(CPU))
     sent = []

@@ -36,18 +36,18 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from src.parallel.gradient_slots import place_of
+        from src.parallel.gradient_slots import slot_of
 
         pairs = enumerate(zip(ctx.parameters, ctx.inputs, strict=True))
-        return None, *((place_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)
+        return None, *((slot_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)
 
 
 def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: torch.device) -> None:
     """Replays a captured step over fresh gradients; every rank's have to be the mean, and the same bits."""
     from src.gpu.waiting import Waiting
-    from src.parallel.direct_transport import DirectMessages
+    from src.parallel.direct_transport import DirectTransport
     from src.parallel.gradient_averaging import GradientAverage
-    from src.parallel.transports import Messages
+    from src.parallel.transports import Transport
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
     sizes = [(7,), (2000, 300), (64, 3, 3, 3), (1000, 1000), (5,), (300, 400)]
@@ -69,11 +69,11 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         step()
-        assert isinstance(average.messages, DirectMessages)
+        assert isinstance(average.messages, DirectTransport)
         assert 2 < len(average.buckets) < len(average.messages.shares)  # some are so large that they travel in pieces
         memory = average.messages  # which gradients are written to either way
         if not direct:
-            average.messages = Messages()
+            average.messages = Transport()
         step()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

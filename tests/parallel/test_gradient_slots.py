@@ -12,7 +12,7 @@ from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
 from src.models.moflow.kernels import fast
 from src.parallel.gradient_averaging import Bucket
-from src.parallel.gradient_slots import offer, place_of, withdraw
+from src.parallel.gradient_slots import offer, slot_of, withdraw
 from tests.support.distilbert_kernels import sentences
 
 
@@ -27,7 +27,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         parameter, x = ctx.saved_tensors
-        return place_of(parameter).copy_(grads[0] * x), None
+        return slot_of(parameter).copy_(grads[0] * x), None
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_is_withdrawn_is_not_given(moved: bool, parameter: nn.Parameter) ->
     if moved:
         parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
     withdraw([place])
-    found = place_of(newcomer)
+    found = slot_of(newcomer)
     assert found.data_ptr() != place.data_ptr()
     assert found.shape == parameter.shape and found.stride() == parameter.stride()
 
@@ -74,7 +74,7 @@ def test_what_nobody_owns_any_more_is_not_given(parameter: nn.Parameter) -> None
     keeper = place.detach()  # the memory stays, so that no new tensor can be there
     offer({parameter: place})
     del place
-    assert keeper.data_ptr() == address != place_of(parameter).data_ptr()
+    assert keeper.data_ptr() == address != slot_of(parameter).data_ptr()
 
 
 @pytest.mark.parametrize("size", [(7,), (40, 5)])

@@ -1,6 +1,6 @@
 """One rank of tiny DistilBERT runs, as a script: `distilbert_ranks.py HOME`. Each rank leaves its losses and weights.
 
-Messages are so short that there are many, and the word vectors' gradient travels in pieces.
+Buckets are so short that there are many, and the word vectors' gradient travels in pieces.
 """
 
 import os

@@ -47,7 +47,7 @@ class DistilBertTask(Task):
     unit = "samples"
     curves = ("loss", "acc", "lr")
     data_kind = TokenDataModule
-    data_wish = "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
+    expected_data = "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class DistilBertTask(Task):
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
         self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
 
-    def meet(self, datamodule: DataModule) -> None:
+    def bind_data(self, datamodule: DataModule) -> None:
         """Checks that the words are those that the weights know. Raises UserError if not."""
-        sentences: TokenDataModule = self.readable(datamodule)
+        sentences: TokenDataModule = self.check_datamodule(datamodule)
         sizes, (count, source) = self.network.sizes, sentences.words()
         if count != sizes.vocab_size:
             raise UserError(
@@ -93,7 +93,7 @@ class DistilBertTask(Task):
             self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes)}
 
     def setup(self, stage: str) -> None:
-        self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
         return not name.endswith(NO_DECAY)
@@ -179,7 +179,7 @@ class DistilBertTask(Task):
         if not isinstance(datamodule, SST2DataModule):
             raise UserError("predict.py judges text; give datamodule=sst2")
         datamodule.device = self.device
-        self.meet(datamodule)
+        self.bind_data(datamodule)
         return predict_sentences(self, datamodule, job, clock)
 
 

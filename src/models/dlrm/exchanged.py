@@ -12,7 +12,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
 from src.batches.clicks import Table
-from src.gpu.side_stream import Aside
+from src.gpu.side_stream import SideStream
 from src.gpu.waiting import Waiting
 from src.models.dlrm.direct import DirectRoute
 from src.models.dlrm.embeddings import Pending, PlainEmbeddings, Rule, Targets, whole
@@ -67,7 +67,7 @@ class ExchangedTables:
             plan, dim, self.rank, self.world, device, self.held_by, self.copied, own=self.own, copies=self.copies
         )
         self.route: Route = DirectRoute.of(self.shares) or MessageRoute(self.shares)
-        self.aside = Aside(device)
+        self.aside = SideStream(device)
         self.anchor = torch.empty(0, device=device, requires_grad=True)
         self.pending: list[Taken] = []
 

@@ -46,7 +46,7 @@ class DLRMTask(Task):
     unit = "samples"
     curves = ("loss", "auc", "lr")
     data_kind = ClickDataModule
-    data_wish = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
+    expected_data = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class DLRMTask(Task):
         self._auc: ExactAUC | None = None
         self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation
 
-    def meet(self, datamodule: DataModule) -> None:
+    def bind_data(self, datamodule: DataModule) -> None:
         """Makes the network for the datamodule's tables, or checks that it fits them. Raises UserError if not."""
-        clicks: ClickDataModule = self.readable(datamodule)
+        clicks: ClickDataModule = self.check_datamodule(datamodule)
         clicks.setup("meet")
         spread = self._trainer is not None and self.trainer.world_size > 1
         if not self.layout.tables or spread is not isinstance(self.network.embeddings, ShardedEmbeddings):
@@ -95,7 +95,7 @@ class DLRMTask(Task):
         self.network: DLRM = self.make_network(**sizes).to(dtype)
 
     def setup(self, stage: str) -> None:
-        self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -183,10 +183,10 @@ class DLRMTask(Task):
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Probabilities of clicks; see `src.models.dlrm.predict`."""
-        datamodule = self.readable(job.datamodule())
+        datamodule = self.check_datamodule(job.datamodule())
         datamodule.device = self.device
         datamodule.prepare_data()
-        self.meet(datamodule)
+        self.bind_data(datamodule)
         self.to(self.device).eval()
         return predict_clicks(self, datamodule, job, clock)
 

@@ -101,11 +101,11 @@ def predict_images(task: "MobileNetV1Task", job: PredictionJob, clock: Clock) ->
 def met(task: "MobileNetV1Task", job: PredictionJob) -> ImageDataModule:
     """The configured images, of the size and with as many classes as the network has, ready to be loaded."""
     sizes = {"image_size": task.image_size, "num_classes": task.network.num_classes}
-    task.readable(job.datamodule())
+    task.check_datamodule(job.datamodule())
     datamodule = job.datamodule(**sizes)
     datamodule.device = task.device
     datamodule.prepare_data()
-    task.meet(datamodule)
+    task.bind_data(datamodule)
     return datamodule
 
 

@@ -42,7 +42,7 @@ class MobileNetV1Task(Task):
     unit = "images"
     curves = ("loss", "top1", "lr")
     data_kind = ImageDataModule
-    data_wish = "MobileNetV1 needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
+    expected_data = "MobileNetV1 needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
     mixing: Tensor  # 1, or 0 once mixing is over; on the device, because a graph holds the step
 
     def __init__(
@@ -76,9 +76,9 @@ class MobileNetV1Task(Task):
         self._counts: list[Tensor] = []  # of each batch of an evaluation, see `_judged`
         self._validated_at = -1  # the step whose weights `self.metrics` judges
 
-    def meet(self, datamodule: Any) -> None:
+    def bind_data(self, datamodule: Any) -> None:
         """Takes the names of the classes, or checks them. Raises UserError where they are not the network's."""
-        datamodule = self.readable(datamodule)
+        datamodule = self.check_datamodule(datamodule)
         datamodule.setup("meet")
         names, classes = datamodule.class_names, self.network.num_classes
         if names is None:  # images without labels
@@ -97,7 +97,7 @@ class MobileNetV1Task(Task):
             self.model_config["task"]["class_names"] = self.class_names
 
     def setup(self, stage: str) -> None:
-        self.meet(self.trainer.datamodule)  # type: ignore[attr-defined]
+        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
         if parameter.ndim == 4 and parameter.shape[1] == 1:

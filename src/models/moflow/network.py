@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.errors import UserError
-from src.gpu.side_stream import aside
+from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, initializing
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
 from src.models.moflow.bond import BondFlow, Conv3x3
@@ -139,7 +139,7 @@ class MoFlow(nn.Module):
         x, adj = self.dequantise(*clean, noise=noise)
         # Neither flow needs the other one: their kernels fill each other's gaps. The bond flow comes second and so goes
         # backward first: 19 of 20 gradients are its own, and those of several GPUs have a way to go.
-        beside = aside(x.device)
+        beside = side_stream(x.device)
         beside.reads(x, clean[1])
         with beside:
             z_atom, logdet_atom = self.atom_flow(x, clean[1])

@@ -41,7 +41,7 @@ class MoFlowTask(Task):
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
     data_kind = MoleculeDataModule
-    data_wish = "MoFlow needs molecules; give datamodule=zinc250k, qm9_molecules or smiles_file"
+    expected_data = "MoFlow needs molecules; give datamodule=zinc250k, qm9_molecules or smiles_file"
     predictions_name = "molecules.csv"
 
     def __init__(

@@ -40,7 +40,7 @@ class SE3TransformerTask(Task):
 
     unit = "molecules"
     data_kind = GraphDataModule
-    data_wish = "the SE(3)-Transformer needs atoms in space; give datamodule=qm9 or datamodule=molecule_file"
+    expected_data = "the SE(3)-Transformer needs atoms in space; give datamodule=qm9 or datamodule=molecule_file"
     mean: Tensor  # of the quantity over the training molecules, float64
     std: Tensor
 
@@ -75,7 +75,7 @@ class SE3TransformerTask(Task):
         """Takes from the training molecules what a prediction needs of them."""
         if stage != "fit":
             return
-        datamodule = self.readable(self.trainer.datamodule)  # type: ignore[attr-defined]
+        datamodule = self.check_datamodule(self.trainer.datamodule)  # type: ignore[attr-defined]
         if not self.quantity:
             raise UserError("datamodule.task=null names nothing to learn; give the name of a target")
         self.mean.fill_(datamodule.mean)
@@ -171,7 +171,7 @@ class SE3TransformerTask(Task):
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts molecules of a file or a split; see `src.models.se3_transformer.predict`."""
-        datamodule = self.readable(job.datamodule())
+        datamodule = self.check_datamodule(job.datamodule())
         if datamodule.task is not None and datamodule.task != self.quantity:
             datamodule = job.datamodule(task=self.quantity)  # the true values of what the checkpoint predicts
         datamodule.device = self.device

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from src.batches.molecular_graphs import GraphBatch
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.datamodules.graphs import files as graph_files
 from src.datamodules.graphs import qm9
 from src.datamodules.graphs.datamodule import GraphDataModule
@@ -131,7 +131,7 @@ def test_its_configs_are_complete(name: str, home: Path, monkeypatch: pytest.Mon
     file = f"datamodule.source.file={home / 'my.csv'}"
     mine = [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file]
     config = composed("prepare", *mine[: 4 - (name == "qm9")])
-    datamodule = made(config.datamodule)
+    datamodule = instantiate(config.datamodule)
     assert isinstance(datamodule, GraphDataModule) and datamodule.name == name and datamodule.edges == Edges("full")
     if name == "molecule_file":
         datamodule.prepare_data()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.distilbert.plots import confusion_picture
 from src.models.distilbert.predict import confusion
@@ -58,9 +58,9 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def expected_chances(home: Path, sentences: str | list[str]) -> np.ndarray:
     """The probabilities of both labels that the checkpoint gives each sentence alone."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
-    task: DistilBertTask = made(saved["model_config"]["task"])
+    task: DistilBertTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
-    data: Any = made(tiny_prediction(home).datamodule)
+    data: Any = instantiate(tiny_prediction(home).datamodule)
     data.setup("predict")
     tokens = sentences if isinstance(sentences, str) else data.encode(sentences, "test")
     with torch.no_grad():

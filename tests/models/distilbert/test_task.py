@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.callbacks.history import History
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.distilbert.task import DistilBertTask
@@ -192,7 +192,7 @@ def test_training_begins_with_the_weights_of_a_folder_and_a_checkpoint_needs_non
     assert task_of(job).is_trained
     (folder / "config.json").unlink()
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)
-    again = made(saved["model_config"]["task"])
+    again = instantiate(saved["model_config"]["task"])
     again.load_state_dict(saved["state_dict"])
     assert again.network.sizes == task_of(job).network.sizes
 

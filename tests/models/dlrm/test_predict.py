@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from src.batches.clicks import Clicks
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.task import DLRMTask
@@ -50,9 +50,9 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def expected_rows(home: Path) -> tuple[np.ndarray, np.ndarray]:
     """The probabilities that the checkpoint gives the test rows, all in one batch, and their labels."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
-    task: DLRMTask = made(saved["model_config"]["task"])
+    task: DLRMTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
-    data: Any = made(tiny_prediction(home).datamodule)
+    data: Any = instantiate(tiny_prediction(home).datamodule)
     data.setup("predict")
     (batch,) = data.loader("test", batch_size=ROWS)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.callbacks.history import History
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.measure.clock import Clock
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.task import DLRMTask
@@ -73,7 +73,7 @@ def test_the_network_is_made_for_the_tables_of_the_data(tmp_path: Path) -> None:
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     told = saved["model_config"]["task"]
     assert (told["tables"], told["num_numerical"]) == ([[rows, 1] for rows in CARDINALITIES], 13)
-    again = made(told)
+    again = instantiate(told)
     again.load_state_dict(saved["state_dict"])
     assert again.layout == task.layout
     assert_same_bits(dict(again.network.state_dict()), dict(task.network.state_dict()))

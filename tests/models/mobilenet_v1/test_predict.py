@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.mobilenet_v1.task import MobileNetV1Task
 from src.predict import predict
@@ -46,10 +46,10 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest class of each evaluated image and its probability, all in one batch."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
-    task: MobileNetV1Task = made(saved["model_config"]["task"]).eval()
+    task: MobileNetV1Task = instantiate(saved["model_config"]["task"]).eval()
     task.load_state_dict(saved["state_dict"])
     config = tiny_prediction(home, "datamodule=image_folder", f"datamodule.data_dir={home / 'images'}")
-    data: Any = made(config.datamodule, num_classes=3, image_size=32)
+    data: Any = instantiate(config.datamodule, num_classes=3, image_size=32)
     data.setup("predict")
     (batch,) = data.loader("val", batch_size=15)
     with torch.no_grad():

@@ -251,12 +251,12 @@ def test_going_on_with_other_classes_is_refused(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, f"+model.task.class_names=[{','.join(CLASSES)}]", data=data))
     datamodule = job_of(tmp_path, data=data).datamodule
     with pytest.raises(UserError, match="class cow where the network has bee"):
-        task.meet(datamodule)
+        task.bind_data(datamodule)
 
 
 def test_other_data_than_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="MobileNetV1 needs images"):
-        job_of(tmp_path).task.meet(job_of(tmp_path, data=("datamodule=criteo_resident",)).datamodule)
+        job_of(tmp_path).task.bind_data(job_of(tmp_path, data=("datamodule=criteo_resident",)).datamodule)
 
 
 def test_a_step_changes_with_what_it_is_shown(tmp_path: Path) -> None:

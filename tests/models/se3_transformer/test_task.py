@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from src.batches.molecular_graphs import GraphBatch
-from src.config.instantiate import made
+from src.config.instantiate import instantiate
 from src.models.se3_transformer.task import SE3TransformerTask
 from src.run import fit
 from src.run import train as run
@@ -63,7 +63,7 @@ class TestSE3Transformer(TaskContract):
         train = data.data.target("energy")[data.splits["train"]]
         assert task.final_metric.name == "energy_mae_kcal_mol"
         saved = torch.load(home / "units" / "checkpoints" / "last.ckpt", weights_only=False)
-        again = made(saved["model_config"]["task"])
+        again = instantiate(saved["model_config"]["task"])
         again.load_state_dict(saved["state_dict"])
         assert (again.quantity, again.unit_of_quantity) == ("energy", "kcal/mol")
         assert float(again.mean) == pytest.approx(np.mean(train), abs=1e-6)
@@ -72,8 +72,8 @@ class TestSE3Transformer(TaskContract):
 
     def test_the_published_target_is_that_of_its_quantity_alone(self, home: Path) -> None:
         config = self.config(home).model.task
-        assert made(config).final_metric.target is None
-        assert made(config, quantity="homo").final_metric.target == 0.0346
+        assert instantiate(config).final_metric.target is None
+        assert instantiate(config, quantity="homo").final_metric.target == 0.0346
 
     def test_evaluations_weigh_every_molecule_alike(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of what is predicted: here the mean of the training molecules, for each one."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.gpu.triton_helpers import can_take, launch, package, working_dtype
-from src.parallel.gradient_slots import place_of
+from src.parallel.gradient_slots import slot_of
 
 FOLD = {"BLOCK": 256, "num_warps": 2}
 CORNERS = [(y, x) for y in (0, 1) for x in (0, 1)]
@@ -48,7 +48,7 @@ def windows(weight: Float[Tensor, "outputs inputs 3 3"]) -> list[Float[Tensor, "
 @torch.library.custom_op("reprise::folded", mutates_args=())
 def folded(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a kernel out of that of its `DenseMatrix`, summed in float32 at least, where it is wanted."""
-    out, (outputs, inputs) = place_of(weight), weight.shape[:2]
+    out, (outputs, inputs) = slot_of(weight), weight.shape[:2]
     kernels = can_take(grad) and package("src.models.moflow.kernels.fold_triton")
     if kernels:
         launch(kernels.fold, (outputs, -(-inputs // FOLD["BLOCK"])), grad, out, inputs, outputs, *out.stride(), **FOLD)

@@ -10,7 +10,7 @@ from src.batches.tokens import PAD, PaddedTokens
 from src.models.distilbert.kernels.fused import rows
 from src.models.distilbert.kernels.fused.rows import Drop, Words
 from src.models.distilbert.layout import Tokens
-from src.parallel.gradient_slots import place_of
+from src.parallel.gradient_slots import slot_of
 
 
 class Embed(torch.autograd.Function):
@@ -30,12 +30,12 @@ class Embed(torch.autograd.Function):
             grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, shares
         )
         of_weight, of_bias = shares.sum(0).view(2, dim)
-        of_words = rows.sum_by_id(grad, words.ids, place_of(word_vectors), PAD)
+        of_words = rows.sum_by_id(grad, words.ids, slot_of(word_vectors), PAD)
         if words.positions is None:
             of_positions = torch.zeros_like(position_vectors)
             torch.sum(grad.view(-1, words.length, dim), 0, out=of_positions[: words.length])
         else:
-            of_positions = rows.sum_by_id(grad, words.positions, place_of(position_vectors), -1)
+            of_positions = rows.sum_by_id(grad, words.positions, slot_of(position_vectors), -1)
         return None, None, None, None, of_words, of_positions, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
 
 

@@ -18,7 +18,7 @@ from src.models.distilbert.kernels.fused import attention, rows
 from src.models.distilbert.kernels.fused.attention import Attention
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Layout
-from src.parallel.gradient_slots import place_of
+from src.parallel.gradient_slots import slot_of
 
 
 class Parameters(NamedTuple):
@@ -194,7 +194,7 @@ def weight_gradient(
     they are, which pays for the copies of all but small ones.
     """
     if weight is not None and weight.dtype == torch.float32:
-        out = place_of(weight)
+        out = slot_of(weight)
     else:
         out = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
     if grad.dtype != torch.float32 and grad.is_cuda:
