@@ -25,7 +25,8 @@ from src.report.text import summary
 from src.run import described
 from src.system.masking import MASK, mask_error, masked, watch
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
-from src.training.task import Prediction, PredictionJob, Task, wanted
+from src.training.prediction import Prediction, PredictionJob
+from src.training.task import Task, wanted
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

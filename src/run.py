@@ -225,9 +225,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         metric = job.task.final_metric
         value = job.task.metrics.get(metric.name)
         fields["unit"] = job.task.unit
-        fields["final_metric"] = {
-            "name": metric.name, "value": value, "target": metric.target, "reached": metric.reached(value)
-        }  # fmt: skip
+        fields["final_metric"] = metric.record(value)
     fields |= {
         "kind": "train",
         "case": case_of(config),

@@ -24,6 +24,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule, ScheduledRate
 from src.training.step import TrainStep
 
@@ -44,35 +45,9 @@ class FinalMetric:
             return None
         return value >= self.target if self.direction == "max" else value <= self.target
 
-
-@dataclass(frozen=True)
-class PredictionJob:
-    """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
-
-    num_samples: int | None  # None: as many as the data has
-    batch_size: int
-    warmup_batches: int
-    output: Path
-    graph: bool  # capture the model's work in CUDA graphs
-    datamodule: Callable[..., Any]  # makes the configured one, with other arguments where given
-    options: dict[str, Any]  # the model's own, from its config's `predict`
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a prediction measured and wrote.
-
-    `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
-    `loaded_latencies_s`: the same with the making of the batch inside the clock, where batches come from data.
-    `tokens`: real and processed ones of all samples, where they have any.
-    """
-
-    samples: int
-    latencies_s: list[float]
-    files: dict[str, Path]
-    final_metric: dict[str, Any] | None = None
-    loaded_latencies_s: list[float] | None = None
-    tokens: tuple[int, int] | None = None
+    def record(self, value: float | None) -> dict[str, Any]:
+        """Returns the `final_metric` of a record."""
+        return {"name": self.name, "value": value, "target": self.target, "reached": self.reached(value)}
 
 
 class Task(pl.LightningModule):

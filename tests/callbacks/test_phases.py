@@ -21,7 +21,8 @@ from src.datamodules.base import Metered
 from src.measure.clock import PHASES, Clock
 from src.measure.roofline import Cost
 from src.run import quieten
-from src.training.task import FinalMetric, Prediction, Task
+from src.training.prediction import Prediction
+from src.training.task import FinalMetric, Task
 
 LOADER_S, STEP_S, EVALUATION_S, CHECKPOINT_S, OTHER_S = 0.01, 0.02, 0.05, 0.03, 0.005
 BATCH, STEPS, EPOCHS, WARMUP = 3, 8, 2, 4

@@ -1,15 +1,12 @@
 """Labels of sentences with their probabilities to a csv, how long batches take, and a picture of what was confused."""
 
-import csv
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -20,12 +17,11 @@ from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.distilbert.layout import Tokens
+from src.models.distilbert.network import DistilBert
 from src.models.distilbert.plots import confusion_picture
-from src.system.files import written_atomically
-from src.training.task import Prediction, PredictionJob
-
-if TYPE_CHECKING:
-    from src.models.distilbert.task import DistilBertTask
+from src.system.files import write_csv
+from src.training.prediction import Prediction, PredictionJob, TimedBatches, check_csv, warm_up
+from src.training.task import FinalMetric
 
 NAMES = ("negative", "positive")  # of SST-2's labels 0 and 1
 
@@ -51,15 +47,24 @@ class Sentences:
 
 
 def predict_sentences(
-    task: "DistilBertTask", datamodule: SST2DataModule, job: PredictionJob, clock: Clock
+    network: DistilBert,
+    datamodule: SST2DataModule,
+    job: PredictionJob,
+    clock: Clock,
+    metric: FinalMetric,
+    count_work: Callable[[Tokens], None],
 ) -> Prediction:
     """Labels the first `num_samples` sentences of the input, or all. Raises UserError for no csv as output.
 
-    A batch's latency is from its tokens on the device to its probabilities on the host; with loading come its making
-    and its share of the time in which the sentences became tokens, all of them at once.
+    A batch's latency is from its tokens on the device to its probabilities on the host. With loading it includes the
+    making of the batch and its share of the tokenisation, which is done for all sentences at once.
+
+    Args:
+        network, datamodule: on one device.
+        metric: the accuracy, with its target.
+        count_work: told of every timed batch.
     """
-    if job.output.suffix != ".csv":
-        raise UserError(f"output={job.output}: predictions are written as csv; give a name that ends in .csv")
+    check_csv(job.output)
     options = Options(**job.options)
     sentences = sentences_of(datamodule) if options.input is None else read_lines(options.input)
     text, labels = sentences.text[: job.num_samples], sentences.labels[: job.num_samples]
@@ -71,31 +76,21 @@ def predict_sentences(
     loader = datamodule.loader(tokens.truncated(datamodule.max_length), batch_size=job.batch_size)
 
     def probabilities(batch: Tokens) -> Float[Tensor, "sentences labels"]:
-        return task.network(batch).softmax(1)
+        return network(batch).softmax(1)
 
     run = Graphed(probabilities, job.graph)
     warm_up(run, loader, job.warmup_batches)
     clock.mark("startup")
+    timed = TimedBatches[Tokens](run, datamodule.target_device, clock, lambda batch: batch.num_sentences)
     found: list[np.ndarray] = []
-    latencies, loaded = [], []
-    batches = iter(loader)
-    while True:
-        begin = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            break
-        synchronize(task.device)
-        clock.mark("fetch")
-        ready = time.perf_counter()
-        found.append(run(batch).cpu().numpy())
-        end = time.perf_counter()
-        clock.mark("compute")
-        task.count_work(batch)
-        latencies.append(end - ready)
-        loaded.append(end - begin + tokenising_s * batch.num_sentences / len(text))
-    files, metric = written(task, text, np.concatenate(found), labels, job.output)
+    for batch, shares in timed.over(loader):
+        count_work(batch)
+        timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(text)
+        found.append(shares)
+    files, accuracy = write_labels(text, np.concatenate(found), labels, job.output)
     clock.mark("evaluation")
-    return Prediction(len(text), latencies, files, metric, loaded)
+    judged = None if accuracy is None else metric.record(accuracy)
+    return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s)
 
 
 def sentences_of(datamodule: SST2DataModule) -> Sentences:
@@ -124,49 +119,28 @@ def read_lines(source: str) -> Sentences:
     return Sentences(lines, where, 1, np.full(len(lines), UNLABELLED))
 
 
-def warm_up(run: Graphed[Tensor], loader: Iterable[Tokens], batches: int) -> None:
-    """Runs the first batches, and of every shape enough that it is captured."""
-    seen: set[Any] = set()
-    for number, batch in enumerate(loader):
-        shape = batch.ids.shape, batch.num_sentences
-        if shape not in seen:
-            seen.add(shape)
-            run.warm_up(batch)
-        elif number < batches:
-            run(batch)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def written(
-    task: "DistilBertTask",
+def write_labels(
     text: list[str],
     probabilities: Float[np.ndarray, "sentences labels"],
     true: Int64[np.ndarray, " sentences"],
     output: Path,
-) -> tuple[dict[str, Path], dict[str, Any] | None]:
+) -> tuple[dict[str, Path], float | None]:
     """Writes a line for each sentence: text, label, its probability, and the true label where known.
 
-    Where labels are known, a picture of what was taken for what too. Returns the files and the accuracy.
+    Returns the files and the accuracy; where no label is known there is no accuracy and no picture of the confusion.
     """
     labels, is_known = probabilities.argmax(1), true != UNLABELLED
-    with written_atomically(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["sentence", "label", "probability", *["true"] * bool(is_known.any())])
-        for sentence, label, share, known in zip(text, labels, probabilities.max(1), true, strict=True):
-            shown = [NAMES[known]] if known != UNLABELLED else []
-            rows.writerow([sentence, NAMES[label], f"{share:.6f}", *shown])
+    rows = (
+        [sentence, NAMES[label], f"{share:.6f}", *([NAMES[known]] if known != UNLABELLED else [])]
+        for sentence, label, share, known in zip(text, labels, probabilities.max(1), true, strict=True)
+    )
+    write_csv(output, ["sentence", "label", "probability", *["true"] * bool(is_known.any())], rows)
     files: dict[str, Path] = {"predictions": output}
     if not is_known.any():
         return files, None
     files["confusion"] = output.with_suffix(".png")
     confusion_picture(confusion(labels, true), NAMES, files["confusion"])
-    acc, metric = float((labels == true).mean()), task.final_metric
-    return files, {"name": metric.name, "value": acc, "target": metric.target, "reached": metric.reached(acc)}
+    return files, float((labels == true).mean())
 
 
 def confusion(

@@ -21,8 +21,9 @@ from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
 from src.models.distilbert.weights import load, read_sizes
+from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
-from src.training.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.task import FinalMetric, Task
 
 RANDOM = "random"
 NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end
@@ -180,7 +181,7 @@ class DistilBertTask(Task):
             raise UserError("predict.py judges text; give datamodule=sst2")
         datamodule.device = self.device
         self.bind_data(datamodule)
-        return predict_sentences(self, datamodule, job, clock)
+        return predict_sentences(self.network, datamodule, job, clock, self.final_metric, self.count_work)
 
 
 def disagreement(logits: Float[Tensor, "sentences labels"], other: Float[Tensor, "sentences labels"]) -> Tensor:

@@ -22,8 +22,9 @@ from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
 from src.models.dlrm.sharded import ShardedEmbeddings
+from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
-from src.training.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.task import FinalMetric, Task
 
 MAX_EXAMPLE_ROWS = 1000  # of a table in an example batch
 
@@ -72,7 +73,7 @@ class DLRMTask(Task):
     def bind_data(self, datamodule: DataModule) -> None:
         """Makes the network for the datamodule's tables, or checks that it fits them. Raises UserError if not."""
         clicks: ClickDataModule = self.check_datamodule(datamodule)
-        clicks.setup("meet")
+        clicks.setup("bind_data")
         spread = self._trainer is not None and self.trainer.world_size > 1
         if not self.layout.tables or spread is not isinstance(self.network.embeddings, ShardedEmbeddings):
             device = self.trainer.strategy.root_device if self._trainer else self.device
@@ -188,7 +189,7 @@ class DLRMTask(Task):
         datamodule.prepare_data()
         self.bind_data(datamodule)
         self.to(self.device).eval()
-        return predict_clicks(self, datamodule, job, clock)
+        return predict_clicks(self.network, datamodule, job, clock, self.final_metric)
 
 
 def check_fit(trained: ClickLayout, found: ClickLayout) -> None:

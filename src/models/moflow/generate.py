@@ -1,9 +1,8 @@
 """Generating molecules to a file, with the model's speed measured apart from RDKit's."""
 
-import csv
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,8 @@ from src.models.moflow.network import MoFlow
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
-from src.system.files import written_atomically
-from src.training.task import Prediction, PredictionJob
+from src.system.files import write_csv, write_text
+from src.training.prediction import Prediction, PredictionJob, TimedBatches
 
 LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 
@@ -64,27 +63,18 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
 def generated(
     network: MoFlow, job: PredictionJob, num_samples: int, temperature: float, clock: Clock
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Nodes and edges of so many samples on the host, and the seconds of each batch.
+    """Returns nodes and edges of `num_samples` molecules on the host, and the seconds of each batch.
 
-    Every batch is a full one, so that each latency is of the same work; what is too much is not kept.
+    Every batch is a full one, so that each latency is of the same work; surplus molecules are dropped.
     """
     sample = Graphed(lambda: network.sample(job.batch_size, temperature), job.graph)
-    latencies: list[float] = []
-
-    def batch() -> tuple[np.ndarray, np.ndarray]:
-        begin = time.perf_counter()
-        nodes, edges = (classes.cpu().numpy() for classes in sample())
-        latencies.append(time.perf_counter() - begin)
-        return nodes, edges
-
+    timed = TimedBatches[int](lambda _: sample(), network.ln_var.device, clock, lambda _: job.batch_size)
     for _ in range(max(job.warmup_batches, sample.warmup + 1 if job.graph else 0)):
-        batch()
-    latencies.clear()
+        sample()
     clock.mark("startup")
-    batches = [batch() for _ in range(-(-num_samples // job.batch_size))]
-    clock.mark("compute")
+    batches = [arrays for _, arrays in timed.over(count(), num_samples)]
     nodes, edges = (np.concatenate(arrays)[:num_samples] for arrays in zip(*batches, strict=True))
-    return nodes, edges, latencies
+    return nodes, edges, timed.latencies_s
 
 
 def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict[str, Path]:
@@ -114,11 +104,9 @@ def vocabulary_of(network: MoFlow) -> Vocabulary:
 
 
 def write_molecules(smiles: list[str], properties: list[Properties] | None, output: Path) -> None:
-    """One molecule a line, atomically; with properties as csv."""
-    with written_atomically(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        if properties is None:
-            file.writelines(f"{text}\n" for text in smiles)
-        else:
-            rows = csv.writer(file)
-            rows.writerow(["smiles", *Properties._fields])
-            rows.writerows([text, *(f"{x:.4f}" for x in rated)] for text, rated in zip(smiles, properties, strict=True))
+    """Writes a molecule a line, atomically; with properties as csv."""
+    if properties is None:
+        write_text(output, "".join(f"{text}\n" for text in smiles))
+        return
+    pairs = zip(smiles, properties, strict=True)
+    write_csv(output, ["smiles", *Properties._fields], ([text, *(f"{x:.4f}" for x in rated)] for text, rated in pairs))

@@ -1,6 +1,5 @@
 """The way between two molecules, through the latent space."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from src.molecules.draw import draw_interpolation
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import smiles_of
 from src.molecules.vocabulary import Vocabulary
-from src.system.files import written_atomically
+from src.system.files import write_csv
 
 KEY = "model.predict.interpolate"
 Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]
@@ -56,10 +55,8 @@ def write_interpolation(smiles: list[str | None], output: Path) -> dict[str, Pat
     Where a picture cannot be drawn there is none, and a line that says why.
     """
     table, picture = (output.with_name(f"{output.stem}_interpolation{ending}") for ending in (".csv", ".png"))
-    with written_atomically(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["share", "smiles"])
-        rows.writerows([f"{index / (len(smiles) - 1):.4f}", text] for index, text in enumerate(smiles))
+    rows = ((f"{index / (len(smiles) - 1):.4f}", text) for index, text in enumerate(smiles))
+    write_csv(table, ["share", "smiles"], rows)
     files = {"interpolation": table}
     try:
         draw_interpolation(smiles, picture)

@@ -17,8 +17,9 @@ from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Scorer
+from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
-from src.training.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.task import FinalMetric, Task
 
 POOL = 10_000  # molecules of the scores that do not depend on the batch size
 Batch = tuple[Tensor, Tensor]

@@ -17,10 +17,11 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.se3_transformer.cost import Molecule, cost
 from src.models.se3_transformer.network import SE3TransformerPooled
-from src.models.se3_transformer.predict import predict_molecules
+from src.models.se3_transformer.predict import Quantity, predict_molecules
 from src.training.checkpoints import load_weights, read_checkpoint
+from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
-from src.training.task import FinalMetric, Prediction, PredictionJob, Task
+from src.training.task import FinalMetric, Task
 
 EXAMPLE = Molecule(nodes=18, edges=36)  # about the mean molecule of QM9 with its bonds as edges
 
@@ -178,7 +179,8 @@ class SE3TransformerTask(Task):
         datamodule.prepare_data()
         datamodule.setup("predict")
         self.molecule = mean_molecule(datamodule.loader(datamodule.predict))
-        return predict_molecules(self, datamodule, job, clock)
+        quantity = Quantity(self.quantity, self.unit_of_quantity, self.final_metric)
+        return predict_molecules(self.predicted, datamodule, job, clock, quantity)
 
 
 def mean_molecule(loader: GraphLoader) -> Molecule:

@@ -18,9 +18,10 @@ from src.measure.clock import Clock
 from src.models.mobilenet_v1.augment import pasted
 from src.models.mobilenet_v1.cost import layers
 from src.models.mobilenet_v1.network import ConvNormReLU
-from src.models.mobilenet_v1.task import MobileNetV1Task, judged
+from src.models.mobilenet_v1.task import MobileNetV1Task
 from src.report.record import read_record
 from src.run import Job, build, fit, quieten, settled
+from src.training.image_classification import judged
 from src.training.schedule import Schedule
 from src.training.task import Task
 from tests.support import ROOT

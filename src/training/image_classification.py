@@ -1,0 +1,237 @@
+"""Image classification, the same for every network: a task judged by top-1, and the prediction of classes."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from src.batches.images import UNKNOWN, ImageBatch
+from src.datamodules.images.base import ImageDataModule
+from src.errors import UserError
+from src.gpu.cuda_graphs import Graphed
+from src.measure.clock import Clock
+from src.system.files import write_csv
+from src.training.prediction import (
+    BenchmarkOptions,
+    Prediction,
+    PredictionJob,
+    TimedBatches,
+    check_csv,
+    time_calls,
+    warm_up,
+)
+from src.training.schedule import Schedule
+from src.training.task import FinalMetric, Task
+
+
+class ImageClassificationTask(Task):
+    """Base of tasks that learn the class of an image. A model supplies `cost` and `normalise`, and `loss` if its own.
+
+    An evaluation sets `top1`, `top5` (shares of the images) and `val_loss`.
+
+    Args:
+        network: maps (batch, 3, height, width) to logits (batch, classes); has `num_classes`.
+        optimizer, schedule: see Task.
+        image_size: height and width of the images.
+        label_smoothing: share of the target that is spread over all classes.
+        class_names: where a checkpoint keeps them; training takes them from the datamodule.
+        target: top-1 that counts as reached.
+    """
+
+    unit = "images"
+    curves = ("loss", "top1", "lr")
+    data_kind = ImageDataModule
+    expected_data = "this model needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None = None,
+        image_size: int = 224,
+        label_smoothing: float = 0.0,
+        class_names: Sequence[str] | None = None,
+        target: float | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, schedule)
+        self.network: Any
+        self.image_size, self.label_smoothing = image_size, label_smoothing
+        self.class_names = None if class_names is None else list(class_names)
+        self.final_metric = FinalMetric("top1", "max", target)
+        self._counts: list[Tensor] = []  # of each batch of an evaluation, see `judged`
+        self._validated_at = -1  # the step whose weights `self.metrics` judges
+
+    @abstractmethod
+    def normalise(self, pixels: Tensor) -> Float[Tensor, "batch 3 height width"]:
+        """Returns the network's input for uint8 pixels (batch, height, width, 3)."""
+
+    def bind_data(self, datamodule: Any) -> None:
+        """Takes the names of the classes, or checks them. Raises UserError where they are not the network's."""
+        datamodule = self.check_datamodule(datamodule)
+        datamodule.setup("bind_data")
+        names, classes = datamodule.class_names, self.network.num_classes
+        if names is None:  # images without labels
+            return
+        if len(names) != classes:
+            raise UserError(
+                f"the data has {len(names)} classes, the network {classes}; give datamodule.num_classes={len(names)}"
+            )
+        if self.class_names is not None and self.class_names != list(names):
+            mine, other = next(pair for pair in zip(self.class_names, names, strict=True) if pair[0] != pair[1])
+            raise UserError(
+                f"the data has the class {other} where the network has {mine}; use the data it was trained on"
+            )
+        self.class_names = list(names)
+        if self.model_config is not None:
+            self.model_config["task"]["class_names"] = self.class_names
+
+    def setup(self, stage: str) -> None:
+        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def loss(self, batch: ImageBatch) -> dict[str, Tensor]:
+        return {"loss": self.entropy(self.logits(batch), batch.labels).mean()}
+
+    def logits(self, batch: ImageBatch) -> Float[Tensor, "batch classes"]:
+        return self.network(self.inputs(batch))
+
+    def inputs(self, batch: ImageBatch) -> Float[Tensor, "batch 3 height width"]:
+        """Returns the normalised images in the network's precision."""
+        return self.normalise(batch.pixels).to(next(self.network.parameters()).dtype)
+
+    def entropy(
+        self, logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """Returns the cross entropy of each image, with label smoothing."""
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none").float()
+
+    def count(self, batch: ImageBatch) -> int:
+        return len(batch.labels)
+
+    def example_batch(self, size: int) -> ImageBatch:
+        """Returns noise with random classes."""
+        pixels = torch.randint(256, (size, self.image_size, self.image_size, 3), dtype=torch.uint8)
+        labels = torch.randint(self.network.num_classes, (size,))
+        return ImageBatch(pixels.to(self.device), labels.to(self.device))
+
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        self._counts.append(self.in_evaluation(self._judged)(batch).clone())  # a graph overwrites its result
+
+    test_step = validation_step
+
+    def _judged(self, batch: ImageBatch) -> Float[Tensor, "4"]:
+        return judged(self.logits(batch).float(), batch.labels)
+
+    def on_validation_epoch_end(self) -> None:
+        total = torch.stack([torch.zeros(4, dtype=torch.float64, device=self.device), *self._counts]).sum(0)
+        self._counts = []
+        if self.trainer.world_size > 1:
+            distributed.all_reduce(total)
+        top1, top5, loss, images = total.tolist()
+        figures = {"top1": top1, "top5": top5, "val_loss": loss}
+        self.metrics = {name: value / images for name, value in figures.items() if images}
+        self._validated_at = self.trainer.global_step
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def evaluate_last(self, datamodule: Any) -> None:
+        """Evaluates the last weights. Choosing among epochs by the one evaluation set would flatter the result."""
+        if self._validated_at != self.trainer.global_step:
+            super().evaluate_last(datamodule)
+        if self.trainer.is_global_zero:
+            print("on the evaluation set: " + "; ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
+
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Classifies images of the datamodule's `predict` split, in order, or times one batch (see BenchmarkOptions).
+
+        A batch's latency is from its bytes on the device to its classes and probabilities on the host; with loading it
+        includes the decoding. The benchmark's is from bytes on the host. Raises UserError for no csv as output.
+        """
+        options = BenchmarkOptions(**job.options)
+        check_csv(job.output)
+        datamodule = self._prediction_data(job)
+        run, device = Graphed(self._best, job.graph), self.device
+        split = datamodule.predict
+        first = on_device(next(iter(datamodule.loader(split, batch_size=job.batch_size))), device)
+        warm_up(run, repeat(first, max(1, job.warmup_batches)), job.warmup_batches)
+        clock.mark("startup")
+        if options.benchmark:
+            host = ImageBatch(*(t.cpu().pin_memory() if device.type == "cuda" else t for t in first))
+            latencies = time_calls(lambda: [t.cpu() for t in run(on_device(host, device))], device, options.repeats)
+            clock.mark("compute")
+            return Prediction(len(first.labels) * len(latencies), latencies, {})
+        wanted = min(job.num_samples or datamodule.splits[split], datamodule.splits[split])
+        timed = TimedBatches[ImageBatch](run, device, clock, lambda batch: len(batch.labels))
+        batches = (on_device(batch, device) for batch in datamodule.loader(split, batch_size=job.batch_size))
+        parts = [
+            Classified(classes, probabilities, batch.labels.cpu().numpy())
+            for batch, (probabilities, classes) in timed.over(batches, wanted)
+        ]
+        found = Classified(
+            *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
+        )
+        write_classes(found, datamodule.file_names(split), self.class_names, job.output)
+        clock.mark("evaluation")
+        is_known = (found.labels != UNKNOWN).all()
+        top1 = self.final_metric.record(float((found.classes == found.labels).mean())) if is_known else None
+        return Prediction(timed.samples, timed.latencies_s, {"predictions": job.output}, top1, timed.loaded_latencies_s)
+
+    def _prediction_data(self, job: PredictionJob) -> ImageDataModule:
+        """Returns the configured images, of the network's size and number of classes, ready to be loaded."""
+        self.check_datamodule(job.datamodule())
+        datamodule = job.datamodule(image_size=self.image_size, num_classes=self.network.num_classes)
+        datamodule.device = self.device
+        datamodule.prepare_data()
+        self.bind_data(datamodule)
+        return datamodule
+
+    def _best(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Returns probability and number of the likeliest class of each image."""
+        return self.logits(batch).float().softmax(1).max(1)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The likeliest class of each image, its probability, and the true class or UNKNOWN."""
+
+    classes: Int[np.ndarray, " images"]
+    probabilities: Float[np.ndarray, " images"]
+    labels: Int[np.ndarray, " images"]
+
+
+def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Float[Tensor, "4"]:
+    """Returns, in float64: images whose class ranks first, among the first five, the sum of losses, and their number.
+
+    Among equal logits an image's own class comes last: a constant network is never right.
+    """
+    own = logits.gather(1, labels[:, None])
+    rank = (~(logits < own)).sum(1)  # also not right where a logit is NaN
+    loss = F.cross_entropy(logits, labels, reduction="none").double()
+    counts = [(rank <= 1).double(), (rank <= 5).double(), loss, torch.ones_like(loss)]
+    return torch.stack(counts).sum(1)
+
+
+def on_device(batch: ImageBatch, device: torch.device) -> ImageBatch:
+    """Returns the batch on the device; a copy from pinned memory is not waited for."""
+    return ImageBatch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+
+
+def write_classes(found: Classified, files: Sequence[str] | None, names: Sequence[str] | None, output: Path) -> None:
+    """Writes a line for each image: its file or number, the class, its probability, and the true class if known."""
+
+    def name_of(number: int) -> str:
+        return "" if number == UNKNOWN else names[number] if names is not None else str(number)
+
+    columns = zip(*(part.tolist() for part in (found.classes, found.probabilities, found.labels)), strict=True)
+    rows = (
+        (files[row] if files is not None else row, name_of(guess), f"{probability:.6f}", name_of(label))
+        for row, (guess, probability, label) in enumerate(columns)
+    )
+    write_csv(output, ["file", "label", "probability", "true_label"], rows)

@@ -1,0 +1,137 @@
+"""Timed prediction: the job, its result, and what every model's prediction shares."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from src.errors import UserError
+from src.gpu.cuda_graphs import Graphed
+from src.measure.clock import Clock
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
+
+    num_samples: int | None  # None: as many as the data has
+    batch_size: int
+    warmup_batches: int
+    output: Path
+    graph: bool  # capture the model's work in CUDA graphs
+    datamodule: Callable[..., Any]  # instantiates the configured one; arguments override the config's
+    options: dict[str, Any]  # the model's own, from its config's `predict`
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a prediction measured and wrote.
+
+    `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
+    `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
+    `tokens`: real and processed ones of all samples, where they have any.
+    """
+
+    samples: int
+    latencies_s: list[float]
+    files: dict[str, Path]
+    final_metric: dict[str, Any] | None = None
+    loaded_latencies_s: list[float] | None = None
+    tokens: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Options of models with a benchmark mode: `predict` in the model's yaml.
+
+    benchmark: time one batch `repeats` times and write no predictions.
+    """
+
+    benchmark: bool = False
+    repeats: int = 200
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UserError(f"model.predict.repeats={self.repeats} times nothing; give 1 or more")
+
+
+class TimedBatches(Generic[B]):
+    """Runs a function on batches and records how long each takes.
+
+    Args:
+        run: returns the results of a batch, a tensor or a tuple of them.
+        device: where `run` computes; it is idle when a batch's latency begins.
+        clock: gets the phases `fetch` and `compute`.
+        count: samples of a batch.
+
+    `latencies_s`: seconds from the batch on the device to its results on the host. `loaded_latencies_s`: the same plus
+    the loading of the batch. `samples`: of all batches so far.
+    """
+
+    def __init__(self, run: Callable[[B], Any], device: torch.device, clock: Clock, count: Callable[[B], int]) -> None:
+        self.run, self.device, self.clock, self.count = run, device, clock, count
+        self.latencies_s: list[float] = []
+        self.loaded_latencies_s: list[float] = []
+        self.samples = 0
+
+    def over(self, batches: Iterable[B], samples: int | None = None) -> Iterator[tuple[B, Any]]:
+        """Yields each batch with its results as numpy arrays, until the batches end or `samples` are done."""
+        iterator = iter(batches)
+        while samples is None or self.samples < samples:
+            begin = time.perf_counter()
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            synchronize(self.device)
+            self.clock.mark("fetch")
+            ready = time.perf_counter()
+            found = self.run(batch)
+            result = found.cpu().numpy() if isinstance(found, Tensor) else tuple(t.cpu().numpy() for t in found)
+            end = time.perf_counter()
+            self.clock.mark("compute")
+            self.latencies_s.append(end - ready)
+            self.loaded_latencies_s.append(end - begin)
+            self.samples += self.count(batch)
+            yield batch, result
+
+
+def warm_up(run: Graphed[Any], batches: Iterable[Any], count: int) -> None:
+    """Runs the first `count` batches, and the first batch of every shape until it is captured."""
+    seen: set[tuple[torch.Size, ...]] = set()
+    for number, batch in enumerate(batches):
+        shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        if shapes not in seen:
+            seen.add(shapes)
+            run.warm_up(batch)
+        elif number < count:
+            run(batch)
+
+
+def time_calls(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Returns the seconds of each of `repeats` calls. The device is idle when one begins; a call waits for its end."""
+    latencies = []
+    for _ in range(repeats):
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        latencies.append(time.perf_counter() - begin)
+    return latencies
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def check_csv(output: Path) -> None:
+    """Raises UserError unless the file of predictions is a csv."""
+    if output.suffix != ".csv":
+        raise UserError(f"output={output}: predictions are written as csv; give a name that ends in .csv")
