@@ -10,10 +10,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
+from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
 from src.errors import UserError
-from src.launch.devices import activation_bytes, resolve_hardware, set_precision
+from src.launch.devices import activation_bytes, set_precision
 from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -23,7 +24,7 @@ from src.measure.statistics import percentiles
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
-from src.system.masking import MASK, mask_error, masked, watch
+from src.system.masking import MASK, mask_error, masked
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
@@ -37,12 +38,7 @@ def predict(config: DictConfig) -> Record:
     Raises what ended it, after the record is on disk; UserError for what the user can mend.
     """
     clock = Clock(run_begin_s())
-    for key in ("num_samples", "batch_size"):
-        if config[key] is not None and config[key] < 1:
-            raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
-    config.hardware = resolve_hardware(config.hardware)
-    watch(config)
-    OmegaConf.resolve(config)
+    config = complete_prediction(config)
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}

@@ -2,7 +2,8 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.instantiate import check_complete, check_packages, instantiate
+from src.config.instantiate import check_packages, instantiate
+from src.config.settings import check_complete
 from src.datamodules.base import DataModule
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -21,25 +20,19 @@ from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
-from src.config.instantiate import check_packages, instantiate
-from src.config.settings import check_settings, given_overrides
+from src.config.complete import complete
+from src.config.instantiate import instantiate_parts
+from src.config.settings import given_overrides
 from src.datamodules.base import DataModule
 from src.launch import failures
-from src.launch.devices import (
-    activation_bytes,
-    check_topology,
-    precision_plugin,
-    resolve_hardware,
-    set_precision,
-)
+from src.launch.devices import activation_bytes, precision_plugin, set_up_devices
 from src.launch.ending import Ending, Interrupted
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.parallel.strategies import HybridStrategy, OneDevice
 from src.report.record import Record, from_figures, write_record
-from src.sweep.largest import settle_batch
 from src.system import group
-from src.system.masking import mask_error, masked, masked_text, watch
+from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import compare, newest_checkpoint, read_checkpoint
 from src.training.task import Task
 
@@ -55,16 +48,17 @@ class Job:
     ckpt_path: Path | None
 
 
-def train(config: DictConfig) -> Record:
+def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     """Trains the configured case and writes `result.json`, also when it fails.
+
+    Args:
+        searched_s: seconds since the process began that were spent on `fix_hp=auto`; not part of the run.
 
     Returns the record. Raises what ended the run, after the record is on disk; UserError for what the user can mend.
     """
     quieten()
-    asked_s = time.perf_counter()
-    config = settle_batch(config, given_overrides())
-    clock = Clock(run_begin_s() + time.perf_counter() - asked_s)  # to find a batch is no part of the run
-    config = settled(config)
+    clock = Clock(run_begin_s() + searched_s)
+    config = complete(config)
     status, error, job = "done", None, None
     say(config.note)
     with Ending() as ending:
@@ -109,35 +103,21 @@ def say(note: str | None) -> None:
         print(f"note: {masked_text(note)}", flush=True)
 
 
-def settled(config: DictConfig) -> DictConfig:
-    """The config with nothing left open: checked, hardware found, interpolations resolved."""
-    check_settings(config)
-    config.hardware = resolve_hardware(config.hardware)
-    watch(config)
-    OmegaConf.resolve(config)
-    if config.hp.batch_per == "global":
-        config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)
-    return config
-
-
 def build(config: DictConfig, clock: Clock) -> Job:
-    """Instantiates datamodule, task, callbacks, loggers and trainer. Raises UserError for what is not there."""
-    check_packages(config)
+    """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     accelerator = config.hardware.accelerator
-    check_topology(config.trainer, accelerator)
-    set_precision(config.precision, accelerator)
+    set_up_devices(config.trainer, config.precision, accelerator)
     pl.seed_everything(config.seed + group.rank(), verbose=False)
-    datamodule: DataModule = instantiate(config.datamodule)
-    task: Task = instantiate(config.model.task)
-    task.check_datamodule(datamodule)
+    parts = instantiate_parts(config)
+    task: Task = parts.task
+    datamodule: DataModule = parts.datamodule
     task.clock = datamodule.clock = clock
-    task.execution, task.clip_norm = instantiate(config.execution, _convert_="object"), config.fit.clip_norm
-    task.accumulate = config.hp.accumulate
+    task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
     # It goes into checkpoints, so that predict.py finds it.
     task.model_config = masked(OmegaConf.to_container(config.model), "model")
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = [Divergence(config.measure.window), *instantiate(config.callbacks or {}, _convert_="object").values()]
+    callbacks = [Divergence(config.measure.window), *parts.callbacks]
     fit_config = config.fit
     trainer = pl.Trainer(
         accelerator="gpu" if accelerator == "cuda" else "cpu",
@@ -149,7 +129,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
             precision_plugin(config.precision, accelerator),
             *([LightningEnvironment()] if group.started_by() is None else []),  # a shell of SLURM's is no rank
         ],
-        logger=list(instantiate(config.logger or {}).values()),
+        logger=parts.loggers,
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
         max_steps=fit_config.max_steps,

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from src.cli import DEBUGGING, fail
-from src.config.settings import check_settings, given_overrides
+from src.config.settings import check_training, given_overrides
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.system.group import ANSWERED_FOR, started_by
 from src.system.lean import loading
@@ -33,12 +33,20 @@ SAVING_S = 600  # that ranks get for their checkpoint when they are asked to end
 
 def train_here_or_on_ranks(config: DictConfig) -> None:
     """Trains in this process, or starts a process for each device of one machine and waits for them."""
+    begin_s = time.perf_counter()
+    if config.fix_hp is not None and config.fix_hp.name == "auto":
+        with loading():
+            from src.sweep.largest import settle_batch
+
+        config = settle_batch(config, given_overrides())
+    searched_s = time.perf_counter() - begin_s
     if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
+        check_training(config)  # before any process is started
         start_ranks(config)
         return
     with loading():
         from src.run import train
-    train(config)
+    train(config, searched_s)
 
 
 def start_ranks(config: DictConfig) -> None:
@@ -50,11 +58,8 @@ def start_ranks(config: DictConfig) -> None:
         from torch.distributed.run import parse_args, run
 
         from src.launch.devices import check_devices
-        from src.sweep.largest import settle_batch
 
     begin_s = time.time()
-    check_settings(config)  # what a person can mend is told before anything starts
-    settle_batch(config, given_overrides())  # the ranks find its row
     check_devices(
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )
@@ -118,8 +123,9 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
 
 
 def record_without_run(config: DictConfig) -> "Record":
-    """That of a run of which nothing was heard."""
+    """Returns the record of a run whose ranks died before writing one."""
+    from src.config.complete import complete
     from src.measure.clock import Clock
-    from src.run import make_record, settled
+    from src.run import make_record
 
-    return make_record(settled(config), Clock(), None, "failed", None)
+    return make_record(complete(config), Clock(), None, "failed", None)

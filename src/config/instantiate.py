@@ -1,5 +1,6 @@
 """From config to objects: Hydra's `instantiate` with errors for the person at the keyboard."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -8,13 +9,6 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from src.errors import UserError
-
-
-def check_complete(config: DictConfig) -> None:
-    """Raises UserError naming the first key that has no value yet."""
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"{missing[0]} has no value; give it as {missing[0]}=VALUE")
 
 
 def check_packages(config: DictConfig) -> None:
@@ -29,7 +23,7 @@ def check_packages(config: DictConfig) -> None:
 
 
 def instantiate(config: Any, **options: Any) -> Any:
-    """What `instantiate` makes. Raises what the constructor raised; UserError for a key that it does not know."""
+    """Returns what Hydra instantiates. Raises what the constructor raised; UserError for an unknown key."""
     try:
         return utils.instantiate(config, **options)
     except InstantiationException as wrapped:
@@ -39,3 +33,23 @@ def instantiate(config: Any, **options: Any) -> Any:
             where = str(wrapped).rpartition("full_key: ")[2]
             raise UserError(f"{where} has no key {key}; see `--cfg job` for every key there is") from cause
         raise cause from None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training config describes."""
+
+    datamodule: Any
+    task: Any
+    execution: Any
+    callbacks: list[Any]
+    loggers: list[Any]
+
+
+def instantiate_parts(config: DictConfig) -> Parts:
+    """Returns the parts of a completed training config. Raises UserError where task and datamodule do not belong."""
+    datamodule, task = instantiate(config.datamodule), instantiate(config.model.task)
+    task.check_datamodule(datamodule)
+    execution = instantiate(config.execution, _convert_="object")
+    callbacks = instantiate(config.callbacks or {}, _convert_="object")
+    return Parts(datamodule, task, execution, [*callbacks.values()], [*instantiate(config.logger or {}).values()])

@@ -1,23 +1,22 @@
-"""What a run is asked for, and what has to be right in it before anything is started."""
+"""Checks of a config that need neither torch nor the hardware."""
 
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.instantiate import check_complete
 from src.errors import UserError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def given_overrides() -> list[str]:
-    """Of the command line; none where the config was composed by other code. Interpolations stay what they are."""
+    """Returns the command line's overrides, not resolved; none where other code composed the config."""
     return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
 
 
-def check_settings(config: DictConfig) -> None:
-    """Raises UserError, or OmegaConf's own error, for a training config that nothing can be made of."""
+def check_training(config: DictConfig) -> None:
+    """Raises UserError, or OmegaConf's own error, for a training config that cannot be run. Changes nothing."""
     check_fix_hp(config)
     check_complete(config)
     config = config.copy()
@@ -31,10 +30,17 @@ def check_settings(config: DictConfig) -> None:
 
 
 def check_fix_hp(config: DictConfig) -> None:
-    """`fix_hp` may touch `hp.*` and nothing else. Raises UserError."""
+    """Raises UserError unless `fix_hp` sets `hp.*` alone."""
     if config.fix_hp is None:
         return
     file = CONF / "fix_hp" / f"{config.fix_hp.name}.yaml"
     others = set(OmegaConf.load(file)) - {"fix_hp", "hp"}
     if others:
         raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")
+
+
+def check_complete(config: DictConfig) -> None:
+    """Raises UserError naming the first key that has no value yet."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; give it as {missing[0]}=VALUE")

@@ -1,51 +1,24 @@
-"""Which device a run uses, and whether the processes that its topology names are there."""
+"""The processes and devices of a topology, and the precision that a device computes in."""
 
-import re
 import shlex
 import socket
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from src.config.schema import Hardware
 from src.errors import UserError
 from src.system.group import world_size
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
 
-CONF = Path(__file__).resolve().parents[2] / "conf" / "hardware"
 
-
-def resolve_hardware(hardware: DictConfig) -> DictConfig:
-    """Replaces `auto` by the file of conf/hardware that fits the device; checks that a named GPU is there.
-
-    Returns the hardware config to use. Raises UserError for a GPU that this machine has not got.
-    """
-    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    if hardware.name != "auto":
-        if hardware.accelerator == "cuda" and name is None:
-            raise UserError(f"hardware={hardware.name}: no GPU is visible here; use hardware=auto or hardware=cpu")
-        return hardware
-    if name is None:
-        return load_hardware("cpu")
-    for file in sorted(CONF.glob("*.yaml")):
-        match = load_hardware(file.stem).match
-        if match and re.search(match, name):
-            return load_hardware(file.stem)
-    return OmegaConf.structured(
-        Hardware(name=name, accelerator="cuda", peak_flops={})
-    )  # no datasheet: no share of a peak
-
-
-def load_hardware(name: str) -> DictConfig:
-    """One file of conf/hardware, checked against the schema."""
-    found = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(CONF / f"{name}.yaml"))
-    assert isinstance(found, DictConfig)
-    return found
+def set_up_devices(trainer: DictConfig, precision: DictConfig, accelerator: str) -> None:
+    """Checks that this process is one of the topology's, and sets the precision. Raises UserError if not possible."""
+    check_topology(trainer, accelerator)
+    set_precision(precision, accelerator)
 
 
 def check_devices(trainer: DictConfig, accelerator: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from src.config.settings import check_settings
+from src.config.settings import check_training
 from src.errors import UserError
 from src.sweep.gpus import model_name, visible_gpus
 from src.sweep.identity import enrol, key_of
@@ -62,14 +62,14 @@ class Trial:
 
 
 def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The config with `hp` as found, for `fix_hp=auto`; any other as it is. Runs before the process touches a GPU.
+    """Returns the config with `hp` as found, for `fix_hp=auto`; any other as it is. Runs before the process uses a GPU.
 
     Args:
         overrides: the command line of the run.
     """
     if config.fix_hp is None or config.fix_hp.name != "auto":
         return config
-    check_settings(config)
+    check_training(config)
     asked = config.fix_hp
     if asked.lr_rule not in POWERS or asked.choose not in ("batch_size", "p_core"):
         raise UserError(f"fix_hp: lr_rule is one of {', '.join(POWERS)}, and choose is batch_size or p_core")

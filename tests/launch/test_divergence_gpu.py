@@ -8,10 +8,11 @@ import pytorch_lightning as pl
 import torch
 
 from src.callbacks.divergence import Divergence
+from src.config.complete import complete
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.report.record import read_record
-from src.run import build, fit, quieten, settled, train
+from src.run import build, fit, quieten, train
 from src.training.checkpoints import read_checkpoint
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
@@ -66,6 +67,6 @@ def test_no_step_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Divergence, "on_train_batch_end", watched)
     quieten()
     epoch = "datamodule.steps_per_epoch=100", "fit.final_evaluation=false", "fit.eval_every_n_epochs=null"
-    job = build(settled(tiny_mobilenet(tmp_path, *ON_GPU, *epoch, "measure.window=2")), Clock())
+    job = build(complete(tiny_mobilenet(tmp_path, *ON_GPU, *epoch, "measure.window=2")), Clock())
     fit(job)
     assert job.task.losses.device.type == "cuda" and job.task.losses == 0

@@ -16,8 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from src.config.complete import complete
 from src.measure.clock import Clock
-from src.run import Job, build, fit, quieten, settled
+from src.run import Job, build, fit, quieten
 from src.training.task import Task
 from tests.support.same import assert_same_bits, lasting_state
 
@@ -59,7 +60,7 @@ class TaskContract(ABC):
     def job(self, home: Path, name: str, *overrides: str) -> Job:
         """A run that is ready to fit; its checkpoints are in `home`/`name`."""
         quieten()
-        config = settled(self.config(home, f"output_dir={home / name}", "fit.final_evaluation=false", *overrides))
+        config = complete(self.config(home, f"output_dir={home / name}", "fit.final_evaluation=false", *overrides))
         return build(config, Clock())
 
     @pytest.fixture(scope="class")

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import DictConfig
 
+from src.config.complete import complete
 from src.measure.clock import Clock
-from src.run import build, fit, quieten, settled
+from src.run import build, fit, quieten
 
 
 class Trained(NamedTuple):
@@ -19,7 +20,7 @@ class Trained(NamedTuple):
 
 def trained(config: DictConfig) -> Trained:
     quieten()
-    job = build(settled(config), Clock())
+    job = build(complete(config), Clock())
     before = state_of(job.task.network)
     losses: list[float] = []
     follow = job.task.training_step

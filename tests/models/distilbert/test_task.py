@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.callbacks.history import History
+from src.config.complete import complete
 from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.distilbert.task import DistilBertTask
 from src.report.record import read_record
-from src.run import Job, build, fit, quieten, settled
+from src.run import Job, build, fit, quieten
 from src.run import train as run
 from src.training.task import Task
 from tests.support import ROOT
@@ -51,7 +52,7 @@ class TestDistilBertPacked(TaskContract):
 def job_of(home: Path, *overrides: str, padding: str = "packed") -> Job:
     """A run that is ready to fit."""
     quieten()
-    return build(settled(tiny_distilbert(home, *overrides, padding=padding)), Clock())
+    return build(complete(tiny_distilbert(home, *overrides, padding=padding)), Clock())
 
 
 def task_of(job: Job) -> DistilBertTask:

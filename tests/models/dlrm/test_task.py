@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.callbacks.history import History
+from src.config.complete import complete
 from src.config.instantiate import instantiate
 from src.measure.clock import Clock
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.task import DLRMTask
 from src.report.record import Record, read_record
-from src.run import Job, build, fit, quieten, settled
+from src.run import Job, build, fit, quieten
 from src.run import train as run
 from tests.support import ROOT
 from tests.support.same import assert_same_bits, lasting_state
@@ -38,7 +39,7 @@ class TestDLRM(TaskContract):
 def job_of(home: Path, *overrides: str, **options: Any) -> Job:
     """A run that is ready to fit."""
     quieten()
-    return build(settled(tiny_dlrm(home, *overrides, **options)), Clock())
+    return build(complete(tiny_dlrm(home, *overrides, **options)), Clock())
 
 
 def task_of(job: Job) -> DLRMTask:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from src.batches.images import ImageBatch
 from src.callbacks.history import History
 from src.cli import CONF
+from src.config.complete import complete
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.mobilenet_v1.augment import pasted
@@ -20,7 +21,7 @@ from src.models.mobilenet_v1.cost import layers
 from src.models.mobilenet_v1.network import ConvNormReLU
 from src.models.mobilenet_v1.task import MobileNetV1Task
 from src.report.record import read_record
-from src.run import Job, build, fit, quieten, settled
+from src.run import Job, build, fit, quieten
 from src.training.image_classification import judged
 from src.training.schedule import Schedule
 from src.training.task import Task
@@ -49,7 +50,7 @@ class TestMobileNetV1(TaskContract):
 def job_of(home: Path, *overrides: str, **options: Any) -> Job:
     """A run that is ready to fit."""
     quieten()
-    return build(settled(tiny_mobilenet(home, *overrides, **options)), Clock())
+    return build(complete(tiny_mobilenet(home, *overrides, **options)), Clock())
 
 
 def task_of(job: Job) -> MobileNetV1Task:
@@ -139,7 +140,7 @@ def test_mixing_ends_before_the_last_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "experiment").glob("mobilenet_*.yaml")))
 def test_every_experiment_is_made(name: str, tmp_path: Path) -> None:
     config = composed("train", f"experiment={name}", "hardware=cpu", f"output_dir={tmp_path}", "precision=fp32")
-    job = build(settled(config), Clock())
+    job = build(complete(config), Clock())
     task = task_of(job)
     images = task.augment(task.example_batch(1).pixels)
     assert isinstance(task.schedule, Schedule) and task.schedule(0, 1000) <= 1

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from src.config.complete import complete
 from src.measure.clock import Clock
 from src.predict import predict
-from src.run import Job, build, fit, quieten, settled
+from src.run import Job, build, fit, quieten
 from src.training.step import TrainStep
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
@@ -35,7 +36,7 @@ def trained(home: Path, *overrides: str) -> tuple[Job, list[dict[str, Any]], dic
     # With AdamW's own eps a gradient that is zero but for rounding moves its weight by the whole learning rate.
     mine = ["hardware=auto", "precision=fp32", "+model.task.optimizer.eps=0.01", "execution.graph_warmup_steps=1",
             "fit.eval_every_n_epochs=null", "fit.max_epochs=6", "measure.window=1"]  # fmt: skip
-    job = build(settled(tiny_se3(home, *mine, *overrides)), Clock())
+    job = build(complete(tiny_se3(home, *mine, *overrides)), Clock())
     fit(job)
     checkpoint = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False, map_location="cpu")
     history: Any = next(callback for callback in job.trainer.callbacks if hasattr(callback, "rows"))  # type: ignore[attr-defined]

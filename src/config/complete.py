@@ -1,0 +1,73 @@
+"""The only place where a config is checked, completed and frozen, before anything is built from it."""
+
+import re
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from src.config.instantiate import check_packages
+from src.config.schema import Hardware
+from src.config.settings import CONF, check_training
+from src.errors import UserError
+from src.system.masking import watch
+
+HARDWARE = CONF / "hardware"
+
+
+def complete(config: DictConfig) -> DictConfig:
+    """Returns a training config checked, with hardware found and interpolations resolved, read-only.
+
+    `datamodule.batch_size` is the batch of a device. Raises UserError, or OmegaConf's own error, for a config that
+    cannot be run.
+    """
+    check_training(config)
+    check_packages(config)
+    resolve(config)
+    if config.hp.batch_per == "global":
+        config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def complete_prediction(config: DictConfig) -> DictConfig:
+    """Returns a prediction's config, likewise. It is not read-only: the checkpoint's model replaces its own."""
+    for key in ("num_samples", "batch_size"):
+        if config[key] is not None and config[key] < 1:
+            raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
+    resolve(config)
+    return config
+
+
+def resolve(config: DictConfig) -> None:
+    """Finds the hardware and resolves interpolations, in place. Registers the secrets among them for masking."""
+    config.hardware = resolve_hardware(config.hardware)
+    watch(config)
+    OmegaConf.resolve(config)
+
+
+def resolve_hardware(hardware: DictConfig) -> DictConfig:
+    """Returns the hardware config; for `auto` the file of conf/hardware that matches the device.
+
+    Raises UserError where a GPU is named and none is visible.
+    """
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    if hardware.name != "auto":
+        if hardware.accelerator == "cuda" and name is None:
+            raise UserError(f"hardware={hardware.name}: no GPU is visible here; use hardware=auto or hardware=cpu")
+        return hardware
+    if name is None:
+        return load_hardware("cpu")
+    for file in sorted(HARDWARE.glob("*.yaml")):
+        match = load_hardware(file.stem).match
+        if match and re.search(match, name):
+            return load_hardware(file.stem)
+    return OmegaConf.structured(
+        Hardware(name=name, accelerator="cuda", peak_flops={})
+    )  # no datasheet: no share of a peak
+
+
+def load_hardware(name: str) -> DictConfig:
+    """Returns one file of conf/hardware, checked against the schema."""
+    found = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(HARDWARE / f"{name}.yaml"))
+    assert isinstance(found, DictConfig)
+    return found
