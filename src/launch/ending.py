@@ -52,6 +52,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.asked: int | None = None
+        self.interrupted: Interrupted | None = None  # raised by a signal: errors that follow from it do not count
         self._asked_s = -math.inf
         self._waits = False  # somebody will look at `asked`
         self._held = False  # the run has ended, its record has not been written yet
@@ -144,7 +145,8 @@ class Ending:
             os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
         elif not (first and self._waits):
             self.hold()
-            raise Interrupted(number, "before the next step" if self._waits else "outside of training")
+            self.interrupted = Interrupted(number, "before the next step" if self._waits else "outside of training")
+            raise self.interrupted
 
 
 class Question:

@@ -68,6 +68,12 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_an_error_that_follows_from_a_signal_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "SAME_S", 0.0)
+    _, raised = interrupted(tmp_path, provoked(what="fails_when_interrupted", step=3))
+    assert str(raised) == "SIGINT before the next step"
+
+
 @pytest.mark.parametrize("hook", ["on_exception", "teardown"])
 def test_further_signals_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     """While Lightning ends the run that the second signal has interrupted, and while the record is made."""
@@ -98,7 +104,8 @@ def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
     record = read_record(tmp_path / "run")
-    assert record.status == "interrupted" and record.error is not None and record.error.type == "Interrupted"
+    assert record.error is not None and record.error.type == "Interrupted", record.error
+    assert record.status == "interrupted"
 
 
 def test_the_same_wish_may_come_twice(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ class At(pl.Callback):
         """As Ctrl-C does."""
         os.kill(os.getpid(), signal.SIGINT)
 
+    def fails_when_interrupted(self) -> None:
+        """Code that a signal interrupts raises an error of its own, as extension modules do."""
+        try:
+            self.is_interrupted()
+            self.is_interrupted()
+        except SystemExit:
+            raise ArithmeticError("a consequence") from None
+
     def interrupts_its_launcher(self) -> None:
         os.kill(os.getppid(), signal.SIGINT)
 
