@@ -63,6 +63,19 @@ def test_summaries_print_the_figures_of_published_rows(model: str) -> None:
     assert {figure for cell in cells for figure in re.findall(r"\d[\d,.]*", cell)} <= known
 
 
+def test_the_speed_ups_of_the_summaries_are_those_of_the_records() -> None:
+    """A cell of scaling.md is a linked rate and its speed-up over the first rate of its line."""
+    speed_ups = 0
+    for line in (RESULTS / "scaling.md").read_text(encoding="utf-8").splitlines():
+        runs = [read_record(RESULTS / "records" / name).steady for name in re.findall(r"records/(\w+\.json)\)", line)]
+        if line.startswith("|") and runs:
+            rates = [run.p_train for run in runs if run and run.p_train]
+            printed_ones = re.findall(r"\.json\) ([\d.]+)x \|", line)
+            assert printed_ones == [f"{rate / rates[0]:.2f}" for rate in rates[1:]], line
+            speed_ups += len(printed_ones)
+    assert speed_ups == 19
+
+
 def test_the_links_of_results_and_notes_lead_to_files() -> None:
     """Those to a heading too."""
     for page in [*PAGES, *(RESULTS / "full").glob("*.md"), *(ROOT / "docs" / "notes").glob("*.md")]:
