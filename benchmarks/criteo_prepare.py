@@ -22,7 +22,8 @@ from src.datamodules.clicks.prepare import MAX_WORKERS, prepare_criteo
 from src.datamodules.clicks.raw import NUM_DAYS
 from src.system.workers import cpu_count
 
-# What FL15 keeps (spec/dlrm.md, 1.1). The large columns have many more ids that are rare.
+# Cardinalities of Criteo Terabyte with frequency limit 15 (NVIDIA DeepLearningExamples, DLRM). The large columns have
+# many more ids that are rare.
 CARDINALITIES = (
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11),
     *(2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),

@@ -5,6 +5,7 @@
 # Further options go to every run, for example data_root=DIR.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
+[ $# -ge 1 ] || { echo "usage: docs/results/auto.sh OUT [MODEL ...] [option=value ...]" >&2; exit 2; }
 out=$1
 shift
 python=${PYTHON:-.venv/bin/python} models=() options=()

@@ -7,6 +7,7 @@
 # ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: docs/results/distilbert.sh OUT padded|full|packed|minilm [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}

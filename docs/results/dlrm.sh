@@ -5,6 +5,7 @@
 # GPUS="1 8" takes other numbers of GPUs for scaling; strong_65536_x8 and weak_262144_x8 are the published cases 1x8.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}

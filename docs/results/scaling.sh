@@ -6,6 +6,7 @@
 # ROWS=PATTERN the rows of such names only: GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]" >&2; exit 2; }
 out=$1 model=$2
 shift 2
 python=${PYTHON:-.venv/bin/python} precision=${PRECISION:-amp}

@@ -4,6 +4,7 @@
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: docs/results/se3_transformer.sh OUT speed|training [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def id_dtype(cardinality: int) -> str:
-    """The smallest of int8, int16, int32 whose maximum is strictly above `cardinality` (spec/dlrm.md, section 1.2)."""
+    """The smallest of int8, int16, int32 whose maximum is strictly above `cardinality`, as NVIDIA stores ids."""
     return next((name for name in ("int8", "int16") if cardinality < torch.iinfo(DTYPES[name]).max), "int32")
 
 

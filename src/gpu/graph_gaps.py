@@ -10,9 +10,9 @@ def renew_queues() -> bool:
 
     A process whose streams have lately been used for the first time runs the kernels of a graph, one after another,
     with gaps that are longer by 0.1 to 0.3 microseconds; once another context has come and gone, without them. On an
-    H200 a step of MoFlow's, 3,400 kernels, takes 15.6 instead of 16.6 ms (docs/results/scaling.md). Nothing in the
-    driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this process; where
-    the memory for a second context is missing at that moment, nothing happens.
+    H200 a step of MoFlow's, 3,400 kernels, takes 15.6 instead of 16.6 ms (docs/notes/2026-11-22-launch-gaps.md).
+    Nothing in the driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this
+    process; where the memory for a second context is missing at that moment, nothing happens.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Arrays to molecules, as published for MoFlow (spec/moflow.md, sections 4.5 to 4.7)."""
+"""Arrays to molecules, as published for MoFlow (github.com/calvin-zcx/moflow)."""
 
 from functools import cache
 

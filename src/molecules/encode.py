@@ -1,4 +1,4 @@
-"""SMILES to arrays, as published for MoFlow (spec/moflow.md, section 1.2)."""
+"""SMILES to arrays, as published for MoFlow (github.com/calvin-zcx/moflow)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

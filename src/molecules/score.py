@@ -1,4 +1,4 @@
-"""How good generated molecules are: the published metrics and comparable ones (spec/moflow.md, sections 5 and 8)."""
+"""How good generated molecules are: the metrics published for MoFlow, and comparable ones."""
 
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future

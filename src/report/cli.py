@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         const=DOCS,
         metavar="FOLDER",
-        help=f"make the tables of {DOCS} anew from its records",
+        help=f"write the tables of {DOCS}/full from {DOCS}/records",
     )
     return parser
 

@@ -85,7 +85,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class WarmupPolynomial:
-    """DLRM's schedule over optimiser steps: a linear rise to 1, constant, a polynomial fall (spec: DLRM section 3).
+    """DLRM's schedule over optimiser steps: a linear rise to 1, constant, a polynomial fall.
 
     The s-th step, counted from 1, has the factor 1 - (warmup_steps - s) / (warmup_steps 2^warmup_factor) up to
     `warmup_steps`, then 1 up to `decay_start_step`, then ((end - s) / decay_steps)^decay_power but never less than

@@ -1,6 +1,8 @@
-"""The results pages of this repository: they can be made anew from their records, and are as their records say."""
+"""The result pages of this repository print the figures of their records and of the published rows."""
 
+import re
 import shutil
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -8,19 +10,81 @@ import pytest
 
 from src.published import FIGURES, rows
 from src.report.docs import write_docs
-from src.report.record import read_record
+from src.report.record import Record, read_record
 from tests.support import ROOT
 
 RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(RESULTS.glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_pages_are_what_their_records_say(tmp_path: Path) -> None:
+def test_generated_pages_are_what_their_records_say(tmp_path: Path) -> None:
     """After a change here: `python report.py --docs`. Records of every age must be readable."""
     copy = shutil.copytree(RESULTS, tmp_path / "results")
     write_docs(copy)
-    pages = sorted(page.name for page in RESULTS.glob("*.md"))
-    assert pages and [name for name in pages if (copy / name).read_text() != (RESULTS / name).read_text()] == []
+    made, kept = ({path.name: path.read_text(encoding="utf-8") for path in (folder / "full").iterdir()}
+                  for folder in (copy, RESULTS))  # fmt: skip
+    assert [name for name in made | kept if made.get(name) != kept.get(name)] == []
+    assert len(kept) == 5
+
+
+def printed(values: Iterable[float | None]) -> set[str]:
+    """The ways in which the summaries print a figure: whole, in millions, with decimals, seconds as milliseconds."""
+    whole, millions = [(1, style) for style in (",.0f", ",.1f", ".4f", ".5f")], [(1e-6, f".{n}f") for n in range(3)]
+    formats = [*whole, *millions, (1e3, ".2f")]
+    return {f"{value * factor:{style}}" for value in values if value is not None for factor, style in formats}
+
+
+def of_record(record: Record) -> set[str]:
+    steady = record.steady.p_train if record.steady else None
+    quality = record.final_metric.value if record.final_metric else None
+    return printed([record.p_whole, steady, record.throughput, quality, record.latency_s and record.latency_s.mean])
+
+
+def test_summaries_print_the_figures_of_the_records_that_they_link() -> None:
+    """A record is linked by its figure, or by its commit in the cell behind the figure."""
+    linked = re.compile(r"(?:\| ([\d,.]+)[^|]*\| )?\[([\d,.]+|[0-9a-f]{7})\]\(records/([^)]+)\)")
+    found = [(page.name, *link) for page in PAGES for link in linked.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) > 70
+    for page, figure, label, name in found:
+        record = read_record(RESULTS / "records" / name)
+        assert (figure or label) in of_record(record), (page, name, figure or label)
+        assert not figure or record.environment["git"]["commit"].startswith(label), (page, name, label)
+
+
+@pytest.mark.parametrize("model", sorted({row.model for row in rows()}))
+def test_summaries_print_the_figures_of_published_rows(model: str) -> None:
+    """In the columns behind the record; what stands in parentheses there, but for corrections, is no figure."""
+    names = [*FIGURES, "final_metric", "latency_s.mean"]
+    known = printed(figure for row in rows(model) for name in names for figure in (row.figure(name), row.best(name)))
+    lines = (RESULTS / f"{model}.md").read_text(encoding="utf-8").splitlines()
+    cells = [cell for line in lines if "](records/" in line and line[0] == "|" for cell in line.split("|")[4:]]
+    cells = [re.sub(r"\((?![^)]*corrected)[^)]*\)", "", cell) for cell in cells]
+    assert {figure for cell in cells for figure in re.findall(r"\d[\d,.]*", cell)} <= known
+
+
+def test_the_speed_ups_of_the_summaries_are_those_of_the_records() -> None:
+    """A cell of scaling.md is a linked rate and its speed-up over the first rate of its line."""
+    speed_ups = 0
+    for line in (RESULTS / "scaling.md").read_text(encoding="utf-8").splitlines():
+        runs = [read_record(RESULTS / "records" / name).steady for name in re.findall(r"records/(\w+\.json)\)", line)]
+        if line.startswith("|") and runs:
+            rates = [run.p_train for run in runs if run and run.p_train]
+            printed_ones = re.findall(r"\.json\) ([\d.]+)x \|", line)
+            assert printed_ones == [f"{rate / rates[0]:.2f}" for rate in rates[1:]], line
+            speed_ups += len(printed_ones)
+    assert speed_ups == 19
+
+
+def test_the_links_of_results_and_notes_lead_to_files() -> None:
+    """Those to a heading too."""
+    for page in [*PAGES, *(RESULTS / "full").glob("*.md"), *(ROOT / "docs" / "notes").glob("*.md")]:
+        for target, heading in re.findall(r"\]\(([^)#:]+)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            file = page.parent / target
+            assert file.exists(), (page.name, target)
+            if heading:
+                titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_readme_prints_no_published_figure_that_is_not_comparable() -> None:

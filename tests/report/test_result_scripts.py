@@ -47,6 +47,14 @@ def test_a_script_runs_the_projects_python_or_the_one_that_is_given(tmp_path: Pa
         (tmp_path / "called").unlink()
 
 
+@pytest.mark.parametrize("script", ARGUMENTS)
+def test_a_script_without_arguments_says_its_usage(tmp_path: Path, script: str) -> None:
+    command = ["bash", str(ROOT / "docs" / "results" / script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"usage: docs/results/{script} OUT ") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(("given", "python"), [([], ".venv/bin/python"), (["GPU_PYTHON=python3"], "python3")])
 def test_the_tests_on_a_gpu_run_the_projects_python_or_the_one_that_is_given(given: list[str], python: str) -> None:
     own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}

@@ -23,7 +23,7 @@ PUBLISHED = [
         hardware="a100_40g",
         batch_per="device",
         unit="molecules",
-        source="FlagPerf, moflow README (seed 000)",
+        source="FlagPerf, moflow README",
         fix_hp="bs=3584,lr=0.0001",
         batch_size=3584,
         note="timers | not synchronised",
@@ -59,7 +59,7 @@ rate of a publisher who gives one only; '/' is not reported.
 - `*` exceeds the fp32 peak
 - `†` counts dropped samples
 - [1] OutOfMemoryError: CUDA out of memory. Tried 2 GiB
-- [2] FlagPerf, moflow README (seed 000): timers | not synchronised
+- [2] FlagPerf, moflow README: timers | not synchronised
 """  # noqa: E501
 
 

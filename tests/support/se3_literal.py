@@ -1,4 +1,4 @@
-"""NVIDIA's SE(3)-Transformer evaluated literally from a state_dict of theirs (spec: SE(3)-Transformer section 2).
+"""NVIDIA's SE(3)-Transformer evaluated literally from a state_dict of theirs.
 
 Slow and plain: features are {degree: [rows, channels, 2 degree + 1]}, attention is a loop over nodes. The Wigner 3j
 symbols are those of e3nn 0.3.3, as in NVIDIA's code, unless others are passed.

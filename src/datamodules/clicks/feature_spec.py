@@ -1,4 +1,4 @@
-"""What a split binary directory holds: feature_spec.yaml, read and written as NVIDIA's tools do (spec/dlrm.md, 1.2)."""
+"""What a split binary directory holds: feature_spec.yaml, as NVIDIA's DLRM tools read and write it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

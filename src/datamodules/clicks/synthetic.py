@@ -27,7 +27,7 @@ from torch import Tensor
 from src.batches.clicks import ClickLayout, Table
 from src.errors import UserError
 
-# Criteo Terabyte with frequency limit 15 (spec/dlrm.md, section 1.1).
+# Criteo Terabyte with frequency limit 15 (NVIDIA DeepLearningExamples, DLRM).
 PUBLISHED = (7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4,
              968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35)  # fmt: skip
 

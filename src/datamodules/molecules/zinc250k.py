@@ -1,4 +1,4 @@
-"""ZINC-250k, the molecules MoFlow is published on (spec/moflow.md, section 1)."""
+"""ZINC-250k, the molecules MoFlow is published on (github.com/calvin-zcx/moflow)."""
 
 from pathlib import Path
 

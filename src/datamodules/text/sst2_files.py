@@ -1,4 +1,4 @@
-"""GLUE's SST-2 files: where they come from, and how they are read (spec/distilbert.md, section 1)."""
+"""GLUE's SST-2 files: where they come from, and how they are read."""
 
 import shutil
 from pathlib import Path

@@ -1,7 +1,7 @@
 """What a sentence costs DistilBERT: floating point operations (two per multiply-add) and bytes, counted by formula.
 
 Counted are matrix products, over all tokens of a padded sentence or the real ones of a packed one. The published
-sentence of 512 tokens takes 48.3 GFLOP forward and 145 to train (spec: distilbert section 2).
+sentence of 512 tokens takes 48.3 GFLOP forward and 145 to train.
 """
 
 from typing import NamedTuple

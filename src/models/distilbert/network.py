@@ -1,4 +1,4 @@
-"""DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names (spec: distilbert section 2)."""
+"""DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names."""
 
 from dataclasses import dataclass
 from typing import cast

@@ -1,4 +1,4 @@
-"""DLRM's stacks of linear layers (spec: DLRM section 2)."""
+"""DLRM's stacks of linear layers."""
 
 from collections.abc import Sequence
 from itertools import pairwise

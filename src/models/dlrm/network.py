@@ -1,4 +1,4 @@
-"""DLRM (arXiv:1906.00091) as published by NVIDIA, and DLRM-DCNv2 of MLPerf (spec: DLRM sections 2 and 6)."""
+"""DLRM (arXiv:1906.00091) as published by NVIDIA, and DLRM-DCNv2 of MLPerf."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, cast

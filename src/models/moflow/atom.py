@@ -1,4 +1,4 @@
-"""The atom flow: a node row per step, conditioned on the other rows and the clean graph (spec: MoFlow section 2.4)."""
+"""The atom flow: a node row per step, conditioned on the other rows and the clean graph."""
 
 from itertools import pairwise
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The bond flow: Glow over the squeezed adjacency (spec: MoFlow section 2.3).
+"""The bond flow: Glow over the squeezed adjacency.
 
 Inside, a sample is [positions, channels], channels last: the layout in which convolutions, dense products and
 normalisations need no copies.

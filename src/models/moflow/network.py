@@ -1,4 +1,4 @@
-"""MoFlow: molecules to a Gaussian latent and back, exactly (spec: MoFlow sections 1.3, 2 and 4)."""
+"""MoFlow: molecules to a Gaussian latent and back, exactly (arXiv:2006.10137, NVIDIA's variant)."""
 
 import math
 from collections.abc import Sequence
@@ -152,7 +152,7 @@ class MoFlow(nn.Module):
         return self._encode(nodes, edges, noise=self.training)
 
     def bits_per_dim(self, latent: Latent) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Atoms' and bonds' negative log-likelihood per dimension in bits, as published (spec section 2.6)."""
+        """Atoms' and bonds' negative log-likelihood per dimension in bits, as published."""
         z_atom, z_bond, logdet_atom, logdet_bond = latent
         return self._bits_per_dim(z_atom, logdet_atom), self._bits_per_dim(z_bond, logdet_bond)
 

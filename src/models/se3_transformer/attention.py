@@ -1,4 +1,4 @@
-"""Multi-head attention over the incoming edges of each node (spec: SE(3)-Transformer section 2.4)."""
+"""Multi-head attention over the incoming edges of each node."""
 
 from collections.abc import Callable
 

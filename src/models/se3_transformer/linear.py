@@ -1,4 +1,4 @@
-"""LinearSE3: channels of each degree mixed by a matrix of their own (spec: SE(3)-Transformer section 2.4)."""
+"""LinearSE3: channels of each degree mixed by a matrix of their own."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The SE(3)-Transformer (arXiv:2006.10503) in NVIDIA's variant (spec: SE(3)-Transformer section 2)."""
+"""The SE(3)-Transformer (arXiv:2006.10503) in NVIDIA's variant (DeepLearningExamples, SE3Transformer)."""
 
 from collections.abc import Mapping
 from typing import get_args

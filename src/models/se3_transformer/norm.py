@@ -1,4 +1,4 @@
-"""NormSE3: a nonlinearity on the lengths of features, their directions kept (spec: SE(3)-Transformer section 2.5)."""
+"""NormSE3: a nonlinearity on the lengths of features, their directions kept."""
 
 import torch
 from jaxtyping import Float

@@ -13,7 +13,7 @@ from src.errors import UserError
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.cost import cost, layers
 
-# Rows of the spec's table: channels in and out, stride, and the side of the output for images of 224 x 224.
+# Blocks of gluon-cv's mobilenet1.0: channels in and out, stride, and the side of the output for images of 224 x 224.
 TABLE = [
     (32, 64, 1, 112), (64, 128, 2, 56), (128, 128, 1, 56), (128, 256, 2, 28), (256, 256, 1, 28), (256, 512, 2, 14),
     (512, 512, 1, 14), (512, 512, 1, 14), (512, 512, 1, 14), (512, 512, 1, 14), (512, 512, 1, 14), (512, 1024, 2, 7),

@@ -32,7 +32,7 @@ def inputs(graph: Graph, key_fiber: Fiber, value_fiber: Fiber, dtype: torch.dtyp
 def attention_of_each_node(
     value: Tensor, key: Tensor, query: Tensor, graph: Graph, key_fiber: Fiber, value_fiber: Fiber
 ) -> Tensor:
-    """Spec section 2.4, one node and head at a time."""
+    """Attention by its definition, one node and head at a time."""
     values, keys, queries = value_fiber.unflatten(value), key_fiber.unflatten(key), key_fiber.unflatten(query)
     columns = sum(channels * (2 * degree + 1) for degree, channels in key_fiber.items())
     result = {d: torch.zeros(len(query), c, 2 * d + 1, dtype=value.dtype) for d, c in value_fiber.items()}

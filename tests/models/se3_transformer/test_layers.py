@@ -54,7 +54,7 @@ def test_linear_starts_with_unit_variance() -> None:
 
 
 def norm_of_each_node(norm: NormSE3, features: ByDegree) -> ByDegree:
-    """Spec section 2.5, one node and degree at a time."""
+    """NormSE3 by its definition, one node and degree at a time."""
     result, first = {}, 0
     for degree, feature in features.items():
         channels = norm.fiber.channels(degree)

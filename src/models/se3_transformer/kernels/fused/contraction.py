@@ -29,7 +29,7 @@ class Tiles:
     stages: int
 
 
-# The best of those tried on an H200: docs/results/se3_transformer.md.
+# The best of those tried on an H200: docs/notes/2026-11-21-se3-kernels.md.
 HALF = {"forward": Tiles(256, 4, 8, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
 SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
