@@ -1,6 +1,5 @@
 """Image classification, the same for every network: a task judged by top-1, and the prediction of classes."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
@@ -31,9 +30,12 @@ from src.training.prediction import (
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of each colour, where white is 1
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 class ImageClassificationTask(Task):
-    """Base of tasks that learn the class of an image. A model supplies `cost` and `normalise`, and `loss` if its own.
+    """Base of tasks that learn the class of an image. A model supplies `cost`.
 
     An evaluation sets `top1`, `top5` (shares of the images) and `val_loss`.
 
@@ -49,6 +51,8 @@ class ImageClassificationTask(Task):
     unit = "images"
     curves = ("loss", "top1", "lr")
     data_kind = ImageDataModule
+    colour_mean: Tensor
+    colour_std: Tensor
     expected_data = "this model needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
 
     def __init__(
@@ -66,12 +70,14 @@ class ImageClassificationTask(Task):
         self.image_size, self.label_smoothing = image_size, label_smoothing
         self.class_names = None if class_names is None else list(class_names)
         self.final_metric = FinalMetric("top1", "max", target)
+        self.register_buffer("colour_mean", torch.tensor(IMAGENET_MEAN), persistent=False)
+        self.register_buffer("colour_std", torch.tensor(IMAGENET_STD), persistent=False)
         self._counts: list[Tensor] = []  # of each batch of an evaluation, see `judged`
         self._validated_at = -1  # the step whose weights `self.metrics` judges
 
-    @abstractmethod
-    def normalise(self, pixels: Tensor) -> Float[Tensor, "batch 3 height width"]:
-        """Returns the network's input for uint8 pixels (batch, height, width, 3)."""
+    def normalise(self, pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch 3 height width"]:
+        """Returns the network's input: standardised by ImageNet's mean and deviation of each colour."""
+        return ((pixels / 255 - self.colour_mean) / self.colour_std).permute(0, 3, 1, 2)
 
     def bind_data(self, datamodule: Any) -> None:
         """Takes the names of the classes, or checks them. Raises UserError where they are not the network's."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.models.mobilenet_v1.trivial import GREY, changed, drawn
+from src.training.image_classification import IMAGENET_MEAN, IMAGENET_STD
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 # Principal components of ImageNet's colours (Krizhevsky et al. 2012), as MXNet has them: a column each, times the root
 # of its variance, in steps of 1/255.
 LIGHTING = (

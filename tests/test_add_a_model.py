@@ -1,0 +1,56 @@
+"""A sixth model, built from the files that docs/guides/add_a_model.md lists: it needs no change of a shared file."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+EXAMPLE = ROOT / "docs" / "guides" / "small_resnet"
+NEEDED = ("src", "conf", "hydra_plugins", "tests", "train.py", "pyproject.toml")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the files of the example added."""
+    home = tmp_path_factory.mktemp("sixth") / "project"
+    home.mkdir()
+    for name in NEEDED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, home / name)
+    added = [file for file in EXAMPLE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    for file in added:
+        to = home / file.relative_to(EXAMPLE)
+        assert not to.exists(), f"{to} is a file of the project"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, to)
+    return home
+
+
+def run(house: Path, *command: str) -> str:
+    ended = subprocess.run(command, cwd=house, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_it_passes_the_contract_and_the_tests_of_all_models(house: Path) -> None:
+    tests = "tests/models/small_resnet", "tests/test_cli.py::test_every_model_is_made_and_has_a_loss"
+    assert " passed" in run(house, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *tests)
+
+
+@pytest.mark.slow
+def test_it_passes_the_type_checker(house: Path) -> None:
+    pyright = Path(sys.executable).with_name("pyright")
+    run(house, str(pyright), "--pythonpath", sys.executable, "src/models/small_resnet", "tests/models/small_resnet")
+
+
+@pytest.mark.slow
+def test_it_trains_from_the_command_line(house: Path, tmp_path: Path) -> None:
+    small = "hardware=cpu", "datamodule.image_size=32", "datamodule.num_classes=10", "hp.batch_size=16"
+    short = "fit.max_steps=3", "datamodule.val_batches=1", f"output_dir={tmp_path / 'run'}", f"output_root={tmp_path}"
+    assert "small_resnet" in run(house, sys.executable, "train.py", "model=small_resnet", *small, *short)
+    assert (tmp_path / "run" / "result.json").exists()
