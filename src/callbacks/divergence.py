@@ -89,9 +89,9 @@ def divergence_message(trainer: pl.Trainer, what: str, step: int) -> str:
     """Returns the error message of a run that diverged, with the checkpoint to resume from."""
     folders = [c.folder for c in trainer.callbacks if isinstance(c, Checkpoint)]  # type: ignore[attr-defined]
     saved = next((str(path) for folder in folders if (path := Path(folder, "last.ckpt")).exists()), None)
-    way_out = "lower hp.lr, or choose a precision with more range (bf16, fp32)"
+    remedy = "lower hp.lr, or choose a precision with more range (bf16, fp32)"
     left = f"; resume=true goes on from the last finite checkpoint, {saved}" if saved else ""
-    return f"{what} is infinite or NaN at step {step} or before, the run has diverged; {way_out}{left}"
+    return f"{what} is infinite or NaN at step {step} or before, the run has diverged; {remedy}{left}"
 
 
 def first_not_finite(task: Task) -> str | None:

@@ -74,7 +74,7 @@ class ExactAUC:
 def ordered_keys(scores: Float[Tensor, " n"]) -> Int32[Tensor, " n"]:
     """Returns integers in the same order as the scores, equal where they are equal. Raises TypeError for float64."""
     if scores.dtype == torch.float64:
-        raise TypeError("AUC takes scores of float32 or narrower: float64 would be rounded, and ties made")
+        raise TypeError("AUC takes scores of float32 or narrower: float64 would be rounded, which creates ties")
     bits = (scores.float() + 0.0).view(torch.int32)  # -0 + 0 is +0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 

@@ -48,7 +48,6 @@ class PublishedRow:
         variant: a model or machine of the source. Speed-ups are only computed within one variant.
         train_time_s: a time to train whose start and end the publisher does not define.
         throughput: a rate that is none of p_whole, p_train and p_core.
-        printed: the printed unit of each converted figure.
         corrected: the correction of each wrong figure (or of `precision`).
     """
 
@@ -77,7 +76,6 @@ class PublishedRow:
     mem_total_gib: float | None = None
     latency_s: Mapping[str, float] | None = None
     final_metric: FinalMetric | None = None
-    printed: Mapping[str, str] = field(default_factory=dict)
     corrected: Mapping[str, Correction] = field(default_factory=dict)
 
     @property

@@ -5,7 +5,7 @@ A file has `shared` (values of every row of the file) and `tables`; a table has
   shared       values of every row of this table
   columns      the names of a row's values: fields of PublishedRow, `latency_s.p90`, `final_metric.value` and the like
   rows         one list per row, '/' for a value that the table does not give
-  printed      for figures printed in another unit, {figure: {unit: molecules/ms, times: 1000}}
+  printed      for figures printed in another unit, {figure: {unit: molecules/ms, times: 1000}}; `unit` is a comment
   corrections  [{where: {column: value}, figures: [...], times: 1/16, why: one line}]: the printed figure x `times`, a
                number or a fraction. `value: ...` instead of `times` gives the corrected figure; "batch / mean latency"
                means that quotient. Without `where` the correction applies to every row of the table
@@ -32,7 +32,7 @@ CHOICES = {
     "unit": ("molecules", "samples", "images"),
     "trainer": ("1x1", "1x2", "1x4", "1x8", "1x16", "2x8"),
 }
-COMPOSED = ("latency_s", "final_metric", "printed", "corrected")  # fields composed of several values
+COMPOSED = ("latency_s", "final_metric", "corrected")  # fields composed of several values
 SCALARS = tuple(f.name for f in fields(PublishedRow) if f.name not in COMPOSED)
 REQUIRED = tuple(f.name for f in fields(PublishedRow) if f.default is MISSING and f.default_factory is MISSING)
 LATENCIES = tuple(f"latency_s.{part}" for part in PERCENTILES)
@@ -104,7 +104,6 @@ def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> d
 
 def _row(flat: Mapping[str, Any], printed: Mapping[str, Any], corrections: list[Mapping[str, Any]]) -> PublishedRow:
     """Returns the row in our units, with its corrections."""
-    units = {figure: entry["unit"] for figure, entry in printed.items() if any(_belongs(key, figure) for key in flat)}
     converted = dict(flat)
     for figure, entry in printed.items():
         converted |= {key: _times(value, str(entry["times"])) for key, value in flat.items() if _belongs(key, figure)}
@@ -113,7 +112,7 @@ def _row(flat: Mapping[str, Any], printed: Mapping[str, Any], corrections: list[
     if "final_metric.value" in flat:
         metric = FinalMetric(flat["final_metric.name"], flat["final_metric.value"], flat.get("final_metric.target"))
     scalars: dict[str, Any] = {key: converted[key] for key in SCALARS if key in flat}
-    row = PublishedRow(**scalars, latency_s=latency or None, final_metric=metric, printed=units)
+    row = PublishedRow(**scalars, latency_s=latency or None, final_metric=metric)
     return replace(row, corrected=_corrected(row, corrections))
 
 

@@ -150,10 +150,7 @@ def predicted_batch(trials: Sequence[Trial], margin: float) -> float | None:
 
 
 def split_limit(reason: str, batch_per: str) -> int | None:
-    """Returns the largest batch that the training split allows, if `reason` is the error for a larger one, else None.
-
-    It is per device or global as `batch_per` says.
-    """
+    """Returns the largest batch (per device or global) that the training split allows, if `reason` names its size."""
     if (found := TOO_LARGE.search(reason)) is None:
         return None
     ranks, samples = map(int, found.groups())
@@ -170,7 +167,7 @@ def largest(
     """Returns the largest multiple of `unit` that fits, to within 1/RESOLUTION; None if `unit` does not fit.
 
     Args:
-        usual: the batch to start from.
+        usual: the first batch to try.
         predict: returns the batch predicted from the trials so far. limit: returns the known upper limit.
     """
 

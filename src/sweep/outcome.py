@@ -43,7 +43,7 @@ def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
         full = record.status == "failed" and memory_ran_out(reason)
         return ("oom" if full else record.status), reason
     if end.exit_code is None:
-        return "interrupted", "killed together with the process that watched it"
+        return "interrupted", "killed together with its supervisor"
     if end.exit_code == 0:
         return ("done", None) if record is None else (record.status, None)
     last = last_line(folder / "log.txt")

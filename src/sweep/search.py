@@ -60,7 +60,7 @@ class SearchSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
         if not isinstance(launcher, IsolatedLauncher):
-            raise UserError("a search runs its jobs on this machine: leave hydra/launcher=isolated")
+            raise UserError("a search runs its jobs on this machine: keep hydra/launcher=isolated")
         self.jobs, self.context, self.defaults = launcher, hydra_context, config
 
     def sweep(self, arguments: list[str]) -> None:
@@ -110,9 +110,7 @@ class SearchSweeper(Sweeper):
 
 
 def load_study(folder: Path, direction: Literal["maximize", "minimize"], seed: int) -> "optuna.Study":
-    """Returns the study in a sweep's folder, or a new one. The number of trials is added to the seed, so that a
-    resumed search proposes other values.
-    """
+    """Returns the study in a sweep's folder, or a new one; the seed counts its trials, so it proposes new values."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

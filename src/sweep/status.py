@@ -66,11 +66,7 @@ class Status:
 
 
 def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> None:
-    """Prints the results and writes them to `results.csv` of the sweep's folder.
-
-    Args:
-        num_requested: jobs requested, those with equal configs included.
-    """
+    """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
     rows = result_rows(jobs)
     write_text(sweep / "results.csv", as_csv(rows))
     console = Console()

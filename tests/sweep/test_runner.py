@@ -179,7 +179,7 @@ Runner(Slots(gpus=[]), die).run([Path({str(folder)!r})])
 
         job = Runner(Slots(gpus=[]), release).run([folder])[folder]
         assert states == ["running"]
-        assert (job.state, job.reason) == ("interrupted", "killed together with the process that watched it")
+        assert (job.state, job.reason) == ("interrupted", "killed together with its supervisor")
         assert (tmp_path / "0" / "log.txt").read_text() == "went on\n"
 
     def test_a_state_written_just_before_the_check_is_kept(
