@@ -1,4 +1,4 @@
-"""Where Hydra looks for plugins: it takes none from elsewhere. What they do is in src/sweep."""
+"""Hydra's plugins of this project: Hydra finds them only in this package. The implementations are in src/sweep."""
 
 from src.config.hydra_files import GridSweeper
 from src.sweep.launcher import IsolatedLauncher

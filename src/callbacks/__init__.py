@@ -1,1 +1,1 @@
-"""Lightning callbacks, one idea a file. Those that measure also give their part of the record: `Measuring`."""
+"""Lightning callbacks, one task per file. Those that measure also return fields of the record: `Measuring`."""

@@ -1,4 +1,4 @@
-"""Checkpoints: last and best, written atomically, counted as their own phase."""
+"""Writes the last and best checkpoints atomically; their time is a phase of its own."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ from src.training.task import Task
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's way to our checkpoints: written whole with a digest, verified when read, and never run as code."""
+    """Lightning's checkpoint plugin: writes atomically with a digest, verifies it when reading, unpickles no code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -24,21 +24,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoint(BaseCheckpoint):
-    """`last.ckpt` always, `best.ckpt` when an evaluation has the best value so far of the task's final metric.
+    """Writes `last.ckpt`, and `best.ckpt` when an evaluation has the best value so far of the task's final metric.
 
-    A run that goes on takes its best along.
+    A resumed run copies the `best.ckpt` of the run it continues.
 
     Args:
         dirpath: folder of the checkpoints.
-        every_n_epochs, every_n_steps: how often `last.ckpt` is renewed; it also is at the end of training. After an
-            epoch's last step that is done when the epoch's evaluation is over: going on must not leave it out.
+        every_n_epochs, every_n_steps: how often `last.ckpt` is written; it also is at the end of training. After an
+            epoch's last step it is written once the evaluation is over, so that a resumed run does not skip that.
     """
 
     def __init__(self, dirpath: str, every_n_epochs: int = 1, every_n_steps: int | None = None) -> None:
         self.folder = Path(dirpath)
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.best: float | None = None
-        self.best_path: Path | None = None  # of the weights that evaluated best
+        self.best_path: Path | None = None  # of the best evaluation
         self._saved_at = -1
         self._due = False
 
@@ -54,7 +54,7 @@ class Checkpoint(BaseCheckpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # A run that stops within an epoch saves here: Lightning would count the epoch as done a moment later.
+        # A run that stops within an epoch saves here, because Lightning then counts the epoch as done.
         stops = trainer.should_stop or trainer.global_step == trainer.max_steps
         if stops or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
             self._due = trainer.is_last_batch

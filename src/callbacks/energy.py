@@ -1,4 +1,4 @@
-"""Joules from the device's own counter, from the first training step to the end of training."""
+"""Energy of training in joules, from the devices' own counters."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from src.training.task import Task
 
 
 class Energy(Measuring):
-    """None where no counter is found; with several ranks the sum over their devices."""
+    """Reports the energy of all ranks' devices from the first step to the end of training; None without a counter."""
 
     def __init__(self) -> None:
         self._counter: EnergyCounter | None = None
@@ -27,6 +27,6 @@ class Energy(Measuring):
     def figures(self, task: Task) -> dict[str, Any]:
         joules = sum_or_none(gather(self._joules))
         samples = sum_or_none(gather(float(sum(task.clock.steps.samples))))
-        if not joules or not samples:  # a run too short for the counter's resolution has none either
+        if not joules or not samples:  # 0 joules: the run was too short for the counter's resolution
             return {"energy": None}
         return {"energy": {"joules": joules, "samples_per_joule": samples / joules, "source": "nvml total energy"}}

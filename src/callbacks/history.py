@@ -1,4 +1,4 @@
-"""Curves of a run: losses once per window, metrics once per evaluation. No waiting for the device inside a step."""
+"""Logs losses once per window and metrics once per evaluation, without waiting for the device inside a step."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from src.training.task import Task
 
 
 class History(Measuring):
-    """Every `every_n_steps` steps: reads the clock's finished events and the losses that have arrived, and logs both.
+    """Every `every_n_steps` steps, reads the clock's finished events and logs the losses that have arrived.
 
-    The newest losses are copied to the host asynchronously and logged at a later window, once the copy has happened:
-    the host may be many steps ahead of the device.
+    The newest losses are copied to the host asynchronously and logged at a later window, once the copy has arrived,
+    since the host may be many steps ahead of the device.
     """
 
     def __init__(self, every_n_steps: int) -> None:
         self.every_n_steps = every_n_steps
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[HostCopy] = deque()
         self._calls = self._read_steps = 0
 
     def on_train_batch_end(
@@ -35,7 +35,7 @@ class History(Measuring):
         pl_module.clock.read()
         self._log_arrived(trainer)
         where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
-        self._copies.append(Copy.of(pl_module.last, where, self._rate(pl_module)))
+        self._copies.append(HostCopy.start(pl_module.last, where, self._rate(pl_module)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if pl_module.device.type == "cuda":
@@ -55,7 +55,7 @@ class History(Measuring):
             self._log(trainer, copy.where, copy.figures())
 
     def _rate(self, task: Task) -> dict[str, float]:
-        """Samples per second of the steps whose times have become known since the last call; empty if none has."""
+        """Returns samples per second of the steps that the clock has read since the last call; empty if none."""
         steps = task.clock.steps
         new, self._read_steps = slice(self._read_steps, None), len(steps)
         seconds = sum(steps.iteration_s[new])
@@ -73,8 +73,8 @@ class History(Measuring):
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Scalars on their way to the host: `event` has happened when they are there, None if they are already."""
+class HostCopy:
+    """An asynchronous copy of scalars to the host, complete after `event`; None if it is complete already."""
 
     where: dict[str, Any]
     rate: dict[str, float]
@@ -82,7 +82,7 @@ class Copy:
     event: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, values: dict[str, Tensor], where: dict[str, Any], rate: dict[str, float]) -> "Copy":
+    def start(cls, values: dict[str, Tensor], where: dict[str, Any], rate: dict[str, float]) -> "HostCopy":
         copies = {name: to_host(value) for name, value in values.items()}
         event = None
         if any(value.device.type == "cuda" for value in values.values()):
@@ -91,7 +91,7 @@ class Copy:
         return cls(where, rate, copies, event)
 
     def figures(self) -> dict[str, float]:
-        """The scalars, once they have arrived, and the rate."""
+        """Returns the scalars, valid once they have arrived, and the rate."""
         return {name: float(value) for name, value in self.values.items()} | self.rate
 
     def arrived(self) -> bool:
@@ -99,13 +99,13 @@ class Copy:
 
 
 def to_host(value: Tensor) -> Tensor:
-    """A copy that may still be on its way; from a GPU into pinned memory, so that it does not block."""
+    """Starts a copy to the host and returns it; from a GPU into pinned memory, so that it does not block."""
     if value.device.type != "cuda":
         return value.clone()
     return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
 
 
 def thinned(rows: list[dict[str, Any]], most: int = 60) -> list[dict[str, Any]]:
-    """At most about `most` window rows, evenly spaced, and every evaluation's row: a record stays a few kB."""
+    """Returns about `most` window rows at most, evenly spaced, and all evaluation rows: a record stays a few kB."""
     keep = max(1, -(-len(rows) // most))
     return [row for i, row in enumerate(rows) if i % keep == 0 or "loss" not in row or i == len(rows) - 1]

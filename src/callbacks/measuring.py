@@ -1,4 +1,4 @@
-"""The contract of a callback that contributes to the record."""
+"""The base class of callbacks that contribute to the record."""
 
 from abc import abstractmethod
 from typing import Any
@@ -9,12 +9,12 @@ from src.training.task import Task
 
 
 class Measuring(pl.Callback):
-    """Gives its figures when the run is over, also when it failed on the way."""
+    """A callback whose `figures` are read at the end of a run, also of a failed one."""
 
-    # Lightning times every hook of every callback around each step, empty ones too; one that is None costs nothing.
+    # Lightning times each hook of each callback at each step, empty ones too; a hook that is None costs nothing.
     on_train_batch_start = None  # type: ignore[assignment]
     on_train_batch_end = None  # type: ignore[assignment]
 
     @abstractmethod
     def figures(self, task: Task) -> dict[str, Any]:
-        """Fields of the record by name."""
+        """Returns fields of the record by name. With several ranks every rank calls it."""

@@ -1,4 +1,4 @@
-"""Peak memory of this rank's device; the worst rank goes into the record."""
+"""Peak memory of each rank's device; the record has the worst rank."""
 
 import resource
 from typing import Any
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class Memory(Measuring):
-    """On a GPU what torch's allocator held and used at the peak; on a CPU the peak resident set of the process."""
+    """On a GPU, reports the peak of torch's reserved and allocated memory; on a CPU, the peak resident set."""
 
     def __init__(self) -> None:
         self._peak: dict[str, float | None] = {}
@@ -24,7 +24,7 @@ class Memory(Measuring):
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
-    # Read at these ends, because Lightning moves the module to the CPU before it calls any later hook.
+    # Read here, because Lightning moves the module to the CPU before it calls any later hook.
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._peak = peak_memory(pl_module.device)
 
@@ -43,9 +43,9 @@ class Memory(Measuring):
 
 
 def peak_memory(device: torch.device) -> dict[str, float | None]:
-    """Peak reserved and allocated memory of this process on the device, what the device has, and what it had left.
+    """Returns peak reserved and allocated memory of this process, and total and free memory of the device, in GiB.
 
-    In GiB. What is left at the peak is what nobody holds: no other process either, nor a library beside torch.
+    `free_gib` is that at the peak; memory of other processes and of libraries other than torch is not free.
     """
     if device.type == "cuda":
         peak, (free, total) = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)
@@ -55,7 +55,7 @@ def peak_memory(device: torch.device) -> dict[str, float | None]:
             "total_gib": total / GIB,
             "free_gib": (free - (peak - torch.cuda.memory_reserved(device))) / GIB,
         }
-    peak, memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.virtual_memory()  # it says KiB
+    peak, memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.virtual_memory()  # maxrss: KiB
     return {
         "peak_reserved_gib": peak / GIB,
         "peak_allocated_gib": None,

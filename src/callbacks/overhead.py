@@ -1,4 +1,4 @@
-"""What measuring costs: the same loop with and without the measuring callbacks, in turn.
+"""Measures the overhead of the measuring callbacks: the same loop with and without them, in turn.
 
 python -m src.callbacks.overhead
 """
@@ -25,7 +25,7 @@ STEP_S = 2e-3
 
 
 class MutedClock(Clock):
-    """A clock that does nothing: the loop without measuring."""
+    """A clock that does nothing, for the loop without measuring."""
 
     def mark(self, phase: str, samples: int = 0) -> None:
         pass
@@ -38,7 +38,7 @@ class MutedClock(Clock):
 
 
 class FixedStep(Task):
-    """A step of about 2 ms: spinning on a CPU, enough matrix products on a GPU."""
+    """A task whose step takes about 2 ms: a busy loop on a CPU, matrix products on a GPU."""
 
     unit = "samples"
 
@@ -72,7 +72,7 @@ class FixedStep(Task):
 
 
 class Batches:
-    """As many empty batches as asked for."""
+    """Yields `count` dummy batches."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -85,7 +85,7 @@ class Batches:
 
 
 def seconds_per_step(measured: bool, steps: int, products: int) -> float:
-    """Of one training loop of Lightning with a step of fixed length."""
+    """Returns the mean step time of one training loop of Lightning with a step of fixed length."""
     clock = Clock() if measured else MutedClock()
     task = FixedStep(clock, products)
     hardware, precision = Hardware(name="none", peak_flops={"fp32": 1.0}), Precision(name="fp32")
@@ -100,17 +100,17 @@ def seconds_per_step(measured: bool, steps: int, products: int) -> float:
 
 
 def main(steps: int = 500, pairs: int = 5) -> None:
-    """Prints both medians and the difference."""
+    """Prints the median step time with and without measuring, and the difference."""
     pl.utilities.disable_possible_user_warnings()  # type: ignore[attr-defined]
     products = 1
     if torch.cuda.is_available():
         seconds_per_step(False, 50, 1)
         products = max(1, round(STEP_S * 50 / seconds_per_step(False, 50, 50)))
-    with_it, without = [], []
+    measured_s, plain_s = [], []
     for _ in range(pairs):
-        without.append(seconds_per_step(False, steps, products))
-        with_it.append(seconds_per_step(True, steps, products))
-    plain, measured = statistics.median(without), statistics.median(with_it)
+        plain_s.append(seconds_per_step(False, steps, products))
+        measured_s.append(seconds_per_step(True, steps, products))
+    plain, measured = statistics.median(plain_s), statistics.median(measured_s)
     print(
         f"without measuring {plain * 1e3:.4f} ms a step, with {measured * 1e3:.4f} ms: "
         f"{(measured - plain) * 1e6:+.1f} us, {measured / plain - 1:+.2%}  (medians of {pairs} x {steps} steps)"

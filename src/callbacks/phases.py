@@ -1,4 +1,4 @@
-"""Tells the clock what the trainer is doing: start-up, training, evaluation."""
+"""Marks start-up, training and evaluation on the clock."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,14 +10,14 @@ from src.training.task import Task
 
 
 class Phases(Measuring):
-    """Opens and closes the clock's training time and ascribes evaluation. The step itself marks its own phases."""
+    """Begins and ends the clock's training time and marks evaluation; the step marks its own phases."""
 
     def __init__(self) -> None:
         self._evaluation: AbstractContextManager[None] | None = None
         self._training = False
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        pl_module.clock.mark("startup")  # an evaluation before training comes between two parts of it
+        pl_module.clock.mark("startup")  # start-up continues after this evaluation
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         pl_module.clock.begin_training(pl_module.device)
@@ -45,7 +45,7 @@ class Phases(Measuring):
         self.on_validation_end(trainer, pl_module)
 
     def close(self, task: Task) -> None:
-        """Ends the training time, once."""
+        """Ends the training time; later calls do nothing."""
         if self._training:
             self._training = False
             task.clock.end_training()
@@ -56,7 +56,7 @@ class Phases(Measuring):
             self._evaluation = None
 
     def figures(self, task: Task) -> dict[str, Any]:
-        """`phases_s` with the remainder up to now ascribed to `other`, and the wall time they add up to."""
+        """Returns `phases_s`, with the time since the last mark in `other`, and the wall time that they add up to."""
         self.close(task)
         task.clock.mark("other")
         return {"phases_s": {**task.clock.totals_s, "wall": task.clock.wall_s()}}

@@ -1,4 +1,4 @@
-"""Which kernels a step spends its time in, and when: a few steps under torch's profiler. `callbacks=profile`."""
+"""Profiles the kernels of a few steps with torch's profiler: `callbacks=profile`."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from src.training.task import Task
 class Profile(pl.Callback):
     """Writes `profile.txt` into the run's folder: device time per step by kernel, the longest first.
 
-    And `trace.json`, the same steps on a time line, for https://ui.perfetto.dev or chrome://tracing.
+    Also writes `trace.json`, a time line of the same steps for https://ui.perfetto.dev or chrome://tracing.
 
     Args:
-        first_step: steps before it are left alone (compilation, graph capture).
-        steps: how many are profiled. Their own times are not the run's: profiling slows them down.
+        first_step: the first step to profile, after compilation and graph capture.
+        steps: number of profiled steps. Profiling slows them down.
         rows: kernels in the table.
     """
 

@@ -1,4 +1,4 @@
-"""The progress bar: epochs, steps, and the newest losses and rate that the history has read."""
+"""The progress bar, with the newest losses and rate of `History`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from src.training.task import Task
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's tqdm bar; shows some of what `History` reads, so that it never waits for the device itself."""
+    """Lightning's tqdm bar; shows values that `History` has read, so that it does not wait for the device."""
 
     def __init__(self, refresh_rate: int = 10) -> None:
         super().__init__(refresh_rate=refresh_rate)

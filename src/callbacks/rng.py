@@ -1,4 +1,4 @@
-"""Random number states in the checkpoint, of every rank, so that a resumed run draws the same noise."""
+"""Saves the random generators of every rank in the checkpoint, so that a resumed run draws the same noise."""
 
 import random
 from typing import Any
@@ -18,11 +18,11 @@ class RngState(pl.Callback):
         self._to_restore: list[dict[str, Any]] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
-        mine = rng_state(pl_module.device)
-        states: list[Any] = [mine]
+        own = rng_state(pl_module.device)
+        states: list[Any] = [own]
         if trainer.world_size > 1:
             states = [None] * trainer.world_size
-            distributed.all_gather_object(states, mine)
+            distributed.all_gather_object(states, own)
         checkpoint["rng_of_ranks"] = states
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ class RngState(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         states, self._to_restore = self._to_restore, None
-        if states and len(states) == trainer.world_size:  # another world size draws fresh noise
+        if states and len(states) == trainer.world_size:  # with another world size they are not restored
             restore(states[trainer.global_rank], pl_module.device)
 
 

@@ -1,4 +1,4 @@
-"""Notes the best value of the final metric and can end training when the target is reached."""
+"""Ends training when the target of the final metric is reached."""
 
 import pytorch_lightning as pl
 
@@ -6,7 +6,7 @@ from src.training.task import Task
 
 
 class Target(pl.Callback):
-    """With `stop`, training ends after the evaluation that reaches the target; every rank sees the same value."""
+    """With `stop`, ends training after the evaluation that reaches the target; the metric is equal on every rank."""
 
     def __init__(self, stop: bool = False) -> None:
         self.stop = stop

@@ -1,4 +1,4 @@
-"""Rates of training and their distance to the hardware's limits, over all ranks."""
+"""Training rates over all ranks, and their share of the hardware's peaks."""
 
 from typing import Any
 
@@ -15,33 +15,33 @@ from src.training.task import Task
 
 
 class Throughput(Measuring):
-    """p_whole, p_train, p_core, steady rates, samples, utilisation, and the communication that compute does not hide.
+    """Reports p_whole, p_train, p_core, steady rates, samples, utilisation, tokens and exposed communication.
 
     Args:
-        warmup_steps: left out of the steady rates.
-        hardware, precision: for the peaks.
+        warmup_steps: steps excluded from the steady rates.
+        hardware, precision: determine the peaks.
     """
 
     def __init__(self, warmup_steps: int, hardware: Hardware, precision: Precision) -> None:
         self.warmup_steps = warmup_steps
         self.hardware, self.precision = hardware, precision
         self._first_step = 0
-        self._waited: Tensor | None = None  # for other ranks, when the warm-up steps were over
+        self._warmup_wait: Tensor | None = None  # ns spent waiting for other ranks during warm-up
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        self._first_step, self._waited = trainer.global_step, None
+        self._first_step, self._warmup_wait = trainer.global_step, None
         if trainer.world_size > 1:
-            self.on_train_batch_end = self._look_for_end_of_warmup  # type: ignore[method-assign]
+            self.on_train_batch_end = self._read_wait_after_warmup  # type: ignore[method-assign]
 
-    def _look_for_end_of_warmup(self, trainer: pl.Trainer, pl_module: Task, *_: Any) -> None:
-        if self._waited is None and trainer.global_step - self._first_step >= self.warmup_steps:
-            self._waited = pl_module.waiting.snapshot()
+    def _read_wait_after_warmup(self, trainer: pl.Trainer, pl_module: Task, *_: Any) -> None:
+        if self._warmup_wait is None and trainer.global_step - self._first_step >= self.warmup_steps:
+            self._warmup_wait = pl_module.waiting.snapshot()
 
     def figures(self, task: Task) -> dict[str, Any]:
         clock = task.clock
-        mine = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
+        own = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
         steady = steady_rates(clock.steps, self.warmup_steps)
-        over_ranks = {name: gather(value) for name, value in mine.items()}
+        over_ranks = {name: gather(value) for name, value in own.items()}
         total = {name: sum_or_none(values) for name, values in over_ranks.items()}
         ranks = len(over_ranks["p_core"])
         if steady:
@@ -53,31 +53,33 @@ class Throughput(Measuring):
             "steady": steady,
             "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
             "ranks": ranks,
-            "rates_over_ranks": {name: spread(values) for name, values in over_ranks.items()} if ranks > 1 else None,
+            "rates_over_ranks": {name: min_mean_max(values) for name, values in over_ranks.items()}
+            if ranks > 1
+            else None,
             "utilisation": self._utilisation(task, best / ranks) if best else None,
             "communication": self._communication(task) if ranks > 1 else None,
             "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
         }
 
     def _communication(self, task: Task) -> dict[str, Any] | None:
-        """Of the steady steps; every rank calls it."""
+        """Returns the exposed communication of the steady steps. Every rank calls it."""
         compute = task.clock.steps.compute_s[self.warmup_steps :]
-        known = self._waited is not None and len(compute) > 0
-        exposed_s = (task.waiting.snapshot() - self._waited).item() / 1e9 if self._waited is not None else 0.0
+        known = self._warmup_wait is not None and len(compute) > 0
+        exposed_s = (task.waiting.snapshot() - self._warmup_wait).item() / 1e9 if self._warmup_wait is not None else 0.0
         per_step = gather(exposed_s / len(compute) if known else None)
         shares = gather(exposed_s / sum(compute) if known else None)
         total = sum_or_none(shares)
-        return None if total is None else {"exposed_s": spread(per_step), "share": total / len(shares)}
+        return None if total is None else {"exposed_s": min_mean_max(per_step), "share": total / len(shares)}
 
     def _tokens(self, task: Task, first: int, rate: float | None) -> dict[str, float | None] | None:
-        """Of the steps from `first` on, which had that rate over all ranks."""
+        """Returns the token rates of the steps from `first` on; `rate` is that over all ranks. Every rank calls it."""
         steps = slice(first, len(task.clock.steps))
-        mine = sum(task.clock.steps.samples[steps])
+        own = sum(task.clock.steps.samples[steps])
         datamodule = task.trainer.datamodule  # type: ignore[attr-defined]
-        counted = datamodule.tokens(steps) if mine and datamodule else None
+        counted = datamodule.tokens(steps) if own and datamodule else None
         if counted is None:
             return None
-        real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, mine))
+        real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, own))
         return token_rates(real, processed, samples, rate)
 
     def _utilisation(self, task: Task, rate: float) -> dict[str, Any] | None:
@@ -87,24 +89,25 @@ class Throughput(Measuring):
 
 
 def gather(value: float | None) -> list[float | None]:
-    """The value of every rank, in order."""
+    """Returns the value of every rank, in the order of ranks."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     if group.is_broken():
-        return [value, *[None] * (distributed.get_world_size() - 1)]  # what the others have will not be known
+        return [value, *[None] * (distributed.get_world_size() - 1)]  # the others' values cannot be gathered
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    mine = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
-    parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, mine)
+    own = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
+    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, own)
     return [None if part.isnan().item() else float(part) for part in parts]
 
 
 def sum_or_none(values: list[float | None]) -> float | None:
-    """The sum over ranks; None if any rank has none."""
+    """Returns the sum over ranks; None if any rank has None."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
 
-def spread(values: list[float | None]) -> dict[str, float] | None:
+def min_mean_max(values: list[float | None]) -> dict[str, float] | None:
+    """Returns min, mean and max of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return {"min": min(known), "mean": sum(known) / len(known), "max": max(known)} if known else None

@@ -1,1 +1,1 @@
-"""Pure measuring: clocks, rates, statistics, rooflines. Nothing here knows Lightning. Definitions: docs/metrics.md."""
+"""Clocks, rates, statistics and rooflines, without Lightning. docs/metrics.md defines the figures."""

@@ -1,11 +1,11 @@
-"""Where the wall time goes: a clock that tiles it into phases without a gap.
+"""A clock that divides the wall time into phases without a gap.
 
-Every mark says "from the previous mark until now, the time belonged to this phase", so the phases add up to the wall
-time by construction. While training runs on a GPU the marks are CUDA events on the compute stream: the time between
-two of them is what the *stream* spent there. A loader that works while the GPU is busy costs nothing on that time
-line; what shows up as `fetch` is the waiting that compute did not hide. Events are read in windows, never waited for.
+Each mark assigns the time since the previous mark to a phase, so the phases add up to the wall time by construction.
+While training runs on a GPU the marks are CUDA events on the compute stream: the time between two of them is what the
+*stream* spent there. Loading while the GPU is busy costs nothing on that time line; `fetch` is the waiting that compute
+did not hide. Events are read once per log window, without synchronisation.
 
-An event costs the host some microseconds, so what only the host does between two events (`note`) is timed by the host,
+An event costs the host some microseconds. So what only the host does between two events (`note`) is timed by the host,
 and the stream's time between the events is divided in proportion.
 """
 
@@ -20,12 +20,12 @@ import psutil
 import torch
 
 PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
-# What an iteration is made of.
+# The phases of an iteration.
 IN_STEP = frozenset({"fetch", "decode", "transfer", "compute", "communication", "other"})
 
 
 def process_creation_s() -> float:
-    """When this process was created, in seconds on the clock of `time.perf_counter`."""
+    """Returns the time at which this process was created, in seconds of `time.perf_counter`."""
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
@@ -33,7 +33,7 @@ _runs = count()
 
 
 def run_begin_s() -> float:
-    """When the run that asks began: with this process, or now where it is a later run of a sweep in one process."""
+    """Returns when a run began: at the process's creation for its first run, now for later runs of a sweep in it."""
     return process_creation_s() if next(_runs) == 0 else time.perf_counter()
 
 
@@ -50,7 +50,7 @@ class Steps:
 
 
 class Clock:
-    """Tiles the time since `origin_s` into `PHASES`; see the module's text.
+    """Divides the time since `origin_s` into `PHASES`; see the module's docstring.
 
     Args:
         origin_s: start of the wall time in seconds of `now`; the creation of this process if not given.
@@ -64,7 +64,7 @@ class Clock:
         self.steps = Steps()
         self.training_s = 0.0  # host seconds between begin_training and end_training
         self.training_phases_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self.waited_s: Callable[[], float] = lambda: 0.0  # of the training's compute: waiting for other ranks
+        self.waited_s: Callable[[], float] = lambda: 0.0  # part of the training's compute spent waiting for other ranks
         self._last = self.origin_s
         self._scope: str | None = None
         self._iteration = self._compute = 0.0
@@ -75,7 +75,7 @@ class Clock:
         self._pool: list[torch.cuda.Event] = []
 
     def mark(self, phase: str, samples: int = 0) -> None:
-        """Ascribes the time since the last mark to `phase`; `samples` > 0 says that an optimiser step ends here."""
+        """Assigns the time since the last mark to `phase`; `samples` > 0 means that an optimiser step ends here."""
         if self._scope is not None:
             return
         if self._on_device:
@@ -92,7 +92,7 @@ class Clock:
             self._last = now
 
     def note(self, phase: str) -> None:
-        """`mark` for what only the host did: costs no event on a GPU."""
+        """Like `mark`, for host work only: records no event on a GPU."""
         if not self._on_device:
             self.mark(phase)
         elif self._scope is None:
@@ -102,8 +102,8 @@ class Clock:
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """All time inside belongs to `phase`, whatever is marked there; time before it to `other`."""
-        if self._scope is not None:  # the outermost phase keeps it
+        """Assigns all time of the block to `phase`, marks in it included, and the time before it to `other`."""
+        if self._scope is not None:  # the outermost phase gets all
             yield
             return
         self.mark("other")
@@ -115,7 +115,7 @@ class Clock:
             self.mark(phase)
 
     def begin_training(self, device: torch.device) -> None:
-        """Closes `startup`; on a GPU, goes over to the stream's own time line."""
+        """Ends `startup`; on a GPU, switches to events on the compute stream."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         self.mark("startup")
@@ -127,7 +127,7 @@ class Clock:
             self._on_device = True
 
     def end_training(self) -> None:
-        """Waits for the device, reads what is pending and goes back to the host's clock."""
+        """Waits for the device, reads the pending events and switches back to the host's clock."""
         self.mark("other")
         if self._on_device:
             torch.cuda.synchronize()
@@ -141,7 +141,7 @@ class Clock:
         self.training_phases_s = {p: self.totals_s[p] - self._totals_before[p] for p in PHASES}
 
     def read(self) -> None:
-        """Accounts for every pending event that has already happened. Never waits."""
+        """Accounts for the pending events that the device has reached; does not wait for the others."""
         while self._pending and self._pending[0][1].query():
             phase, event, samples, noted = self._pending.popleft()
             assert self._device_last is not None
@@ -156,7 +156,7 @@ class Clock:
             self._device_last = event
 
     def wall_s(self) -> float:
-        """Seconds since the origin, on the host's clock."""
+        """Returns the seconds since the origin, on the host's clock."""
         return self._now() - self.origin_s
 
     def _account(self, phase: str, seconds: float, samples: int) -> None:

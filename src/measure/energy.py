@@ -1,4 +1,4 @@
-"""The device's own energy counter, in joules."""
+"""Reads the energy counter of a GPU."""
 
 import torch
 
@@ -11,7 +11,7 @@ class EnergyCounter:
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        # Through the UUID: NVML counts all devices of the machine, CUDA only the visible ones.
+        # By UUID, since NVML numbers all GPUs of the machine and CUDA only the visible ones.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self._begin_mj = self._read_mj()
@@ -24,7 +24,7 @@ class EnergyCounter:
 
 
 def energy_counter(device: torch.device) -> EnergyCounter | None:
-    """A counter for `device`, or None where there is none (a CPU, an old GPU, no driver library)."""
+    """Returns a counter for `device`, or None where there is none (a CPU, an old GPU, no driver library)."""
     if device.type != "cuda":
         return None
     import pynvml

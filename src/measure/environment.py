@@ -1,4 +1,4 @@
-"""What a figure was measured on: enough to repeat the run, nothing secret."""
+"""Describes the machine, software and command of a run, without secrets."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ LIBRARIES = ("torch", "triton", "pytorch-lightning", "hydra-core", "omegaconf", 
 
 
 def environment(overrides: list[str]) -> dict[str, Any]:
-    """CPU, GPUs, driver, library versions, git state and the command-line overrides, as plain data."""
+    """Returns CPU, GPUs, driver, library versions, git state and command-line overrides as plain data."""
     return {
         "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
@@ -47,7 +47,7 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, None without one."""
+    """Returns the version of the NVIDIA driver, None without one."""
     if not torch.cuda.is_available():
         return None
     import pynvml
@@ -64,7 +64,7 @@ def library_version(name: str) -> str | None:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit and whether the tree differs from it; `REPRISE_COMMIT` speaks where the history did not come along."""
+    """Returns the commit and whether the tree differs from it; without git, the commit in `REPRISE_COMMIT` if set."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Samples per second, by three denominators (FlagPerf's names) and after warm-up."""
+"""Samples per second over three times (FlagPerf's p_whole, p_train, p_core), and after warm-up."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from src.measure.statistics import percentiles
 
 
 def ratio(samples: float, seconds: float) -> float | None:
-    """Samples per second; None where nothing was measured."""
+    """Returns samples per second; None without samples or time."""
     return samples / seconds if samples and seconds > 0 else None
 
 
 def token_rates(real: float, processed: float, samples: float, rate: float | None) -> dict[str, float | None] | None:
-    """Tokens per sample and per second at `rate` samples per second; None where nothing was counted.
+    """Returns tokens per sample, and per second at `rate` samples per second; None without samples or tokens.
 
-    Real tokens belong to samples, processed ones are what the network is given, padding included.
+    Real tokens are those of the samples; processed tokens include padding.
     """
     if not (samples and processed):
         return None
@@ -28,7 +28,7 @@ def token_rates(real: float, processed: float, samples: float, rate: float | Non
 
 
 def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[str, float | None]:
-    """p_whole, p_train and p_core of one rank, in samples per second.
+    """Returns p_whole, p_train and p_core of one rank, in samples per second.
 
     p_whole: trained samples / time from the first training step to the end of training, evaluation included.
     p_train: the same without evaluation. p_core: trained samples / compute with its exposed communication.
@@ -42,7 +42,7 @@ def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[st
 
 
 def steady_rates(steps: Steps, warmup_steps: int) -> dict[str, Any] | None:
-    """The rates after the first `warmup_steps`, with percentiles of the iteration time; None if no step is left.
+    """Returns the rates after `warmup_steps` steps, with percentiles of the iteration time; None if no step is left.
 
     p_train counts iterations (fetch, transfer, compute, other) and leaves evaluation and checkpoints out.
     """

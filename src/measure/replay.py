@@ -1,4 +1,4 @@
-"""What device work alone takes: calls captured in a CUDA graph, so that the host's launches stay out of the clock."""
+"""Times device work without launch gaps, by capturing calls in a CUDA graph."""
 
 from collections.abc import Callable
 from statistics import median
@@ -7,9 +7,9 @@ import torch
 
 
 def device_ms(function: Callable[[], object], calls: int = 10, repeats: int = 5) -> float:
-    """Milliseconds of the device for one call of `function`: the median over `repeats` replays of `calls` calls.
+    """Returns the device time of one call of `function` in ms: the median over `repeats` replays of `calls` calls.
 
-    `function` must be fit for capture: no host reads. It is called twice before, which compiles what it needs.
+    `function` must be capturable: no host reads. It is called twice before the capture, to compile its kernels.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

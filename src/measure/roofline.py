@@ -1,4 +1,4 @@
-"""How far a rate is from the physical limit of the hardware."""
+"""Compares a rate with the peak FLOP/s and memory bandwidth of the hardware."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ DTYPE_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "fp16": "fp
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sample costs at the least: useful floating point operations and bytes through device memory."""
+    """The least cost of one sample: useful floating point operations, and bytes read and written in device memory."""
 
     flops_forward: float
     flops_training: float
@@ -23,7 +23,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of one device, in FLOP/s for the dtype in use and bytes/s; None where unknown; from a datasheet or measured."""
+    """Peaks of one device, None if unknown; FLOP/s for the dtype in use. `source` is 'datasheet' or 'measured'."""
 
     flops_per_s: float | None
     bytes_per_s: float | None
@@ -31,7 +31,7 @@ class Peaks:
 
 
 def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -> dict[str, float | str | None] | None:
-    """Achieved FLOP/s and bytes/s of one device and their share of the peaks.
+    """Returns the achieved FLOP/s and bytes/s of one device and their shares of the peaks; None without a rate.
 
     Args:
         rate: samples per second of one device.
@@ -51,20 +51,23 @@ def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -
 
 
 def peaks_of(precision: str, peak_flops: Mapping[str, float | None], peak_bandwidth: float | None) -> Peaks:
-    """The datasheet's peaks for a precision's products, or measured ones where there is no datasheet (a CPU)."""
+    """Returns the datasheet's peaks for products in a precision, or measured ones without a datasheet (a CPU)."""
     if not any(peak_flops.values()):
-        return peaks_here()
+        return cpu_peaks()
     return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
 
 
 @cache
-def peaks_here() -> Peaks:
-    """Of this CPU, measured once in a process."""
+def cpu_peaks() -> Peaks:
+    """Returns the peaks of this CPU, measured once per process."""
     return measured_peaks()
 
 
 def measured_peaks(size: int = 1024, copy_mib: int = 256, repeats: int = 3) -> Peaks:
-    """The CPU's best of a float32 matrix product (size^3) and of a copy (read + written bytes). Takes about 0.2 s."""
+    """Returns the CPU's best rate of a float32 matrix product (size^3) and of a copy (bytes read + written).
+
+    Takes about 0.2 s.
+    """
     a, b = torch.rand(size, size), torch.rand(size, size)
     source = torch.ones(copy_mib << 18)
     target = torch.empty_like(source)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def percentiles(seconds: Sequence[float], *, mean: bool = False) -> dict[str, float] | None:
-    """p50, p90, p95 and p99 (linear interpolation), with the mean if asked for; None without values."""
+    """Returns p50, p90, p95 and p99 (linear interpolation), and the mean if `mean`; None without values."""
     if not len(seconds):
         return None
     values = np.asarray(seconds, dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Published result rows as data: each figure as printed, with its source and, where it is wrong, the correction.
+"""Published result rows: each figure as printed, with its source and, if it is wrong, the correction.
 
-`rows(model="dlrm", kind="train")` are the published rows of a model, `beside(case, kind="train")` those to print beside
-a record, the nearest first; `row.figure("p_core")` is the figure as printed, `row.best("p_core")` the corrected one.
+`rows(model="dlrm", kind="train")` returns the published rows of a model, `nearest_rows(case, kind="train")` the same
+in the order of similarity to a case; `row.figure("p_core")` is the printed figure, `row.best("p_core")` the corrected.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from src.published.row import FIGURES, Correction, FinalMetric, PublishedRow
 from src.published.tables import read
 
-__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "beside", "rows"]
+__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "nearest_rows", "rows"]
 
 FOLDER = Path(__file__).parent
 
@@ -24,22 +24,24 @@ def _every_row() -> tuple[PublishedRow, ...]:
 
 
 def rows(model: str | None = None, kind: str | None = None) -> list[PublishedRow]:
-    """The published rows of a model and a kind ('train' or 'predict'); None takes all of them.
+    """Returns the published rows of a model and a kind ('train' or 'predict'); None selects all.
 
-    Publications come in the order of the files, measured references after them. Raises UserError that names the file
-    and the row of a mistake in the data.
+    Publications come first, in the order of the files, then measured references. Raises UserError with file and row of
+    a mistake in the data.
     """
     return [row for row in _every_row() if model in (None, row.model) and kind in (None, row.kind)]
 
 
-def beside(case: Mapping[str, Any], kind: str) -> list[PublishedRow]:
-    """The rows to print beside a record of `case` (model, trainer, precision, batch_size, batch_per, hardware).
+def nearest_rows(case: Mapping[str, Any], kind: str) -> list[PublishedRow]:
+    """Returns the rows of the case's model and of `kind`, the most similar to the case first.
 
-    They are the rows of the same model and kind, in three tiers: first those with the trainer, batch and precision
-    of the case, then the others with its trainer, then the rest. Within a tier the same batch comes first, then the
-    same precision, then the same hardware, then the order of `rows`.
-    Batches are compared over all devices, so 512 per device on 1x8 equals 4,096 global. A row whose printed precision
-    is wrong matches under its printed and under its true one. `trainer` is nodes x devices, such as '2x8'.
+    There are three tiers: rows with the trainer, batch and precision of the case, then the others with its trainer,
+    then the rest. Within a tier the same batch comes first, then the same precision, the same hardware, and the order
+    of `rows`. Batches are compared over all devices: 512 per device on 1x8 equals 4,096 global. A row whose printed
+    precision is wrong matches both its printed and its true one.
+
+    Args:
+        case: model, trainer (nodes x devices, such as '2x8'), precision, batch_size, batch_per, hardware.
     """
 
     def distance(row: PublishedRow) -> tuple[bool, ...]:
@@ -53,7 +55,7 @@ def beside(case: Mapping[str, Any], kind: str) -> list[PublishedRow]:
 
 
 def _same_batch(row: PublishedRow, case: Mapping[str, Any]) -> bool:
-    """True if a row of the case's trainer was run with the case's batch over all devices."""
+    """Returns whether a row with the case's trainer has the case's batch over all devices."""
     batch = case.get("batch_size")
     if batch is None:
         return False

@@ -1,4 +1,4 @@
-"""One published result row: its figures as printed, in the units of our records, with corrections beside them."""
+"""One published result row: figures as printed, in the units of our records, and their corrections."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ PERCENTILES = ("mean", "p90", "p95", "p99")
 
 @dataclass(frozen=True)
 class Correction:
-    """What a figure should have been, and the reason in one line."""
+    """The correct value of a figure, and the reason in one line."""
 
     value: float | str
     why: str
@@ -27,7 +27,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class FinalMetric:
-    """The quality a training reached; `target` is the publisher's own threshold, None if there is none."""
+    """The metric reached by a training; `target` is the publisher's own threshold, if any."""
 
     name: str
     value: float
@@ -36,15 +36,19 @@ class FinalMetric:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A result row of a published table, or of a reference implementation that was measured (`measured`).
+    """A result row of a published table, or of a reference implementation that we measured (`measured`).
 
-    Rates are `unit` per second, times in seconds, memory in GiB; `printed` names the printed unit of each figure that
-    was converted. A figure the table does not give ('/') is None. `trainer` is nodes x devices per node, `fix_hp` the
-    printed change of hyper-parameters ('/' for none). `train_time_s` is a published time to train whose start and end
-    the publisher does not define; `throughput` a rate that is none of p_whole, p_train and p_core. `variant` tells
-    apart models or machines of one source, whose rates do not scale into each other. `corrected` maps the name of a
-    figure (or `precision`) to its correction. `comparable` is False for figures that the publisher has withdrawn.
-    `command` repeats a measured reference; empty where it was not kept.
+    Rates are `unit` per second, times in seconds, memory in GiB. A figure that the table does not give ('/') is None.
+
+    Attributes:
+        trainer: nodes x devices per node.
+        fix_hp: the printed change of hyper-parameters, '/' for none.
+        comparable: False for figures that the publisher has withdrawn.
+        command: repeats a measured reference; empty if it was not kept.
+        variant: a model or machine of the source. Speed-ups are only computed within one variant.
+        train_time_s: a time to train whose start and end the publisher does not define.
+        throughput: a rate that is none of p_whole, p_train and p_core.
+        corrected: the correction of each wrong figure (or of `precision`).
     """
 
     model: str
@@ -72,7 +76,6 @@ class PublishedRow:
     mem_total_gib: float | None = None
     latency_s: Mapping[str, float] | None = None
     final_metric: FinalMetric | None = None
-    printed: Mapping[str, str] = field(default_factory=dict)
     corrected: Mapping[str, Correction] = field(default_factory=dict)
 
     @property
@@ -83,18 +86,18 @@ class PublishedRow:
 
     @property
     def global_batch(self) -> int | None:
-        """Samples of one step over all devices, None where the batch was not published."""
+        """Samples of one step over all devices, None if the batch was not published."""
         if self.batch_size is None:
             return None
         return self.batch_size * (self.world_size if self.batch_per == "device" else 1)
 
     @property
     def true_precision(self) -> str:
-        """The precision that was really computed in, where the printed label is known to be wrong."""
+        """The precision of the computation: the corrected one if the printed label is wrong."""
         return str(self.corrected["precision"].value) if "precision" in self.corrected else self.precision
 
     def figure(self, name: str) -> float | None:
-        """The figure as printed; `name` is one of FIGURES, 'final_metric' or 'latency_s.mean' (p90, p95, p99)."""
+        """Returns the printed figure; `name` is one of FIGURES, 'final_metric' or 'latency_s.mean' (p90, p95, p99)."""
         if name == "final_metric":
             return self.final_metric.value if self.final_metric else None
         group, _, part = name.partition(".")
@@ -105,5 +108,5 @@ class PublishedRow:
         return getattr(self, name)
 
     def best(self, name: str) -> float | None:
-        """The corrected figure where there is a correction, the printed one otherwise."""
+        """Returns the corrected figure if there is a correction, else the printed one."""
         return float(self.corrected[name].value) if name in self.corrected else self.figure(name)

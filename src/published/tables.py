@@ -1,14 +1,14 @@
-"""Reads the yaml files of this folder: tables as their publishers laid them out, one list a row.
+"""Reads the yaml files of this folder: published tables in their own layout, one list per row.
 
 A file has `shared` (values of every row of the file) and `tables`; a table has
   source       the document and the table in it
   shared       values of every row of this table
   columns      the names of a row's values: fields of PublishedRow, `latency_s.p90`, `final_metric.value` and the like
-  rows         one list a row, '/' where the table gives nothing
-  printed      for figures printed in another unit, {figure: {unit: molecules/ms, times: 1000}}
-  corrections  [{where: {column: value}, figures: [...], times: 1/16, why: one line}]: printed x times, a number or a
-               fraction; or in place of times `value: ...`, where "batch / mean latency" stands for that quotient;
-               without `where` it holds for every row of the table
+  rows         one list per row, '/' for a value that the table does not give
+  printed      for figures printed in another unit, {figure: {unit: molecules/ms, times: 1000}}; `unit` is a comment
+  corrections  [{where: {column: value}, figures: [...], times: 1/16, why: one line}]: the printed figure x `times`, a
+               number or a fraction. `value: ...` instead of `times` gives the corrected figure; "batch / mean latency"
+               means that quotient. Without `where` the correction applies to every row of the table
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ CHOICES = {
     "unit": ("molecules", "samples", "images"),
     "trainer": ("1x1", "1x2", "1x4", "1x8", "1x16", "2x8"),
 }
-BUILT = ("latency_s", "final_metric", "printed", "corrected")  # fields that are made here from several values
-SCALARS = tuple(f.name for f in fields(PublishedRow) if f.name not in BUILT)
+COMPOSED = ("latency_s", "final_metric", "corrected")  # fields composed of several values
+SCALARS = tuple(f.name for f in fields(PublishedRow) if f.name not in COMPOSED)
 REQUIRED = tuple(f.name for f in fields(PublishedRow) if f.default is MISSING and f.default_factory is MISSING)
 LATENCIES = tuple(f"latency_s.{part}" for part in PERCENTILES)
 METRIC = tuple(f"final_metric.{f.name}" for f in fields(FinalMetric))
@@ -43,11 +43,11 @@ TABLE_KEYS = ("source", "shared", "columns", "rows", "printed", "corrections")
 
 
 def read(path: Path) -> list[PublishedRow]:
-    """All rows of one yaml file in its order; raises UserError that names file, table and row of a mistake."""
+    """Returns the rows of one yaml file in its order. Raises UserError with file, table and row of a mistake."""
     try:
         document = OmegaConf.to_container(OmegaConf.load(path))
     except YAMLError as error:
-        raise UserError(f"{path.name}: not yaml ({' '.join(str(error).split())}); correct it there") from error
+        raise UserError(f"{path.name}: not yaml ({' '.join(str(error).split())}); correct the syntax") from error
     if not isinstance(document, dict) or set(document) - {"shared", "tables"} or not document.get("tables"):
         raise UserError(f"{path.name}: must hold `shared` and `tables` and nothing else")
     rows: list[PublishedRow] = []
@@ -57,7 +57,7 @@ def read(path: Path) -> list[PublishedRow]:
 
 
 def _table(table: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> list[PublishedRow]:
-    """The rows of one table; `where` names it in errors."""
+    """Returns the rows of one table; `where` names it in errors."""
     if unknown := sorted(set(table) - set(TABLE_KEYS)):
         raise UserError(f"{where}: unknown key {unknown[0]!r}; a table has {', '.join(TABLE_KEYS)}")
     if missing := [key for key in ("source", "columns", "rows") if key not in table]:
@@ -69,20 +69,20 @@ def _table(table: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> l
     for number, values in enumerate(table["rows"], start=1):
         try:
             flat = _flat(common, table["columns"], values)
-            held = [i for i, c in enumerate(corrections) if c.get("where", {}).items() <= flat.items()]
-            rows.append(_row(flat, table.get("printed", {}), [corrections[i] for i in held]))
+            matching = [i for i, c in enumerate(corrections) if c.get("where", {}).items() <= flat.items()]
+            rows.append(_row(flat, table.get("printed", {}), [corrections[i] for i in matching]))
         except KeyError as error:
             raise UserError(f"{where} row {number}: {error} is missing (row, printed or corrections)") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{where} row {number}: {error}") from error
-        used.update(held)
-    if idle := sorted(set(range(len(corrections))) - used):
-        raise UserError(f"{where}: correction {idle[0] + 1} holds for no row; mend its `where`")
+        used.update(matching)
+    if unused := sorted(set(range(len(corrections))) - used):
+        raise UserError(f"{where}: correction {unused[0] + 1} applies to no row; correct its `where`")
     return rows
 
 
 def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> dict[str, Any]:
-    """One row as a checked mapping from column to printed value, without those that are '/'."""
+    """Returns one row as a checked mapping from column to printed value, without values '/'."""
     if len(values) != len(columns):
         raise ValueError(f"{len(values)} values for {len(columns)} columns")
     own = {key: value for key, value in zip(columns, values, strict=True) if value != "/" or key == "fix_hp"}
@@ -103,22 +103,21 @@ def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> d
 
 
 def _row(flat: Mapping[str, Any], printed: Mapping[str, Any], corrections: list[Mapping[str, Any]]) -> PublishedRow:
-    """The row in our units, with its corrections."""
-    units = {figure: entry["unit"] for figure, entry in printed.items() if any(_of(key, figure) for key in flat)}
+    """Returns the row in our units, with its corrections."""
     converted = dict(flat)
     for figure, entry in printed.items():
-        converted |= {key: _times(value, str(entry["times"])) for key, value in flat.items() if _of(key, figure)}
+        converted |= {key: _times(value, str(entry["times"])) for key, value in flat.items() if _belongs(key, figure)}
     latency = {part: converted[f"latency_s.{part}"] for part in PERCENTILES if f"latency_s.{part}" in flat}
     metric = None
     if "final_metric.value" in flat:
         metric = FinalMetric(flat["final_metric.name"], flat["final_metric.value"], flat.get("final_metric.target"))
     scalars: dict[str, Any] = {key: converted[key] for key in SCALARS if key in flat}
-    row = PublishedRow(**scalars, latency_s=latency or None, final_metric=metric, printed=units)
+    row = PublishedRow(**scalars, latency_s=latency or None, final_metric=metric)
     return replace(row, corrected=_corrected(row, corrections))
 
 
 def _corrected(row: PublishedRow, corrections: list[Mapping[str, Any]]) -> dict[str, Correction]:
-    """The corrections of the figures that this row has; `precision` may be corrected by value only."""
+    """Returns the corrections of this row's figures; `precision` can be corrected by `value` only."""
     found: dict[str, Correction] = {}
     for entry in corrections:
         if ("times" in entry) == ("value" in entry):
@@ -132,7 +131,7 @@ def _corrected(row: PublishedRow, corrections: list[Mapping[str, Any]]) -> dict[
 
 
 def _corrected_value(row: PublishedRow, printed: float, entry: Mapping[str, Any]) -> float:
-    """The corrected value of a printed one, in our units."""
+    """Returns the corrected value of a figure, in our units."""
     if "times" in entry:
         return _times(printed, str(entry["times"]))
     if entry["value"] == BATCH_OVER_LATENCY:
@@ -142,11 +141,11 @@ def _corrected_value(row: PublishedRow, printed: float, entry: Mapping[str, Any]
     return float(entry["value"])
 
 
-def _of(key: str, figure: str) -> bool:
-    """True if the column is the figure or one of its parts ('latency_s.p90' is part of 'latency_s')."""
+def _belongs(key: str, figure: str) -> bool:
+    """Returns whether the column is the figure or a part of it ('latency_s.p90' is part of 'latency_s')."""
     return key == figure or key.startswith(f"{figure}.")
 
 
 def _times(value: float, factor: str) -> float:
-    """The exact product of two decimal texts, so that 0.1 x 3 prints as 0.3; the factor may be one such as '1/16'."""
+    """Returns the exact decimal product, so that 0.1 x 3 is 0.3; `factor` may be a fraction such as '1/16'."""
     return float(Fraction(str(value)) * Fraction(factor))

@@ -1,1 +1,1 @@
-"""Records of runs and their views: tables, pictures, text, the Paddle record."""
+"""Reads and writes records of runs and renders them as tables, pictures, text and Paddle records."""

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report.py",
-        description="Print results beside the published ones: one row for each run.",
+        description="Print the results of runs next to the published ones, one row per run.",
         epilog="report.py scaling RUN ... shows how runs on several devices scale; report.py scaling --help",
     )
     parser.add_argument(
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _scaling_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="report.py scaling", description="Weak and strong scaling: runs on several devices beside those on one."
+        prog="report.py scaling", description="Print weak and strong scaling: the speed-ups over one device."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="as for report.py; 1x1 runs among them")
     parser.add_argument("--output", type=Path, help="Markdown file to write")
@@ -86,7 +86,7 @@ def _scaling(options: argparse.Namespace) -> None:
     if options.picture:
         models = sorted({point.model for point in points})
         if len(models) > 1:
-            raise UserError(f"--picture shows one model, these runs are of {', '.join(models)}: give one model's")
+            raise UserError(f"--picture shows one model, these runs are of {', '.join(models)}: give the runs of one")
         from src.report.plots import scaling_picture  # matplotlib takes a second to load
 
         scaling_picture(points, options.picture)
@@ -101,15 +101,15 @@ def _label(path: Path) -> str:
 
 
 def _paddle(paths: Sequence[Path], records: Sequence[Record], output: Path | None) -> None:
-    """Writes one file for each record, then prints each as a line of JSON, so that the last line is a record."""
-    made = {}
+    """Writes one file per record, then prints each as a line of JSON; Paddle reads the last line."""
+    texts = {}
     for path, record in zip(paths, records, strict=True):
         check_file_names(record, path, "model", "precision")
         paddle = paddle_record(record)
         file = (output or (path if path.is_dir() else path.parent)) / paddle.log_file
-        if file in made:
+        if file in texts:
             raise UserError(f"{path}: its Paddle record would overwrite {file} of another run: report them one by one")
-        made[file] = paddle.to_json()
-    for file, text in made.items():
+        texts[file] = paddle.to_json()
+    for file, text in texts.items():
         write_text(file, text + "\n")
-    print(*made.values(), sep="\n")
+    print(*texts.values(), sep="\n")

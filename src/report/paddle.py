@@ -1,9 +1,8 @@
-"""The record of PaddlePaddle/benchmark's OtherFrame harness: one flat JSON object for each run.
+"""The record of PaddlePaddle/benchmark's OtherFrame harness: one flat JSON object per run.
 
-FINAL_RESULT is the rate over all devices with the unstable first steps skipped: `steady.p_train` of a training record,
-`throughput` of a predict record. JOB_FAIL_FLAG is 1 and FINAL_RESULT 0 where the run did not end as 'done' or the
-figure is missing. `bs` in the names is the batch of one device, `fp` the precision that was really run; Paddle's own
-scripts write fp32 or fp16 there.
+FINAL_RESULT is the rate over all devices after warm-up: `steady.p_train` of a training record, `throughput` of a
+predict record. JOB_FAIL_FLAG is 1 and FINAL_RESULT 0 if the run is not 'done' or the figure is missing. `bs` in the
+names is the batch of one device, `fp` the precision that was run; Paddle's own scripts write fp32 or fp16 there.
 """
 
 import json
@@ -13,13 +12,13 @@ from typing import NamedTuple
 from src.errors import UserError
 from src.report.record import Record
 
-# Paddle numbers its directions 0 (computer vision), 1 (language) and 2 (recommendation) and knows no molecules: 3 is
-# an extension of ours, and 4 stands for a model without an entry below.
+# Paddle's directions are 0 (computer vision), 1 (language) and 2 (recommendation). We add 3 for molecules, and 4 for
+# models without an entry below.
 MOLECULES, OTHERS = 3, 4
 
 
 class Mission(NamedTuple):
-    """How Paddle files a model: the prefix of its names, its name, its task and the direction of the task."""
+    """Paddle's names for a model: the prefix of its records, model, task and direction."""
 
     repo: str
     model: str
@@ -38,7 +37,7 @@ MISSIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleRecord:
-    """The fields by their own names and in their order. `index` 1 is a speed; UNIT is None in old files without it."""
+    """Paddle's fields, in its order. `index` 1 is a speed; UNIT is None in old files, which lack it."""
 
     log_file: str
     model_name: str
@@ -52,12 +51,12 @@ class PaddleRecord:
     UNIT: str | None = None
 
     def to_json(self) -> str:
-        """Returns the record as one line of JSON, as Paddle's data base reads it."""
+        """Returns the record as one line of JSON for Paddle's database."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
 
 def paddle_record(record: Record) -> PaddleRecord:
-    """Returns the Paddle record of a run; `log_file` is also the name of the file that holds it."""
+    """Returns the Paddle record of a run; it is written to a file named `log_file`."""
     case = record.case
     mission = MISSIONS.get(case.model, Mission("other", case.model, "其他", OTHERS))
     batch = case.batch_size or 0
@@ -82,7 +81,7 @@ def paddle_record(record: Record) -> PaddleRecord:
 
 
 def parse_paddle(text: str) -> PaddleRecord:
-    """Returns the record in a Paddle result file; reads the misspelt FILNAL_RESULT of some of its scripts too.
+    """Returns the record in a Paddle result file; accepts the misspelt FILNAL_RESULT of some of its scripts.
 
     Raises UserError for text that is not a JSON object and for a field that is missing or unknown.
     """
@@ -98,5 +97,5 @@ def parse_paddle(text: str) -> PaddleRecord:
     if unknown := sorted(set(data) - set(names)):
         raise UserError(f"Paddle record: unknown field '{unknown[0]}': the fields are {', '.join(names)}")
     if missing := [name for name in names if name not in data and name != "UNIT"]:
-        raise UserError(f"Paddle record: field '{missing[0]}' is missing: the run that wrote it did not end")
+        raise UserError(f"Paddle record: field '{missing[0]}' is missing: give the file of a complete run")
     return PaddleRecord(**data)

@@ -1,4 +1,4 @@
-"""Where the wall time of a run went, ready to be drawn or printed."""
+"""The phases of a run's wall time, for pictures and text."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Share:
-    """One phase: seconds, and its part of the wall time (0 to 1)."""
+    """One phase: its seconds and its share of the wall time (0 to 1)."""
 
     name: str
     seconds: float
@@ -28,15 +28,14 @@ class Share:
 
     @property
     def title(self) -> str:
-        """The phase in words."""
+        """The phase's name for display."""
         return TITLES[self.name]
 
 
 def shares(record: Record) -> list[Share]:
-    """Returns the phases of a record that took time, in the order of PHASES; an empty list where none was measured.
+    """Returns the phases of a record that took time, in the order of PHASES; empty if none was measured.
 
-    What the phases leave of the wall time is 'unaccounted', where it is more than a thousandth of the wall time;
-    it is negative where they exceed it.
+    'unaccounted' is the wall time minus all phases, if that is more than 0.1% of the wall time; it may be negative.
     """
     seconds = {name: float(record.phases_s.get(name) or 0.0) for name in PHASES}
     total = sum(seconds.values())

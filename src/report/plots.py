@@ -1,4 +1,4 @@
-"""Pictures of records: where the time went, and how the values moved."""
+"""Draws pictures of records: phases of the wall time, histories of metrics, and scaling."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from src.report.record import Record
 from src.report.scaling import Point
 from src.system.files import written_atomically
 
-# Okabe and Ito's colours, told apart with every kind of colour vision.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = {
     "compute": "#0072B2",
     "communication": "#56B4E9",
@@ -29,12 +29,13 @@ COLOURS = {
 }
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, FAINT = "#222222", "#777777"
-PADDING = 0.12  # inches round each panel
-TOP, GAP = 1.08, 0.043  # of the axis of efficiencies, and of its height: between two names
+PADDING = 0.12  # inches around each panel
+TOP = 1.08  # upper end of the axis of efficiencies
+GAP = 0.043  # least distance of two labels, as a part of the axis
 
 
 def phases_picture(record: Record, path: Path) -> None:
-    """Writes a png of where the wall time went: one bar, and the seconds and percent of each phase below it.
+    """Writes a png of the phases of the wall time: one bar, and the seconds and percent of each phase below it.
 
     Raises UserError where the file cannot be written, ValueError where the record has no phases.
     """
@@ -81,7 +82,7 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
     )
     panels = picture.subplots(lines, columns, squeeze=False, sharex=True)
     for axes, metric in zip(panels.flat, metrics, strict=False):
-        _curves(axes, records, metric)
+        _draw_curves(axes, records, metric)
     for axes in panels.flat[len(metrics) :]:
         axes.axis("off")
     if len(records) > 1:
@@ -93,7 +94,7 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
 
 
 def scaling_picture(points: Sequence[Point], path: Path) -> None:
-    """Writes a png of efficiencies over devices, a panel each for weak and strong scaling, the published ones in grey.
+    """Writes a png of efficiencies over devices, a panel each for weak and strong scaling, published ones in grey.
 
     Raises UserError where the file cannot be written.
     """
@@ -109,60 +110,60 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
         lines: dict[tuple[Any, ...], list[Point]] = {}
         for p in points:
             if p.kind == kind:
-                key = (p.is_published, p.source if p.is_published else "", _where(p), p.precision, p.samples)
+                key = (p.is_published, p.source if p.is_published else "", _hardware(p), p.precision, p.samples)
                 lines.setdefault(key, []).append(p)
         for i, (key, line) in enumerate(sorted(lines.items())):
             devices, values = [1, *(p.devices for p in line)], [1.0, *(p.efficiency for p in line)]
             axes.plot(devices, values, color="#BBBBBB" if key[0] else CURVES[i % len(CURVES)],
                       linewidth=1.6, marker="o", markersize=4, zorder=2 if key[0] else 3)  # fmt: skip
-        _names(axes, [line[-1] for line in lines.values()], lowest)
+        _label_lines(axes, [line[-1] for line in lines.values()], lowest)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(n) for n in ticks])
         axes.set(xlim=(0.9, 9 * ticks[-1]), ylim=(lowest, TOP))
         shown = (0.5, 0.6, 0.7, 0.8, 0.9, 1) if lowest else (0, 0.25, 0.5, 0.75, 1)
         axes.set_yticks(shown, [f"{share:.0%}" for share in shown])
-        batch = "of a device" if kind == "weak" else "of all devices"
-        axes.set_title(f"{kind} scaling: the batch {batch} stays", loc="left", size=10, weight="bold", color=INK)
+        batch = "batch per device" if kind == "weak" else "global batch"
+        axes.set_title(f"{kind} scaling: fixed {batch}", loc="left", size=10, weight="bold", color=INK)
         axes.set_xlabel("devices", size=8, color=FAINT, loc="right", labelpad=1)
-        _plain(axes)
+        _style_axes(axes)
     picture.suptitle(f"{points[0].model}: speed-up per device", x=0.02, ha="left", size=10, color=FAINT)
     _save(picture, path)
 
 
-def _where(point: Point) -> str:
-    """The hardware alone."""
+def _hardware(point: Point) -> str:
+    """Returns the hardware without the trainer."""
     return point.config.split()[0]
 
 
-def _names(axes: Axes, ends: Sequence[Point], lowest: float) -> None:
-    """Names the lines at their ends; of those that end at the same number of devices no name covers another."""
+def _label_lines(axes: Axes, ends: Sequence[Point], lowest: float) -> None:
+    """Labels the lines at their ends, without overlaps among lines that end at the same number of devices."""
     for devices in {p.devices for p in ends}:
         own = sorted((p for p in ends if p.devices == devices), key=lambda p: -p.efficiency)
-        places = apart([p.efficiency for p in own], (TOP - lowest) * GAP, lowest)
-        for p, place in zip(own, places, strict=True):
-            colour, where = (FAINT, f"{_where(p)} ") if p.is_published else (INK, "")
+        heights = spread_labels([p.efficiency for p in own], (TOP - lowest) * GAP, lowest)
+        for p, height in zip(own, heights, strict=True):
+            colour, hardware = (FAINT, f"{_hardware(p)} ") if p.is_published else (INK, "")
             axes.annotate(
-                f"{where}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (devices, p.efficiency),
-                xytext=(devices * 1.25, place), textcoords="data", size=7, va="center", color=colour, zorder=4,
+                f"{hardware}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (devices, p.efficiency),
+                xytext=(devices * 1.25, height), textcoords="data", size=7, va="center", color=colour, zorder=4,
                 arrowprops={"arrowstyle": "-", "color": "#DDDDDD", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
                             "relpos": (0, 0.5)},
                 bbox={"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
 
 
-def apart(values: Sequence[float], gap: float, lowest: float) -> list[float]:
-    """Places beside the falling `values`, at least `gap` from one to the next, and none below `lowest`."""
-    places: list[float] = []
+def spread_labels(values: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """Returns heights near the descending `values`, at least `gap` apart and not below `lowest`."""
+    heights: list[float] = []
     for value in values:
-        places.append(min(value, places[-1] - gap) if places else value)
+        heights.append(min(value, heights[-1] - gap) if heights else value)
     floor = lowest
-    for i in reversed(range(len(places))):
-        places[i] = max(places[i], floor)
-        floor = places[i] + gap
-    return places
+    for i in reversed(range(len(heights))):
+        heights[i] = max(heights[i], floor)
+        floor = heights[i] + gap
+    return heights
 
 
-def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
+def _draw_curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
     found = False
     for i, record in enumerate(records):
         points = [
@@ -172,17 +173,17 @@ def _curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
         ]
         found = found or bool(points)
         steps, values = zip(*points, strict=True) if points else ((), ())
-        dots = "o" if len(points) <= 30 else ""
+        marker = "o" if len(points) <= 30 else ""
         colour = CURVES[i % len(CURVES)]
-        axes.plot(steps, values, color=colour, linewidth=1.6, marker=dots, markersize=3.5, label=_case(record))
+        axes.plot(steps, values, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=_case(record))
     if not found:
         raise ValueError(f"no record has '{metric}' in its history")
     axes.set_title(metric, loc="left", size=11, weight="bold", color=INK)
     axes.set_xlabel("step", size=8, color=FAINT, loc="right", labelpad=1)
-    _plain(axes)
+    _style_axes(axes)
 
 
-def _plain(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     axes.tick_params(labelsize=8, colors=FAINT, length=3, labelbottom=True)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)

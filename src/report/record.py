@@ -1,6 +1,6 @@
-"""One run is one record, and a record is one result.json: what was run, how it ended, and every figure of it.
+"""The record of a run, stored as result.json: its case, how it ended, and all figures.
 
-Rates are per second, times in seconds, memory in GiB, whatever a table prints. A figure that was not measured is None.
+Rates are per second, times in seconds, memory in GiB. A figure that was not measured is None.
 docs/metrics.md defines the figures.
 """
 
@@ -26,7 +26,7 @@ Figure = float | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What was run. `fix_hp` is '/' or what it changed ('bs=3072,lr=0.003'); a batch is per 'device' or 'global'."""
+    """The case of a run. `fix_hp` is '/' or its changes ('bs=3072,lr=0.003'); `batch_per` is 'device' or 'global'."""
 
     model: str
     datamodule: str
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class RunError:
-    """What ended a run early: the exception's type and message, and where it was raised (file:line or phase)."""
+    """The error that ended a run: the exception's type and message, and where it was raised (file:line or phase)."""
 
     type: str
     message: str
@@ -66,7 +66,7 @@ class Latency(Percentiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Steady:
-    """Rates after the warm-up steps (compilation, autotuning, graph capture), and the step times behind them."""
+    """Rates and step times after the warm-up steps (compilation, autotuning, graph capture)."""
 
     p_train: Figure = None
     p_core: Figure = None
@@ -75,7 +75,7 @@ class Steady:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalMetric:
-    """The quality a run ended with, its published target, and whether the target was reached."""
+    """The final value of the task's metric, its published target, and whether the target was reached."""
 
     name: str
     value: Figure = None
@@ -85,7 +85,7 @@ class FinalMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Device memory in GiB, the maximum over ranks, what one device has, and what the fullest had left."""
+    """Device memory in GiB: peaks as the maximum over ranks, total of one device, least free memory of a device."""
 
     peak_reserved_gib: Figure = None
     peak_allocated_gib: Figure = None
@@ -108,7 +108,7 @@ class Utilisation:
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Joules of all devices during training, samples per joule, and the counter they were read from."""
+    """Joules of all devices during training, samples per joule, and the counter that was read."""
 
     joules: Figure = None
     samples_per_joule: Figure = None
@@ -117,7 +117,7 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Tokens of samples (real) and with their padding (processed); a second at steady p_train, or at throughput."""
+    """Tokens without (real) and with padding (processed); rates are at steady p_train, or at throughput."""
 
     real_per_sample: Figure = None
     processed_per_sample: Figure = None
@@ -128,9 +128,9 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """What compute did not hide of the exchange between ranks, in steady steps.
+    """Communication between ranks that compute does not hide, in steady steps.
 
-    `exposed_s`: seconds a step, {min, mean, max} over ranks. `share`: of their compute, 0 to 1, the ranks' mean.
+    `exposed_s`: seconds per step, {min, mean, max} over ranks. `share`: of compute, 0 to 1, mean over ranks.
     """
 
     exposed_s: dict[str, Figure] | None = None
@@ -139,14 +139,14 @@ class Communication:
 
 @dataclass(frozen=True, kw_only=True)
 class WithLoading:
-    """Predicting with the making of batches from data inside the clock."""
+    """Prediction rates and latency with the loading of batches included."""
 
     throughput: Figure = None
     latency_s: Latency | None = None
 
 
-# What the first records of this version did not have: a new figure is named here, so that older records can be read.
-_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib")
+# Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
+_ADDED_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib")
 
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady"),
@@ -156,7 +156,7 @@ _RATES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run. A 'train' record has the training rates, a 'predict' record throughput and latency in their place.
+    """One run. A 'train' record has the training rates, a 'predict' record has throughput and latency instead.
 
     `phases_s` holds seconds by the names of PHASES, and 'wall'. `rates_over_ranks` holds {rate: {min, mean, max}}.
     `ranks` is the world size. Raises ValueError when a figure of the other kind or an unknown phase is given.
@@ -190,31 +190,31 @@ class Record:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        strange = [key for key in _keys_of_other_kind(self.kind) if getattr(self, key) is not None]
-        if strange:
-            raise ValueError(f"a {self.kind} record has no {', '.join(strange)}")
+        wrong = [key for key in _keys_of_other_kind(self.kind) if getattr(self, key) is not None]
+        if wrong:
+            raise ValueError(f"a {self.kind} record has no {', '.join(wrong)}")
         unknown = sorted(set(self.phases_s) - {*PHASES, "wall"})
         if unknown:
             raise ValueError(f"phases_s has the unknown phase '{unknown[0]}'; the phases are {', '.join(PHASES)}, wall")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the keys of result.json in order, as plain values; NaN and infinity become None."""
-        strange = _keys_of_other_kind(self.kind)
-        plain = {key: _plain(value) for key, value in asdict(self).items() if key not in strange}
+        left_out = _keys_of_other_kind(self.kind)
+        plain = {key: _plain(value) for key, value in asdict(self).items() if key not in left_out}
         return {"schema_version": SCHEMA_VERSION, **plain}
 
 
 def from_figures(figures: dict[str, Any]) -> Record:
-    """Returns a record of what was measured, given by key; what is absent stays None, and so does what is not finite.
+    """Returns the record with these figures; absent figures are None, and NaN and infinity become None.
 
-    The values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a dict with all of its keys.
+    Values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a dict with all of its keys.
     Raises ValueError that names the first key that is unknown or of the wrong type.
     """
-    return build(Record, _plain(figures), may_lack=[f.name for f in fields(Record)])
+    return build(Record, _plain(figures), optional=[f.name for f in fields(Record)])
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Writes the record as JSON, atomically, a history row a line; makes folders. Raises UserError if it fails."""
+    """Writes the record as JSON, atomically, one history row per line; creates folders. Raises UserError on failure."""
     plain = record.to_dict()
     rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in plain.pop("history")]
     head = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
@@ -239,24 +239,24 @@ def read_record(path: Path) -> Record:
             "read it with the code that wrote it, or run again"
         )
     try:
-        return build(Record, data, may_lack=(*_keys_of_other_kind(data.get("kind")), *_LATER))
+        return build(Record, data, optional=(*_keys_of_other_kind(data.get("kind")), *_ADDED_LATER))
     except ValueError as error:
         raise UserError(f"{file}: {error}") from error
 
 
 def check_file_names(record: Record, source: Path, *keys: str) -> None:
-    """Raises UserError where a name of the record's case cannot be part of a file's name: '../x' leaves the folder.
+    """Raises UserError if a name of the record's case cannot be part of a file name: '../x' would leave the folder.
 
     Args:
         source: the file or folder of the record, for the message.
-        keys: fields of `Case` that go into a file's name.
+        keys: fields of `Case` that are used in a file name.
     """
     for key in keys:
         name = getattr(record.case, key)
         if not FILE_NAME.fullmatch(name):
             raise UserError(
-                f"{source}: key 'case.{key}' is {name!r}, which names no file: give a letter or a digit, then letters, "
-                "digits, '.', '_', '-' or '+'"
+                f"{source}: key 'case.{key}' is {name!r}, which cannot be part of a file name: give a letter or digit, "
+                "then letters, digits, '.', '_', '-' or '+'"
             )
 
 
@@ -266,7 +266,7 @@ def _keys_of_other_kind(kind: Any) -> tuple[str, ...]:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file: give a run folder with a result.json, or a record file") from None
     except OSError as error:
@@ -277,8 +277,8 @@ def _read_json(file: Path) -> Any:
         raise UserError(f"{file}: is not JSON ({error}): the file is cut or altered") from error
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _plain(value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""One row of a result table, made of a record or of a published row, with its figures still as numbers."""
+"""Rows of a result table, from records and published rows, with figures as numbers."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from src.published import Correction, PublishedRow, beside
+from src.published import Correction, PublishedRow, nearest_rows
 from src.report.record import Figure, Record
 
 LATENCIES = ("mean", "p50", "p90", "p95", "p99")
@@ -17,11 +17,11 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row: what was run, its figures by the names of FIGURES, and the corrections of those known to be wrong.
+    """A row: the case, its figures by the names of FIGURES, and the corrections of wrong ones.
 
-    `status` is the record's, or 'published'. `p_steady` is p_train after the warm-up steps; of a published training
-    row it is a rate that its publisher defines otherwise. `note` says what a reader must know of the row. `comparable`
-    is False for a published row that nothing is to be compared with.
+    `status` is the record's, or 'published'. `p_steady` is p_train after the warm-up steps; in a published training
+    row it is a rate that its publisher defines differently. `note` is printed below the table. `comparable` is False
+    for a published row that must not be compared with others.
     """
 
     source: str
@@ -37,8 +37,8 @@ class Row:
     comparable: bool = True
 
 
-def of_record(source: str, record: Record) -> Row:
-    """Returns the row of a run; `source` says where its record lies."""
+def record_row(source: str, record: Record) -> Row:
+    """Returns the row of a run; `source` is the path of its record."""
     case, metric, mem = record.case, record.final_metric, record.mem
     latency = asdict(record.latency_s) if record.latency_s else {}
     figures = {
@@ -70,10 +70,10 @@ def of_record(source: str, record: Record) -> Row:
     )
 
 
-def of_published(row: PublishedRow) -> Row:
-    """Returns the row of a publication, its figures as printed and its corrections beside them."""
-    steady = row.kind == "train"  # the rate a publisher gives without one of the three names
-    names = {"throughput": "p_steady"} if steady else {}
+def published_row(row: PublishedRow) -> Row:
+    """Returns the row of a publication, with its figures as printed and their corrections."""
+    # A training rate that its publisher gives without one of the three names is in the column p_steady.
+    names = {"throughput": "p_steady"} if row.kind == "train" else {}
     plain = (
         "e2e_time_s",
         "train_time_s",
@@ -99,25 +99,25 @@ def of_published(row: PublishedRow) -> Row:
             "final_target": row.final_metric.target if row.final_metric else None,
         },
         corrected={names.get(name, name): correction for name, correction in row.corrected.items()},
-        note="; ".join(filter(None, (row.variant, row.note, _repeated_by(row)))),
+        note="; ".join(filter(None, (row.variant, row.note, _command_note(row)))),
         comparable=row.comparable,
     )
 
 
-def published_beside(records: list[Record]) -> list[Row]:
-    """Returns the published rows of the records' cases, nearest first, each once.
+def published_rows(records: list[Record]) -> list[Row]:
+    """Returns the published rows to compare the records with, nearest first, each once.
 
-    Those of a record's own trainer (nodes x devices); all rows of its model where none was published for the trainer.
+    These are the rows with a record's trainer (nodes x devices), or all rows of its model if there are none.
     """
     found: list[PublishedRow] = []
     for record in records:
-        every = beside(asdict(record.case), record.kind)
+        every = nearest_rows(asdict(record.case), record.kind)
         found += [row for row in every if row.trainer == record.case.trainer] or every
-    return [of_published(row) for i, row in enumerate(found) if row not in found[:i]]
+    return [published_row(row) for i, row in enumerate(found) if row not in found[:i]]
 
 
-def _repeated_by(row: PublishedRow) -> str:
-    """Returns the command that repeats a measured reference, or that there is none; nothing for a publication."""
+def _command_note(row: PublishedRow) -> str:
+    """Returns a note with the command that repeats a measured reference, or that it is lost; '' for a publication."""
     if not row.measured:
         return ""
     return f"by {row.command}" if row.command else "its command was not kept, to be measured again"

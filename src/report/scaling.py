@@ -1,6 +1,6 @@
-"""How a case scales over devices: each run beside the one on a single device, and what was published.
+"""Speed-ups of runs on several devices over runs on one, and those of published rows.
 
-Weak scaling keeps the batch of a device: N devices should be N times as fast. Strong scaling keeps the whole batch.
+Weak scaling keeps the batch per device: N devices should be N times as fast. Strong scaling keeps the global batch.
 Efficiency is the speed-up over one device, divided by the number of devices.
 """
 
@@ -32,9 +32,9 @@ NUMBERS = HEADERS[4:9]
 
 @dataclass(frozen=True)
 class Point:
-    """One run on several devices beside that on one: `rate` in samples per second of all devices.
+    """The speed-up of one run on several devices; `rate` is in samples per second of all devices.
 
-    `exposed_s` is the communication of a step that compute did not hide, `share` its part of the step's compute.
+    `exposed_s` is the communication of a step that compute does not hide, `share` its share of the step's compute.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Point:
     precision: str
     kind: Kind
     devices: int
-    samples: float  # of a step, on each device (weak) or on all (strong)
+    samples: float  # per step, on each device (weak) or on all (strong)
     rate: float
     speed_up: float
     source: str
@@ -60,39 +60,39 @@ class Point:
 
 
 def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Point]:
-    """The points of the runs, then the published ones of the same models.
+    """Returns the points of the runs, then the published ones of the same models.
 
-    Compared are runs of the same model, engine, data, precision and hardware. Raises UserError where no run on several
-    devices has its counterpart on one.
+    Runs are compared if model, engine, data, precision, hardware and accumulation are equal. Raises UserError if no
+    run on several devices has a counterpart on one.
     """
     done = [(source, record) for source, record in runs if rate_of(record)]
     points = [
-        point_of(kind, source, record, alone)
+        point_of(kind, source, record, single)
         for kind in ("weak", "strong")
-        for (source, record), alone in pairs(
-            done, lambda run, kind=kind: key_of(run[1], kind), lambda run: run[1].ranks
+        for (source, record), single in with_single_device(
+            done, lambda run, kind=kind: comparison_key(run[1], kind), lambda run: run[1].ranks
         )
     ]
     if not points:
         raise UserError(
-            "no run on several devices has a counterpart on one: give runs of the same case, with 1x1 among them, that "
-            "keep the batch of a device (weak scaling) or of all (strong)"
+            "no run on several devices has a counterpart on one: give runs of the same case, with 1x1 among them, and "
+            "with the same batch per device (weak scaling) or the same global batch (strong)"
         )
     points.sort(key=lambda point: (point.kind == "strong", point.precision, point.samples, point.devices))
     models = list(dict.fromkeys(point.model for point in points))
     return points + [each for model in models if published for each in published_points(model)]
 
 
-def pairs(
+def with_single_device(
     runs: Sequence[Any], key: Callable[[Any], Hashable], devices: Callable[[Any], int]
 ) -> list[tuple[Any, list[Any]]]:
-    """Each run on several devices, the fewest first, with those on a single device that have the same key."""
-    alone: dict[Hashable, list[Any]] = {}
+    """Returns each run on several devices, the fewest first, with the runs on one device that have the same key."""
+    single: dict[Hashable, list[Any]] = {}
     for run in runs:
         if devices(run) == 1:
-            alone.setdefault(key(run), []).append(run)
+            single.setdefault(key(run), []).append(run)
     several = sorted((run for run in runs if devices(run) > 1), key=devices)
-    return [(run, alone[key(run)]) for run in several if key(run) in alone]
+    return [(run, single[key(run)]) for run in several if key(run) in single]
 
 
 def commit_of(record: Record) -> str | None:
@@ -100,18 +100,19 @@ def commit_of(record: Record) -> str | None:
 
 
 def rate_of(record: Record) -> float | None:
-    """Samples per second of steady steps, of all steps where none are steady."""
+    """Returns samples per second of steady steps, or of all steps if none is steady."""
     steady = record.steady.p_train if record.steady else None
     return steady or record.p_train
 
 
 def batches(size: int | None, per: str | None, devices: int) -> tuple[float, float]:
-    """Samples of a step on each device, and on all."""
+    """Returns the samples of a step on each device, and on all."""
     whole = (size or 0) * (devices if per == "device" else 1)
     return whole / devices, whole
 
 
-def key_of(record: Record, kind: Kind) -> Hashable:
+def comparison_key(record: Record, kind: Kind) -> Hashable:
+    """Returns what two runs must have in common to be compared: the case, the engine and the kept batch."""
     case = record.case
     per_device, whole = batches(case.batch_size, case.batch_per, record.ranks)
     kept = per_device if kind == "weak" else whole
@@ -120,14 +121,14 @@ def key_of(record: Record, kind: Kind) -> Hashable:
     return case.model, case.datamodule, case.precision, case.hardware, accumulate, task.get("engine", "auto"), kept
 
 
-def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str, Record]]) -> Point:
-    """Of those on one device the fastest of the same commit counts, others may have been profiled.
+def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str, Record]]) -> Point:
+    """Returns the point of a run, over the fastest run on one device of the same commit (others may be profiled runs).
 
-    Where there is none it is the fastest of all, and the point's source says so.
+    Without one of the same commit it is the fastest of all, and the point's source names its commit.
     """
-    same = [one for _, one in alone if commit_of(one) == commit_of(record)]
+    same = [one for _, one in single if commit_of(one) == commit_of(record)]
     case, rate = record.case, rate_of(record) or 0.0
-    fastest = max(same or [one for _, one in alone], key=lambda each: rate_of(each) or 0.0)
+    fastest = max(same or [one for _, one in single], key=lambda each: rate_of(each) or 0.0)
     one = rate_of(fastest) or 0.0
     if not same:
         source = f"{source}; one device: commit {(commit_of(fastest) or 'unknown')[:7]}"
@@ -142,7 +143,7 @@ def point_of(kind: Kind, source: str, record: Record, alone: Sequence[tuple[str,
 
 
 def published_points(model: str) -> list[Point]:
-    """What publications' own rows say, corrected where they were wrong; p_core, or the one rate that they give."""
+    """Returns the points of published rows, by corrected rates: p_core, or the one rate that a publisher gives."""
 
     def rate(row: PublishedRow) -> float | None:
         return row.best("p_core") or row.best("throughput")
@@ -155,8 +156,8 @@ def published_points(model: str) -> list[Point]:
             kept = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
             return row.source, row.variant, row.hardware, row.precision, kept
 
-        for row, alone in pairs(known, key, lambda row: row.world_size):
-            own, one = rate(row), rate(alone[0])
+        for row, single in with_single_device(known, key, lambda row: row.world_size):
+            own, one = rate(row), rate(single[0])
             assert own and one
             samples = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
             config = f"{row.hardware.replace('_', '-').upper()} {row.trainer}"
@@ -168,7 +169,7 @@ def published_points(model: str) -> list[Point]:
 
 
 def scaling_table(points: Sequence[Point]) -> str:
-    """The points as Markdown, aligned to be read as text too."""
+    """Returns the points as a Markdown table with aligned columns."""
     lines = [list(HEADERS)]
     for point in points:
         exposed = "/" if point.exposed_s is None else number(point.exposed_s * 1e3)

@@ -1,7 +1,7 @@
-"""The result table in FlagPerf's layout: a model's runs first, the published rows of the same case beside them.
+"""The result table in FlagPerf's layout: a model's runs first, then the published rows of the same case.
 
-What was not reported is '/'. A published figure that is known to be wrong stands as printed, marked, with the corrected
-figure in parentheses and the reason below the table.
+A figure that was not reported is '/'. A wrong published figure is shown as printed, with a mark, the corrected figure
+in parentheses, and the reason below the table.
 """
 
 import csv
@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from src.report.record import Record
-from src.report.rows import FIGURES, LATENCIES, Row, of_record, published_beside
+from src.report.rows import FIGURES, LATENCIES, Row, published_rows, record_row
 
 MARKS = "*†‡§¶#"
-TEXTS = ("config", "precision", "fix_hp", "source")  # the columns that are no figures
+TEXTS = ("config", "precision", "fix_hp", "source")  # columns of text, aligned left
 STEADY = "; p_steady is p_train after warm-up, or the rate of a publisher who gives one only"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one model and one kind of run; `unit` is what its rates count ('molecules')."""
+    """The rows of one model and one kind of run; `unit` is that of its samples ('molecules')."""
 
     model: str
     kind: str
@@ -37,7 +37,7 @@ class Column:
     header: str
     figures: tuple[str, ...]
     factor: float = 1.0
-    optional: bool = False  # left out where no row has it
+    optional: bool = False  # left out if no row has a value
 
 
 METRIC = Column("final", ("final_metric", "final_target"))
@@ -67,7 +67,7 @@ LEGEND = {
 
 
 def tables(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Table]:
-    """Returns one table for each model and kind of the runs, in their order; a run is (where it lies, its record)."""
+    """Returns one table per model and kind of the runs, in their order; a run is (path of its record, record)."""
     groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
     for source, record in runs:
         groups.setdefault((record.case.model, record.kind), []).append((source, record))
@@ -77,8 +77,8 @@ def tables(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[T
             kind,
             members[0][1].unit,
             [
-                *(of_record(source, record) for source, record in members),
-                *(published_beside([record for _, record in members]) if published else []),
+                *(record_row(source, record) for source, record in members),
+                *(published_rows([record for _, record in members]) if published else []),
             ],
         )
         for (model, kind), members in groups.items()
@@ -86,7 +86,7 @@ def tables(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[T
 
 
 def cells(table: Table) -> tuple[list[list[str]], list[str]]:
-    """Returns the printed lines, the headers first, and the notes below them, each with its sign."""
+    """Returns the lines of the table, the headers first, and the notes below it, each with its mark."""
     notes = _Notes()
     metrics = list(dict.fromkeys(row.metric for row in table.rows if row.metric))
     columns = _columns(table)
@@ -97,8 +97,8 @@ def cells(table: Table) -> tuple[list[list[str]], list[str]]:
         line = [row.config, notes.marked(row, "precision", row.precision), row.fix_hp, row.batch]
         for column in columns:
             text = _cell(row, column, notes)
-            several = column is METRIC and len(metrics) > 1 and text != "/"
-            line.append(f"{row.metric} {text}" if several else text)
+            needs_name = column is METRIC and len(metrics) > 1 and text != "/"
+            line.append(f"{row.metric} {text}" if needs_name else text)
         lines.append([*line, notes.source(row)])
     if table.kind == "predict":
         lines = [[*line[:2], *line[3:]] for line in lines]  # nothing is trained: no hyper-parameters to fix
@@ -106,7 +106,7 @@ def cells(table: Table) -> tuple[list[list[str]], list[str]]:
 
 
 def markdown(all_tables: Sequence[Table]) -> str:
-    """Returns the tables as Markdown, aligned to be read as text too."""
+    """Returns the tables as Markdown with aligned columns."""
     parts = []
     for table in all_tables:
         parts.append(f"### {table.model}, {table.kind}\n\n{section(table)}")
@@ -151,7 +151,7 @@ def as_json(all_tables: Sequence[Table]) -> str:
 
 
 def number(value: float | int) -> str:
-    """Returns the figure of a run as text: four digits or more, and no decimals where they would say nothing."""
+    """Returns a figure as text with at least four significant digits, and no decimals from 1,000 on."""
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))
     size = abs(value)
@@ -179,31 +179,31 @@ def _cell(row: Row, column: Column, notes: "_Notes") -> str:
 
 
 class _Notes:
-    """What stands below a table: why a figure is wrong (*, †, ...), and where a row is from ([1], [2], ...)."""
+    """The notes below a table: why a figure is wrong (*, †, ...), and the source of a row ([1], [2], ...)."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.sources: list[str] = []
 
     def marked(self, row: Row, name: str, printed: str, factor: float = 1.0) -> str:
-        """Returns the printed figure; of a wrong one with its mark and the corrected figure in parentheses."""
+        """Returns the printed figure; a wrong one with a mark and the corrected figure in parentheses."""
         if name not in row.corrected:
             return printed
         correction = row.corrected[name]
-        right = correction.value if isinstance(correction.value, str) else number(correction.value * factor)
-        return f"{printed}{_mark(_index(correction.why, self.reasons))} ({right})"
+        value = correction.value if isinstance(correction.value, str) else number(correction.value * factor)
+        return f"{printed}{_mark(_index(correction.why, self.reasons))} ({value})"
 
     def source(self, row: Row) -> str:
-        """Returns who reported the row, in short, and the number of the note that says more."""
+        """Returns the short name of the row's source, and the number of the note with the rest."""
         if row.status == "published":
-            name, more = re.split(r", | \(", row.source)[0], ": ".join(filter(None, (row.source, row.note)))
+            name, details = re.split(r", | \(", row.source)[0], ": ".join(filter(None, (row.source, row.note)))
             name += "" if row.comparable else " **not comparable**"
         else:
-            name, more = row.source + ("" if row.status == "done" else f" **{row.status}**"), row.note
-        return f"{name} [{_index(more, self.sources) + 1}]" if more else name
+            name, details = row.source + ("" if row.status == "done" else f" **{row.status}**"), row.note
+        return f"{name} [{_index(details, self.sources) + 1}]" if details else name
 
     def lines(self) -> list[str]:
-        """Returns the notes in the order of their signs."""
+        """Returns the notes in the order of their marks."""
         reasons = [f"`{_mark(i)}` {text}" for i, text in enumerate(self.reasons)]
         return reasons + [f"[{i + 1}] {text}" for i, text in enumerate(self.sources)]
 

@@ -1,21 +1,21 @@
-"""What a run prints at its end, for somebody who sees it for the first time."""
+"""The summary that a run prints at its end."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from src.report.phases import shares
 from src.report.record import Figure, Record
-from src.report.rows import of_record
+from src.report.rows import record_row
 from src.report.table import Table, cells, number
 
 WIDTH = 99
-BAR = 32  # characters that stand for the whole wall time
+BAR = 32  # width of the bar of the whole wall time, in characters
 
 
 def summary(record: Record, files: Mapping[str, Path]) -> str:
-    """Returns the end of a run in under 100 columns: how it ended, its result row, rates, phases and files.
+    """Returns the summary of a run in under 100 columns: its end, result row, rates, phases and files.
 
-    `files` maps what was written ('record', 'generated molecules') to where it lies.
+    `files` maps a description ('record', 'generated molecules') to a path.
     """
     parts = [_ending(record), _result(record), _rates(record), _phases(record), _files(files)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -33,10 +33,10 @@ def _ending(record: Record) -> str:
 
 
 def _result(record: Record) -> str:
-    """The row of the result table; where it is too wide, its figures stand under what was run."""
-    lines, _ = cells(Table(record.case.model, record.kind, record.unit, [of_record("", record)]))
-    told = (lines[0].index("batch"), lines[0].index("source"))  # by the first line of the summary
-    lines = [[text for i, text in enumerate(line) if i not in told] for line in lines]
+    """Returns the row of the result table; if it is too wide, the figures are below the case."""
+    lines, _ = cells(Table(record.case.model, record.kind, record.unit, [record_row("", record)]))
+    left_out = (lines[0].index("batch"), lines[0].index("source"))  # the first line of the summary has them
+    lines = [[text for i, text in enumerate(line) if i not in left_out] for line in lines]
     whole = _aligned(lines)
     if max(map(len, whole)) > WIDTH:
         whole = _aligned([line[:3] for line in lines]) + _aligned([line[3:] for line in lines])
@@ -52,25 +52,25 @@ def _rates(record: Record) -> str:
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
         ("p_train", record.p_train, unit, "the same without evaluation"),
-        ("p_core", record.p_core, unit, "over computing time alone"),
+        ("p_core", record.p_core, unit, "over compute and exposed communication"),
         ("p_steady", steady.p_train if steady else None, unit, "p_train after the warm-up steps"),
         ("step p50", _milli(step.p50 if step else None), "ms", "half of the steady steps are faster"),
         ("step p99", _milli(step.p99 if step else None), "ms", "99 of 100 steady steps are faster"),
-        ("throughput", record.throughput, unit, "over the times of the batches, to the host"),
+        ("throughput", record.throughput, unit, "over the batch times, until the results are on the host"),
         (
             "with data",
             loaded.throughput if loaded else None,
             unit,
-            "the same, the making of the batches included",
+            "the same, with the loading of the batches",
         ),
         ("latency p50", _milli(latency.p50 if latency else None), "ms", "half of the batches are faster"),
         ("latency p99", _milli(latency.p99 if latency else None), "ms", "99 of 100 batches are faster"),
-        ("tokens", tokens.real_per_s if tokens else None, "tokens/s", "of the samples, without their padding"),
-        ("with padding", tokens.processed_per_s if tokens else None, "tokens/s", "what the network was given"),
-        ("padding", _percent(tokens.padding_share if tokens else None), "%", "of the tokens that it was given"),
+        ("tokens", tokens.real_per_s if tokens else None, "tokens/s", "of the samples, without padding"),
+        ("with padding", tokens.processed_per_s if tokens else None, "tokens/s", "tokens that the network processed"),
+        ("padding", _percent(tokens.padding_share if tokens else None), "%", "of the processed tokens"),
         ("arithmetic", _percent(used.of_peak_flops if used else None), "%", "of the hardware's peak FLOP/s"),
         ("bandwidth", _percent(used.of_peak_bandwidth if used else None), "%", "of its peak memory bandwidth"),
-        ("exposed", _milli(exposed), "ms", "of a steady step: communication that compute did not hide"),
+        ("exposed", _milli(exposed), "ms", "per steady step: communication that compute did not hide"),
         ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),
     ]
     known = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]
@@ -93,7 +93,7 @@ def _phases(record: Record) -> str:
 
 def _files(files: Mapping[str, Path]) -> str:
     width = max(map(len, files), default=0)
-    lines = [f"  {what:<{width}}  {path}" for what, path in files.items()]  # a path is never cut: it is to be copied
+    lines = [f"  {what:<{width}}  {path}" for what, path in files.items()]  # paths are not shortened
     return "\n".join(["Files", *lines]) if lines else ""
 
 

@@ -1,4 +1,4 @@
-"""Plain JSON values to dataclasses, checked against their type hints, with errors that name the key."""
+"""Builds dataclasses from plain JSON values and checks the types; errors name the key."""
 
 import difflib
 import types
@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 
-def build(cls: type[T], data: dict[str, Any], where: str = "", may_lack: Collection[str] = ()) -> T:
-    """Returns a `cls` (a dataclass) made of `data`, nested dataclasses included.
+def build(cls: type[T], data: dict[str, Any], where: str = "", optional: Collection[str] = ()) -> T:
+    """Returns an instance of the dataclass `cls` with the values of `data`, nested dataclasses included.
 
-    Every field must be there, except those in `may_lack`, nested ones as 'case.precision'. `where` is the prefix of the
-    keys, in messages too ('case.').
+    Every field is required except those in `optional`, nested ones as 'case.precision'. `where` is the prefix of the
+    keys ('case.').
     Raises ValueError that names the first key that is unknown, missing or of the wrong type.
     """
     names = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]  # T is a dataclass
@@ -23,31 +23,31 @@ def build(cls: type[T], data: dict[str, Any], where: str = "", may_lack: Collect
             hint = f"did you mean '{where}{near[0]}'?" if near else f"the keys are {', '.join(names)}"
             raise ValueError(f"unknown key '{where}{key}': {hint}")
     for name in names:
-        if name not in data and f"{where}{name}" not in may_lack:
+        if name not in data and f"{where}{name}" not in optional:
             raise ValueError(f"missing key '{where}{name}'")
     hints = get_type_hints(cls)
-    return cls(**{key: _value(hints[key], value, f"{where}{key}", may_lack) for key, value in data.items()})
+    return cls(**{key: _value(hints[key], value, f"{where}{key}", optional) for key, value in data.items()})
 
 
-def _value(hint: Any, value: Any, key: str, may_lack: Collection[str]) -> Any:
+def _value(hint: Any, value: Any, key: str, optional: Collection[str]) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         origin = get_origin(option) or option
         if option is Any or (origin is Literal and value in get_args(option)):
             return value
         if is_dataclass(option) and isinstance(option, type) and isinstance(value, dict):
-            return build(option, value, f"{key}.", may_lack)
+            return build(option, value, f"{key}.", optional)
         if origin is dict and isinstance(value, dict):
-            return {name: _value(get_args(option)[1], item, f"{key}.{name}", may_lack) for name, item in value.items()}
+            return {name: _value(get_args(option)[1], item, f"{key}.{name}", optional) for name, item in value.items()}
         if origin is list and isinstance(value, list):
-            return [_value(get_args(option)[0], item, f"{key}[{i}]", may_lack) for i, item in enumerate(value)]
-        if option is type(value):  # exact: True is no integer here
+            return [_value(get_args(option)[0], item, f"{key}[{i}]", optional) for i, item in enumerate(value)]
+        if option is type(value):  # exact: True is not an integer
             return value
-    wanted = " or ".join(dict.fromkeys(_words(option) for option in options))
-    raise ValueError(f"key '{key}' is {value!r:.60}, expected {wanted}")
+    expected = " or ".join(dict.fromkeys(_type_name(option) for option in options))
+    raise ValueError(f"key '{key}' is {value!r:.60}, expected {expected}")
 
 
-def _words(option: Any) -> str:
+def _type_name(option: Any) -> str:
     if get_origin(option) is Literal:
         return " or ".join(f"'{value}'" for value in get_args(option))
     if is_dataclass(option):

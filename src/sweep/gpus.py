@@ -1,4 +1,4 @@
-"""Which GPUs there are to share out, without making a context on any of them, and who of several sweeps has which."""
+"""Lists the visible GPUs through NVML, without a CUDA context on any of them, and locks them among sweeps."""
 
 import os
 import tempfile
@@ -13,8 +13,8 @@ from src.system.files import try_lock
 
 
 @contextmanager
-def driver() -> Iterator[bool]:
-    """Whether NVML can be asked inside."""
+def nvml() -> Iterator[bool]:
+    """Initialises NVML for the block; yields False where there is no driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -27,74 +27,75 @@ def driver() -> Iterator[bool]:
 
 
 def visible_gpus() -> list[str]:
-    """What `CUDA_VISIBLE_DEVICES` may name: the numbers, or whatever the variable says already. Empty without a GPU."""
+    """Returns the entries of `CUDA_VISIBLE_DEVICES`, or the numbers of all GPUs if it is not set; empty without one."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() and name.strip() != "-1"]
-    with driver() as there:
-        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())] if there else []
+    with nvml() as is_available:
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())] if is_available else []
 
 
-def handle(gpu: str) -> object:
-    """NVML's, by number or by UUID. Raises NVMLError for one that is not there."""
+def nvml_handle(gpu: str) -> object:
+    """Returns NVML's handle of a GPU given by number or UUID. Raises NVMLError for an unknown one."""
     return pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 @cache
-def identity(gpu: str) -> str:
-    """The UUID of a GPU; its name here where the driver does not know it."""
-    with driver() as there:
+def gpu_uuid(gpu: str) -> str:
+    """Returns the UUID of a GPU, or `gpu` itself where the driver does not know it."""
+    with nvml() as is_available:
         try:
-            return str(pynvml.nvmlDeviceGetUUID(handle(gpu))) if there else gpu
+            return str(pynvml.nvmlDeviceGetUUID(nvml_handle(gpu))) if is_available else gpu
         except pynvml.NVMLError:
             return gpu
 
 
-def model_name(gpu: str) -> str | None:
-    with driver() as there:
+def gpu_name(gpu: str) -> str | None:
+    """Returns the product name of a GPU, such as 'NVIDIA H200'; None where the driver does not know it."""
+    with nvml() as is_available:
         try:
-            return str(pynvml.nvmlDeviceGetName(handle(gpu))) if there else None
+            return str(pynvml.nvmlDeviceGetName(nvml_handle(gpu))) if is_available else None
         except pynvml.NVMLError:
             return None
 
 
-class Line:
-    """A sweep's place in the line for GPUs that it shares with other sweeps.
+class GpuQueue:
+    """One sweep's requests for GPUs that it shares with other sweeps, by file locks.
 
-    Who waits for several comes before those who come later and want fewer, or a job on two GPUs would wait for as long
-    as there are jobs on one.
+    A waiting job reserves GPUs, so that later jobs cannot take them. Otherwise a job that needs two GPUs would wait
+    until no job on one GPU is left.
     """
 
     def __init__(self) -> None:
-        self.next: dict[str, int] = {}  # GPUs that nobody else may take now, with the lock that says so
+        self.reserved: dict[str, int] = {}  # GPU -> lock: the next one to take this GPU is this sweep
 
-    def hold(self, gpus: Sequence[str], wanted: int) -> tuple[list[str], list[int]] | None:
-        """So many of the GPUs, with the locks that keep them from others; None if they are not free, or not our turn.
+    def acquire(self, gpus: Sequence[str], wanted: int) -> tuple[list[str], list[int]] | None:
+        """Returns `wanted` of the GPUs with the file descriptors of their locks; None while they are not available.
 
-        A lock is let go when the last process ends that has its open file, as a job's own.
+        A lock is released when the last process with its open file ends; a job's processes inherit it.
         """
         folder = Path(tempfile.gettempdir()) / f"reprise-gpus-{os.getuid()}"
         folder.mkdir(exist_ok=True)
         for gpu in gpus:
-            if gpu not in self.next and (lock := try_lock(folder / f"{identity(gpu)}.next.lock")) is not None:
-                self.next[gpu] = lock
-        ours = [gpu for gpu in gpus if gpu in self.next]
-        if len(ours) < wanted:
-            self.leave()  # to those who were before: two that keep a part of what both want would wait for ever
+            if gpu not in self.reserved and (lock := try_lock(folder / f"{gpu_uuid(gpu)}.next.lock")) is not None:
+                self.reserved[gpu] = lock
+        reserved = [gpu for gpu in gpus if gpu in self.reserved]
+        if len(reserved) < wanted:
+            self.cancel()  # two sweeps that each reserve a part of what both want would wait for ever
             return None
         held: dict[str, int] = {}
-        for gpu in ours:
-            if len(held) < wanted and (lock := try_lock(folder / f"{identity(gpu)}.lock")) is not None:
+        for gpu in reserved:
+            if len(held) < wanted and (lock := try_lock(folder / f"{gpu_uuid(gpu)}.lock")) is not None:
                 held[gpu] = lock
         if len(held) == wanted:
-            self.leave()
+            self.cancel()
             return [*held], [*held.values()]
         for lock in held.values():
             os.close(lock)
         return None
 
-    def leave(self) -> None:
-        """Wants no GPU any more."""
-        for lock in self.next.values():
+    def cancel(self) -> None:
+        """Gives up all reservations."""
+        for lock in self.reserved.values():
             os.close(lock)
-        self.next.clear()
+        self.reserved.clear()

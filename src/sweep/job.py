@@ -1,6 +1,6 @@
-"""A job of a sweep is a folder: `job.json` says what it runs and how it stands, `lock` is held while it is alive.
+"""A job of a sweep is a folder: `job.json` has its command and state, `lock` is held while the job is alive.
 
-So two launchers never run one job at once, and a launcher that goes on after a kill knows which jobs are still alive.
+So two launchers never run one job at once, and a launcher that resumes after a kill knows which jobs are still alive.
 """
 
 import json
@@ -14,23 +14,25 @@ from src.errors import UserError
 from src.system.files import try_lock, write_text
 from src.system.masking import masked_overrides
 
-ENDED = ("done", "failed", "oom", "timeout")  # is not run again; delete the folder of a job to run it anew
+ENDED = ("done", "failed", "oom", "timeout")  # such a job is not run again unless its folder is deleted
 STATES = (*ENDED, "interrupted", "running", "waiting")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job runs and how it stands.
+    """The command of a job and its state.
 
     Attributes:
-        key: the same for jobs that mean the same run, see `src.sweep.identity`.
-        overrides: what was asked for on the command line.
+        key: equal for jobs that are the same run, see `src.sweep.identity`.
+        overrides: the job's overrides on the command line.
         command: the process to start, in the folder `cwd`. In `job.json` both are without secrets.
-        devices: the GPUs that it sees; none on a machine without, or for a job that needs none.
-        needs: how many of the GPUs it wants.
-        state: one of STATES; `reason` says why it is not done.
+        needs: number of GPUs that the job needs.
+        timeout_s: wall seconds after which the job is ended; None: never.
+        state: one of STATES; `reason` says why the job is not done.
+        devices: the GPUs given to the job; empty without GPUs, or for a job that needs none.
+        environment: variables set for the job's process.
         begun_s, ended_s: seconds since 1970.
-        supervisor: id of the process that watches it.
+        supervisor: id of the process that watches the job.
     """
 
     key: str
@@ -60,27 +62,27 @@ class Job:
 
 
 def write_job(folder: Path, job: Job) -> None:
-    """Writes `job.json`, atomically, without secrets: `Runner` hands these to the job's process."""
+    """Writes `job.json`, atomically, without secrets: `Runner` passes these to the job's process."""
     hidden = job.with_(overrides=masked_overrides(job.overrides), command=masked_overrides(job.command))
     write_text(folder / "job.json", json.dumps(asdict(hidden), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_job(folder: Path) -> Job:
-    """The job of a folder. Raises UserError where `job.json` is none of ours."""
+    """Returns the job of a folder. Raises UserError where `job.json` is missing or not valid."""
     try:
         return Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / 'job.json'}: not the file of a job ({error}); delete the folder {folder}") from None
+        raise UserError(f"{folder / 'job.json'}: not a valid job file ({error}); delete the folder {folder}") from None
 
 
-def folders_of(sweep: Path) -> dict[str, Path]:
-    """The folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
+def job_folders(sweep: Path) -> dict[str, Path]:
+    """Returns the folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
     found = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
     return {read_job(folder).key: folder for folder in sorted(found, key=lambda folder: int(folder.name))}
 
 
 def alive(folder: Path) -> bool:
-    """Whether a process of the job lives."""
+    """Returns whether a process of the job is alive."""
     lock = try_lock(folder / "lock")
     if lock is not None:
         os.close(lock)
@@ -89,7 +91,7 @@ def alive(folder: Path) -> bool:
 
 @contextmanager
 def sole_launcher(sweep: Path) -> Iterator[None]:
-    """Raises UserError where another launcher is at work on this sweep."""
+    """Locks the sweep for the block. Raises UserError where another launcher has it."""
     sweep.mkdir(parents=True, exist_ok=True)
     lock = try_lock(sweep / "lock")
     if lock is None:
@@ -102,6 +104,6 @@ def sole_launcher(sweep: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def as_value(path: Path) -> str:
-    """The path as the value of an override, whatever characters are in it."""
+def quote_path(path: Path) -> str:
+    """Returns the absolute path quoted as the value of an override."""
     return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"

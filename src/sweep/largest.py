@@ -1,10 +1,10 @@
-"""`+fix_hp=auto`: the largest batch that fits, by short runs of it in processes of their own, on every rank.
+"""`+fix_hp=auto`: finds the largest batch that fits, by short runs on all ranks, each in its own processes.
 
-From the case's own batch it goes to four times as much until a run does not fit (or halves until one does), then
-bisects to within 1/16; what two runs that fit have used says where to look next.
-A run fits where it ends well and left `margin` of its fullest device's memory to nobody at the peak: what other
-processes and libraries hold counts. Trials keep the case's learning rate; the one that is trained with grows by
-`lr_rule`. Every trial leaves its record under RUN/fix_hp.
+The search starts at the case's own batch and quadruples it until a run does not fit (or halves it until one does),
+then bisects to within 1/16. After two runs that fit it predicts the limit from the memory that they used.
+A run fits if it ends without an error and at least `margin` of the memory of its fullest device was free at the peak;
+memory of other processes and libraries is not free. Trials keep the case's learning rate; the final run's grows by
+`lr_rule`. The record of each trial is in RUN/fix_hp.
 """
 
 import os
@@ -20,8 +20,8 @@ from yaml import YAMLError
 
 from src.config.settings import check_training
 from src.errors import UserError
-from src.sweep.gpus import model_name, visible_gpus
-from src.sweep.identity import enrol, key_of
+from src.sweep.gpus import gpu_name, visible_gpus
+from src.sweep.identity import register_jobs, run_key
 from src.sweep.job import Job
 from src.sweep.launcher import gpus_of
 from src.sweep.outcome import record_of
@@ -31,69 +31,70 @@ from src.system.files import locked, write_text
 from src.system.group import started_by
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
-SURE = 0.98  # of the batch that memory seems to suffice for
-GROWTH = 4  # times what fits is the next one to try, at most
-RESOLUTION = 16  # the search ends when the batch is known to within this part of it
-TRIAL = (
+SAFETY = 0.98  # part of the predicted batch that is tried
+GROWTH = 4  # the next batch is at most this many times the last one that fits
+RESOLUTION = 16  # the search ends when the batch is known to within 1/16 of it
+TRIAL_OVERRIDES = (
     "callbacks=bare", "logger=none", "pictures=false", "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=null",
     "fit.evaluate_first=false", "fit.final_evaluation=false",
 )  # fmt: skip
-NOT_OF_A_TRIAL = (
+DROPPED_IN_TRIALS = (
     "fix_hp", "hp.batch_size", "hp.lr", "callbacks=", "~callbacks", "logger", "pictures", "output_dir", "resume",
     "ckpt_path", "fit.max_steps",
 )  # fmt: skip
-WHAT_FITS_DEPENDS_ON = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
+CASE_GROUPS = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
 TOO_LARGE = re.compile(r"on (\d+) rank\(s\) is larger than the training split of (\d+)")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch that was tried: whether it fits, samples per second of computing in steady steps, or in all if it had
-    none, GiB of the fullest device.
+    """The result of one trial. Rates in samples per second, memory in GiB of the fullest device.
+
+    `p_core` is that of steady steps, or of all steps if none is steady.
     """
 
     batch_size: int
     fits: bool
     p_core: float | None = None
     mem_gib: float | None = None
-    used_gib: float | None = None  # by whomever
+    used_gib: float | None = None  # by all processes
     total_gib: float | None = None
-    why: str = ""
+    reason: str = ""  # why it does not fit
 
 
 def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Returns the config with `hp` as found, for `fix_hp=auto`; any other as it is. Runs before the process uses a GPU.
+    """Returns the config, for `fix_hp=auto` with the batch and learning rate found. Must run before any use of a GPU.
 
     Args:
-        overrides: the command line of the run.
+        overrides: the overrides of the run.
     """
     if config.fix_hp is None or config.fix_hp.name != "auto":
         return config
     check_training(config)
-    asked = config.fix_hp
-    if asked.lr_rule not in POWERS or asked.choose not in ("batch_size", "p_core"):
+    settings = config.fix_hp
+    if settings.lr_rule not in POWERS or settings.choose not in ("batch_size", "p_core"):
         raise UserError(f"fix_hp: lr_rule is one of {', '.join(POWERS)}, and choose is batch_size or p_core")
-    if not isinstance(asked.multiple, int) or asked.multiple < 1:
-        raise UserError(f"fix_hp.multiple={asked.multiple}: give a whole number of 1 or more")
-    file, case = Path(asked.file), case_name(config)
-    row = rows_of(file).get(case)
+    if not isinstance(settings.multiple, int) or settings.multiple < 1:
+        raise UserError(f"fix_hp.multiple={settings.multiple}: give a whole number of 1 or more")
+    file, case = Path(settings.file), case_name(config)
+    row = read_rows(file).get(case)
     if row is None:
-        if started_by() is not None:  # ranks that this project started itself find the row
+        if started_by() is not None:  # ranks started by this project find the row
             raise UserError(
                 "fix_hp=auto starts its trials itself: run it without torchrun or srun, or give hp.batch_size"
             )
-        row = search(config, [text for text in overrides if not text.lstrip("+").startswith(NOT_OF_A_TRIAL)])
-        with locked(file.with_suffix(".lock")):  # other cases may be found at the same time
-            write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(rows_of(file) | {case: row}))
+        row = search(config, [text for text in overrides if not text.lstrip("+").startswith(DROPPED_IN_TRIALS)])
+        with locked(file.with_suffix(".lock")):  # other runs may write at the same time
+            write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(read_rows(file) | {case: row}))
     config.hp.batch_size, config.hp.lr = row["batch_size"], row["lr"]
     if started_by() is None:
         found = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
-        print(f"fix_hp=auto: {found}{published(config)}; {file}", flush=True)
+        print(f"fix_hp=auto: {found}{published_row_note(config)}; {file}", flush=True)
     return config
 
 
-def rows_of(file: Path) -> dict[str, Any]:
-    """What was found, by case. Raises UserError for a file that says something else."""
+def read_rows(file: Path) -> dict[str, Any]:
+    """Returns the rows found so far, by case. Raises UserError for a file without valid rows."""
     if not file.exists():
         return {}
     try:
@@ -105,12 +106,12 @@ def rows_of(file: Path) -> dict[str, Any]:
 
 
 def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The row of this case: batch, learning rate, and the figures of the trial that it was chosen by."""
-    asked, usual = config.fix_hp, config.hp
+    """Returns the row of this case: batch, learning rate, and the figures of the chosen trial."""
+    settings, usual = config.fix_hp, config.hp
     world = config.trainer.num_nodes * config.trainer.devices
-    unit = asked.multiple * (world if usual.batch_per == "global" else 1)
-    if asked.most is not None and asked.most < unit:
-        raise UserError(f"fix_hp.most={asked.most} is below {unit}, the least that is tried; lower fix_hp.multiple")
+    unit = settings.multiple * (world if usual.batch_per == "global" else 1)
+    if settings.most is not None and settings.most < unit:
+        raise UserError(f"fix_hp.most={settings.most} is below {unit}, the least that is tried; lower fix_hp.multiple")
     folder = Path(config.output_dir) / "fix_hp"
     trials: dict[int, Trial] = {}
 
@@ -119,34 +120,37 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             trials[batch_size] = run_trial(config, overrides, folder, batch_size)
         return trials[batch_size].fits
 
-    def most() -> int | None:
-        known = [asked.most, *(samples_in(trial.why, usual.batch_per) for trial in trials.values())]
-        return min((limit for limit in known if limit is not None), default=None)
+    def limit() -> int | None:
+        known = [settings.most, *(split_limit(trial.reason, usual.batch_per) for trial in trials.values())]
+        return min((size for size in known if size is not None), default=None)
 
-    largest(usual.batch_size, unit, fits, lambda: foreseen([*trials.values()], asked.margin), most)
+    largest(usual.batch_size, unit, fits, lambda: predicted_batch([*trials.values()], settings.margin), limit)
     good = [trial for trial in trials.values() if trial.fits]
     if not good:
-        raise UserError(f"fix_hp=auto: no batch fits, not even {min(trials)}: {trials[min(trials)].why}")
-    best = max(good, key=lambda trial: trial.batch_size if asked.choose == "batch_size" else trial.p_core or 0.0)
-    lr = usual.lr * (best.batch_size / usual.batch_size) ** POWERS[asked.lr_rule]
+        raise UserError(f"fix_hp=auto: no batch fits, not even {min(trials)}: {trials[min(trials)].reason}")
+    best = max(good, key=lambda trial: trial.batch_size if settings.choose == "batch_size" else trial.p_core or 0.0)
+    lr = usual.lr * (best.batch_size / usual.batch_size) ** POWERS[settings.lr_rule]
     return {
         "batch_size": best.batch_size, "batch_per": usual.batch_per, "lr": float(f"{lr:.6g}"), "p_core": best.p_core,
         "mem_gib": best.mem_gib, "tried": sorted(trials), "records": str(folder),
     }  # fmt: skip
 
 
-def foreseen(trials: Sequence[Trial], margin: float) -> float | None:
-    """The batch that memory suffices for if more of it is used as between the two largest that fit; None: unknown."""
+def predicted_batch(trials: Sequence[Trial], margin: float) -> float | None:
+    """Returns the batch that would fill the memory, extrapolated linearly from the two largest that fit.
+
+    None with fewer than two, or if memory does not grow between them.
+    """
     known = sorted((t.batch_size, t.used_gib, t.total_gib) for t in trials if t.fits and t.used_gib and t.total_gib)
     if len(known) < 2:
         return None
     (less, less_gib, _), (more, more_gib, total_gib) = known[-2:]
-    a_sample_gib = (more_gib - less_gib) / (more - less)
-    return more + ((1 - margin) * total_gib - more_gib) / a_sample_gib if a_sample_gib > 0 else None
+    gib_per_sample = (more_gib - less_gib) / (more - less)
+    return more + ((1 - margin) * total_gib - more_gib) / gib_per_sample if gib_per_sample > 0 else None
 
 
-def samples_in(reason: str, batch_per: str) -> int | None:
-    """The largest batch that a training split has, of a device or of all, where `reason` says that one is larger."""
+def split_limit(reason: str, batch_per: str) -> int | None:
+    """Returns the largest batch (per device or global) that the training split allows, if `reason` names its size."""
     if (found := TOO_LARGE.search(reason)) is None:
         return None
     ranks, samples = map(int, found.groups())
@@ -157,25 +161,26 @@ def largest(
     usual: int,
     unit: int,
     fits: Callable[[int], bool],
-    foresee: Callable[[], float | None] = lambda: None,
-    most: Callable[[], int | None] = lambda: None,
+    predict: Callable[[], float | None] = lambda: None,
+    limit: Callable[[], int | None] = lambda: None,
 ) -> int | None:
-    """The largest multiple of `unit` that fits, to within 1/RESOLUTION; None where not even `unit` does.
+    """Returns the largest multiple of `unit` that fits, to within 1/RESOLUTION; None if `unit` does not fit.
 
     Args:
-        foresee: what memory may suffice for, as far as is known by now; `most`: what is not exceeded, likewise.
+        usual: the first batch to try.
+        predict: returns the batch predicted from the trials so far. limit: returns the known upper limit.
     """
 
     def allowed(size: int) -> int:
-        limit = most()
-        return size if limit is None else min(size, max(unit, limit // unit * unit))
+        most = limit()
+        return size if most is None else min(size, max(unit, most // unit * unit))
 
     good, size = 0, allowed(max(unit, usual // unit * unit))
     while fits(size):
-        good, expected = size, foresee()
+        good, predicted = size, predict()
         size = GROWTH * good
-        if expected is not None:  # a little less than that, and never nothing more
-            size = int(min(SURE * expected, size)) // unit * unit
+        if predicted is not None:  # a little below the prediction, but above `good`
+            size = int(min(SAFETY * predicted, size)) // unit * unit
             size = max(size, good + max(unit, good // RESOLUTION // unit * unit))
         size = allowed(size)
         if size <= good:
@@ -189,8 +194,8 @@ def largest(
             bad = size
     while good and bad - good > max(unit, good // RESOLUTION):
         size = (good + bad) // 2 // unit * unit
-        if (limit := allowed(bad)) + unit < bad:  # the data end there: all of them may fit
-            bad, size = limit + unit, limit
+        if (most := allowed(bad)) + unit < bad:  # the training split ends there: all of it may fit
+            bad, size = most + unit, most
             if size == good:
                 break
         if fits(size):
@@ -201,52 +206,53 @@ def largest(
 
 
 def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_size: int) -> Trial:
-    """Runs the case for some steps with this batch. Raises UserError where something else than its size fails it."""
-    given = [
-        *overrides, *TRIAL, f"fit.max_steps={config.fix_hp.steps}", f"hp.batch_size={batch_size}",
+    """Runs the case for some steps with this batch. Raises UserError if it fails for another reason than its size."""
+    trial_overrides = [
+        *overrides, *TRIAL_OVERRIDES, f"fit.max_steps={config.fix_hp.steps}", f"hp.batch_size={batch_size}",
         f"hp.lr={config.hp.lr}",
     ]  # fmt: skip
-    door = str(Path(sys.argv[0]).resolve())
+    entry_point = str(Path(sys.argv[0]).resolve())
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(
-        key=f"batch {batch_size}", overrides=given, command=[sys.executable, door, *given], cwd=os.getcwd(),
-        needs=gpus_of(config),
+        key=f"batch {batch_size}", overrides=trial_overrides,
+        command=[sys.executable, entry_point, *trial_overrides], cwd=os.getcwd(), needs=gpus_of(config),
     )  # fmt: skip
-    (place,) = enrol(folder, [job])
+    (trial_folder,) = register_jobs(folder, [job])
     with Status() as status:
         runner = Runner(Slots(parallel=1), status)
-        ended = runner.run([place], {place: job.command})[place]
-    if runner.asked:
+        ended = runner.run([trial_folder], {trial_folder: job.command})[trial_folder]
+    if runner.interrupts:
         raise SystemExit(130)
-    record = record_of(place)
+    record = record_of(trial_folder)
     reason = ended.reason or ""
     if ended.state == "oom" or TOO_LARGE.search(reason):
-        return Trial(batch_size, False, why=reason)
+        return Trial(batch_size, False, reason=reason)
     if ended.state != "done" or record is None or record.mem is None:
-        raise UserError(f"fix_hp=auto: the trial with batch {batch_size} failed ({reason}); see {place / 'log.txt'}")
+        log = trial_folder / "log.txt"
+        raise UserError(f"fix_hp=auto: the trial with batch {batch_size} failed ({reason}); see {log}")
     free, total = record.mem.free_gib, record.mem.total_gib
     fits = free is None or total is None or free >= config.fix_hp.margin * total
-    why = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
+    reason = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
     used = None if free is None or total is None else total - free
-    rate = record.p_core if record.steady is None else record.steady.p_core  # a short run is mostly its beginning
-    return Trial(batch_size, fits, rate, record.mem.peak_reserved_gib, used, total, why)
+    rate = record.p_core if record.steady is None else record.steady.p_core  # most of a short run is warm-up
+    return Trial(batch_size, fits, rate, record.mem.peak_reserved_gib, used, total, reason)
 
 
 def case_name(config: DictConfig) -> str:
-    """Model, topology, precision and device for the eye, and a digest of all that it depends on."""
+    """Returns the key of a row: model, trainer, precision and device, and a digest of CASE_GROUPS."""
     plain = config.copy()
     plain.hp.batch_size, plain.hp.lr = 1, 1.0
-    digest = key_of("train.py", plain, WHAT_FITS_DEPENDS_ON)
+    digest = run_key("train.py", plain, CASE_GROUPS)
     return f"{config.model.name} {config.trainer.name} {config.precision.name} {device_name(config)} {digest}"
 
 
 def device_name(config: DictConfig) -> str:
     gpus = [] if config.hardware.accelerator == "cpu" else visible_gpus()
-    return (model_name(gpus[0]) or gpus[0]) if gpus else "cpu"
+    return (gpu_name(gpus[0]) or gpus[0]) if gpus else "cpu"
 
 
-def published(config: DictConfig) -> str:
-    """The published row of the case, where there is one."""
+def published_row_note(config: DictConfig) -> str:
+    """Returns the hyper-parameters published for the case as a note in parentheses; empty if there are none."""
     file = Path(__file__).resolve().parents[2] / "conf" / "fix_hp" / "max_bs.yaml"
     row = OmegaConf.select(OmegaConf.load(file), f"fix_hp.table.{config.model.name}.{config.trainer.name}")
     return f" (published: {' '.join(f'{key}={value}' for key, value in row.items())})" if row else ""

@@ -1,4 +1,4 @@
-"""Hydra's launcher of this project: every job of `-m` in processes of its own, several at once over the GPUs."""
+"""Hydra's launcher of this project: runs each job of `-m` in its own processes, several at once over the GPUs."""
 
 import os
 import re
@@ -14,30 +14,30 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from src.cli import guarded
 from src.errors import UserError
-from src.sweep.identity import enrol, key_of
-from src.sweep.job import Job, alive, folders_of, read_job, sole_launcher
+from src.sweep.identity import register_jobs, run_key
+from src.sweep.job import Job, alive, job_folders, read_job, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
-from src.sweep.status import Status, finish
+from src.sweep.status import Status, print_results
 from src.system.files import claimed
 from src.system.group import started_by
 from src.system.masking import MASK
 
-# What this launcher decides for a job, whatever the sweep was given.
-OURS = re.compile(r"[+~]*hydra[./](mode|sweep|launcher|sweeper|run)\b")
+# Hydra's settings of the sweep itself: they are not passed on to a job.
+OF_THE_SWEEP = re.compile(r"[+~]*hydra[./](mode|sweep|launcher|sweeper|run)\b")
 OF_ONE_RUN = ("output_dir", "resume")
 
 
 class IsolatedLauncher(Launcher):
-    """See docs/sweeps.md.
+    """Runs the jobs of a sweep as docs/sweeps.md describes.
 
     Args:
-        parallel: jobs at once; None: as many as the GPUs carry, one on a machine without.
-        timeout_s: seconds after which a job is ended, None: never.
+        parallel: jobs at once; None: one per GPU, or one on a machine without GPUs.
+        timeout_s: wall seconds after which a job is ended, None: never.
     """
 
     def __init__(self, parallel: int | None = None, timeout_s: float | None = None) -> None:
-        self.slots, self.timeout_s = Slots(parallel=parallel, alone=True), timeout_s
+        self.slots, self.timeout_s = Slots(parallel=parallel, lock_gpus=True), timeout_s
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if self.slots.parallel is not None and self.slots.parallel < 1:
@@ -52,19 +52,19 @@ class IsolatedLauncher(Launcher):
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs the jobs; what ended badly is told in the table and by exit code 2, and stops no other job."""
+        """Runs all jobs and prints the results; the exit code is 2 if one is not done."""
         folders, jobs = self.run(job_overrides)
-        finish(self.folder, jobs, len(folders))
+        print_results(self.folder, jobs, len(folders))
         guarded(lambda _: complain(jobs), self.config)
-        return [returned(folder, jobs[folder]) for folder in folders]
+        return [job_return(folder, jobs[folder]) for folder in folders]
 
     @property
     def folder(self) -> Path:
-        """Of the sweep."""
+        """The folder of the sweep."""
         return Path(self.config.hydra.sweep.dir)
 
     def run(self, job_overrides: Sequence[Sequence[str]]) -> tuple[list[Path], dict[Path, Job]]:
-        """The folder of each job, and the jobs as they ended; asked to end, this process ends when they have."""
+        """Returns the folder of each job, and the ended jobs. After a signal, exits with 130 once they have ended."""
         setup_globals()
         if started_by() is not None:
             raise UserError("a sweep starts the processes of its jobs itself: run it without torchrun or srun")
@@ -73,43 +73,43 @@ class IsolatedLauncher(Launcher):
             with Status() as status:
                 runner = Runner(self.slots, status)
                 jobs = runner.run(list(dict.fromkeys(folders)), commands)
-        if runner.asked:
-            finish(self.folder, jobs, len(folders))
-            print(f"interrupted; the same command with sweep.resume={self.folder} goes on", file=sys.stderr)
+        if runner.interrupts:
+            print_results(self.folder, jobs, len(folders))
+            print(f"interrupted; to resume, add sweep.resume={self.folder} to the same command", file=sys.stderr)
             sys.exit(130)
         return folders, jobs
 
     def _folders(
         self, sweep: Path, job_overrides: Sequence[Sequence[str]]
     ) -> tuple[list[Path], dict[Path, Sequence[str]]]:
-        """The folder of each job, and the commands by folder, with secrets.
+        """Returns the folder of each job, and the commands by folder, with secrets.
 
-        A sweep that goes on without being given anything has the jobs that it had. Raises UserError where one of these
+        A sweep that is resumed without overrides has the same jobs as before. Raises UserError where one of these
         needs a secret.
         """
-        asked = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
-        known = folders_of(sweep)
-        if known and not any(asked):
+        requested = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
+        known = job_folders(sweep)
+        if known and not any(requested):
             check_secrets([*known.values()])
             return [*known.values()], {}
-        jobs = [self._job(given) for given in asked]
-        folders = enrol(sweep, jobs)
+        jobs = [self._job(given) for given in requested]
+        folders = register_jobs(sweep, jobs)
         return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
 
     def _job(self, overrides: Sequence[str]) -> Job:
         for key in OF_ONE_RUN:
             if any(text.startswith(f"{key}=") for text in overrides):
                 raise UserError(
-                    f"{key} is for one run; a sweep has hydra.sweep.dir=FOLDER, and goes on by sweep.resume=FOLDER"
+                    f"{key} is for one run; a sweep has hydra.sweep.dir=FOLDER, and sweep.resume=FOLDER resumes it"
                 )
         config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-        door = Path(sys.argv[0]).resolve()
+        entry_point = Path(sys.argv[0]).resolve()
         given: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra)
-        kept = [text for text in given if not OURS.match(text)]
+        kept = [text for text in given if not OF_THE_SWEEP.match(text)]
         return Job(
-            key=key_of(door.name, config),
+            key=run_key(entry_point.name, config),
             overrides=list(overrides),
-            command=[sys.executable, str(door), *overrides, *kept],
+            command=[sys.executable, str(entry_point), *overrides, *kept],
             cwd=os.getcwd(),
             needs=gpus_of(config),
             timeout_s=self.timeout_s,
@@ -117,14 +117,14 @@ class IsolatedLauncher(Launcher):
 
 
 def gpus_of(config: DictConfig) -> int:
-    """How many GPUs of this machine a job takes where there are some."""
+    """Returns the number of GPUs on this machine that a job needs if it has any."""
     if "model" not in config or OmegaConf.select(config, "hardware.accelerator") == "cpu":
         return 0
     return OmegaConf.select(config, "trainer.devices", default=1)
 
 
 def check_secrets(folders: Sequence[Path]) -> None:
-    """Raises UserError where a job that is to be run was given a secret, which no file of a sweep holds."""
+    """Raises UserError where a job still to be run was given a secret, since `job.json` does not hold secrets."""
     for folder in folders:
         job = read_job(folder)
         if not job.ended and not alive(folder) and any(MASK in word for word in job.command):
@@ -138,11 +138,11 @@ def complain(jobs: Mapping[Path, Job]) -> None:
     """Raises UserError where a job is not done."""
     bad = [folder.name for folder, job in jobs.items() if job.state != "done"]
     if bad:
-        raise UserError(f"{len(bad)} of {len(jobs)} jobs are not done: {', '.join(bad)}; the reasons stand above")
+        raise UserError(f"{len(bad)} of {len(jobs)} jobs are not done: {', '.join(bad)}; the reasons are above")
 
 
-def returned(folder: Path, job: Job) -> JobReturn:
-    """For Hydra: the final metric of a job that is done, None of any other."""
+def job_return(folder: Path, job: Job) -> JobReturn:
+    """Returns Hydra's result of a job: the final metric if it is done, else None."""
     record = record_of(folder)
     metric = record.final_metric.value if record and record.final_metric and job.state == "done" else None
     return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=metric)

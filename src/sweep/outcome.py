@@ -1,4 +1,4 @@
-"""How a job ended, from what it left behind: its record, its exit code, the end of its print-out."""
+"""Finds how a job ended from its record, its exit code and the last line of its log."""
 
 import re
 import signal
@@ -9,31 +9,31 @@ from src.errors import UserError
 from src.launch.failures import memory_ran_out
 from src.report.record import Record, read_record
 
-TAIL = 20_000  # bytes of the print-out that are looked at
+TAIL = 20_000  # bytes of the log that are searched
 
 
 @dataclass(frozen=True)
 class Exit:
-    """What is known of the end of a job's process.
+    """The end of a job's process.
 
     Attributes:
-        exit_code: negative for a signal; None where nobody saw it.
-        asked: the state that it was ended for, 'timeout' or 'interrupted'; None where it ended by itself.
-        oom_kills: processes that the kernel killed on this machine, for want of memory, while the job ran.
+        exit_code: negative for a signal; None if it is not known.
+        cause: 'timeout' or 'interrupted' if the supervisor ended it; None if it ended by itself.
+        oom_kills: processes that the kernel killed on this machine for lack of memory while the job ran.
     """
 
     exit_code: int | None
-    asked: str | None = None
+    cause: str | None = None
     oom_kills: int = 0
 
 
 def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
-    """The state of an ended job and the reason for one that is not done."""
+    """Returns the state of an ended job, and the reason if it is not 'done'."""
     record = record_of(folder)
     if record is not None and record.status == "done" and end.exit_code in (0, None):
         return "done", None
-    if end.asked:
-        return end.asked, None
+    if end.cause:
+        return end.cause, None
     rank_killed = record is not None and record.error is not None and record.error.type == "RankDied"
     if end.oom_kills and (end.exit_code == -signal.SIGKILL or rank_killed):
         return "oom", "killed by the kernel: the machine's memory ran out"
@@ -43,7 +43,7 @@ def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
         full = record.status == "failed" and memory_ran_out(reason)
         return ("oom" if full else record.status), reason
     if end.exit_code is None:
-        return "interrupted", "killed together with the process that watched it"
+        return "interrupted", "killed together with its supervisor"
     if end.exit_code == 0:
         return ("done", None) if record is None else (record.status, None)
     last = last_line(folder / "log.txt")
@@ -53,7 +53,7 @@ def outcome(folder: Path, end: Exit) -> tuple[str, str | None]:
 
 
 def record_of(folder: Path) -> Record | None:
-    """The record that a job left; None if there is none that can be read."""
+    """Returns the record in a job's folder; None if there is none or it cannot be read."""
     try:
         return read_record(folder)
     except UserError:
@@ -61,7 +61,7 @@ def record_of(folder: Path) -> Record | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that was printed; a progress bar counts as it last looked."""
+    """Returns the last line of a log, at most 500 characters; a progress bar is one line, as last drawn."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL))

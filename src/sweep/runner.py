@@ -1,4 +1,4 @@
-"""Runs jobs over the GPUs there are, several at once, each under a supervisor of its own; goes on after a kill."""
+"""Runs jobs on the visible GPUs, several at once, each under its own supervisor; resumes after a kill."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from src.cli import DEBUGGING
-from src.sweep.gpus import Line, visible_gpus
+from src.sweep.gpus import GpuQueue, visible_gpus
 from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
@@ -21,129 +21,129 @@ from src.system.files import try_lock
 POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
 
-Changed = Callable[[Mapping[Path, Job]], None]
+OnChange = Callable[[Mapping[Path, Job]], None]
 
 
 @dataclass
 class Slots:
-    """What running jobs share.
+    """The GPUs that running jobs share, and the limit on their number.
 
     Attributes:
-        gpus: as CUDA_VISIBLE_DEVICES names them.
-        parallel: jobs at once; None: as many as the GPUs carry, one on a machine without.
-        alone: whether a job waits for GPUs that jobs of other sweeps have.
-        line: where it waits.
+        gpus: names as in CUDA_VISIBLE_DEVICES.
+        parallel: jobs at once; None: one per GPU, or one on a machine without GPUs.
+        lock_gpus: whether a job waits for GPUs that jobs of other sweeps have.
+        queue: requests for those GPUs.
     """
 
     gpus: Sequence[str] = field(default_factory=visible_gpus)
     parallel: int | None = None
-    alone: bool = False
-    line: Line = field(default_factory=Line)
+    lock_gpus: bool = False
+    queue: GpuQueue = field(default_factory=GpuQueue)
 
     @property
-    def most(self) -> int:
+    def max_jobs(self) -> int:
         return self.parallel or max(1, len(self.gpus))
 
-    def room_for(self, job: Job, running: Sequence[Job]) -> "Place | None":
-        """A place for the job; None where it has to wait. A job that wants more GPUs than there are gets them all."""
-        if len(running) >= self.most:
+    def allocate(self, job: Job, running: Sequence[Job]) -> "Allocation | None":
+        """Returns GPUs for the job; None if it has to wait. A job that needs more GPUs than there are gets all."""
+        if len(running) >= self.max_jobs:
             return None
         taken = {gpu for other in running for gpu in other.devices}
         free = [gpu for gpu in self.gpus if gpu not in taken]
         wanted = min(job.needs, len(self.gpus))
         if len(free) < wanted:
             return None
-        if not self.alone:
-            return Place(free[:wanted])
-        held = self.line.hold(free, wanted)
-        return None if held is None else Place(*held)
+        if not self.lock_gpus:
+            return Allocation(free[:wanted])
+        held = self.queue.acquire(free, wanted)
+        return None if held is None else Allocation(*held)
 
 
 @dataclass(frozen=True)
-class Place:
-    """GPUs for a job, and the open files of the locks on them, which its processes keep."""
+class Allocation:
+    """GPUs for a job, and the file descriptors of their locks, which its processes inherit."""
 
     gpus: Sequence[str]
     locks: Sequence[int] = ()
 
 
 class Runner:
-    """Brings jobs to their ends. Their folders are the only memory: what has ended is not run, what lives is joined.
+    """Runs jobs to their ends. All state is in their folders: ended jobs are skipped, running ones are waited for.
 
     Args:
         slots: how many at once, and on which GPUs.
-        changed: is told all jobs by their folders, several times a second.
+        on_change: called with all jobs by their folders, several times a second.
     """
 
-    def __init__(self, slots: Slots, changed: Changed = lambda jobs: None) -> None:
-        self.slots, self.changed = slots, changed
-        self.asked = 0  # how often this process was asked to end
+    def __init__(self, slots: Slots, on_change: OnChange = lambda jobs: None) -> None:
+        self.slots, self.on_change = slots, on_change
+        self.interrupts = 0  # signals received that ask this process to end
         self._started: dict[Path, subprocess.Popen[bytes]] = {}
         self._commands: Mapping[Path, Sequence[str]] = {}
 
     def run(self, folders: Sequence[Path], commands: Mapping[Path, Sequence[str]] | None = None) -> dict[Path, Job]:
-        """The jobs as they ended, by folder. Ctrl-C, SIGTERM and SIGHUP end them: `interrupted`.
+        """Returns the ended jobs by folder. After Ctrl-C, SIGTERM or SIGHUP their state is `interrupted`.
 
         Args:
-            commands: of jobs with secrets, which their folders do not hold.
+            commands: commands with secrets, by folder; `job.json` has them without.
         """
         self._commands = commands or {}
-        jobs = {folder: settled(folder) for folder in folders}
-        told = 0
+        jobs = {folder: current_job(folder) for folder in folders}
+        handled = 0
         with self._listening():
             while True:
                 running = [folder for folder, job in jobs.items() if job.state == "running"]
-                if told < self.asked:
-                    told = self.asked
+                if handled < self.interrupts:
+                    handled = self.interrupts
                     for folder in running:
                         self._end(folder)
-                waiting = [] if told else [f for f, job in jobs.items() if not job.ended and f not in self._started]
+                waiting = [] if handled else [f for f, job in jobs.items() if not job.ended and f not in self._started]
                 waiting = [folder for folder in waiting if folder not in running]
                 if not waiting:
-                    self.slots.line.leave()
-                place = self.slots.room_for(jobs[waiting[0]], [jobs[f] for f in running]) if waiting else None
-                if place is not None:
-                    jobs[waiting[0]] = self._start(waiting[0], jobs[waiting[0]], place)
-                self.changed(jobs)
+                    self.slots.queue.cancel()
+                allocation = self.slots.allocate(jobs[waiting[0]], [jobs[f] for f in running]) if waiting else None
+                if allocation is not None:
+                    jobs[waiting[0]] = self._start(waiting[0], jobs[waiting[0]], allocation)
+                self.on_change(jobs)
                 if not running and not waiting:
                     for process in self._started.values():
                         process.wait()
                     return jobs
-                if place is None:
+                if allocation is None:
                     time.sleep(POLL_S)
-                jobs |= {folder: settled(folder) for folder in running}
+                jobs |= {folder: current_job(folder) for folder in running}
 
-    def _start(self, folder: Path, job: Job, place: Place) -> Job:
+    def _start(self, folder: Path, job: Job, allocation: Allocation) -> Job:
         lock = try_lock(folder / "lock")
-        locks = [lock for lock in (lock, *place.locks) if lock is not None]
+        locks = [lock for lock in (lock, *allocation.locks) if lock is not None]
         try:
-            if lock is None:  # of a supervisor that an earlier launcher started a moment ago
+            if lock is None:  # a supervisor has it that an earlier launcher has just started
                 return job.with_(state="running")
             job = job.with_(
-                state="running", reason=None, devices=list(place.gpus), environment=self._environment(place.gpus),
-                begun_s=time.time(), ended_s=None, supervisor=None,
+                state="running", reason=None, devices=list(allocation.gpus),
+                environment=self._environment(allocation.gpus), begun_s=time.time(), ended_s=None, supervisor=None,
             )  # fmt: skip
             write_job(folder, job)
             process = subprocess.Popen(
                 [sys.executable, "-m", "src.sweep.supervise", str(folder.resolve()), *map(str, locks)],
-                cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True, pass_fds=locks,
+                cwd=ROOT, env=inherited_environment(), stdin=subprocess.PIPE, start_new_session=True, pass_fds=locks,
             )  # fmt: skip
             self._started[folder] = process
-            with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:  # broken where it was killed
+            with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:  # broken if it was killed
                 pipe.write(json.dumps([*self._commands.get(folder, job.command)]).encode())
         finally:
             for held in locks:
-                os.close(held)  # the supervisor has them now
+                os.close(held)  # the supervisor has inherited them
         return job
 
     def _environment(self, gpus: Sequence[str]) -> dict[str, str]:
-        """The job's GPUs and, where several jobs share the machine and nobody has said so, its share of the cores."""
-        mine = {}
-        if self.slots.gpus:  # numbered as the driver does, which is not CUDA's own way
-            mine = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        if self.slots.most > 1 and "OMP_NUM_THREADS" not in os.environ:
-            mine["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self.slots.most))
-        return mine
+        """Returns variables for a job: its GPUs, and its share of the cores unless OMP_NUM_THREADS is set."""
+        variables = {}
+        if self.slots.gpus:  # in the driver's order, which is not CUDA's default
+            variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if self.slots.max_jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
+            variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self.slots.max_jobs))
+        return variables
 
     def _end(self, folder: Path) -> None:
         started = self._started.get(folder)
@@ -154,13 +154,13 @@ class Runner:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        def ask(*_: Any) -> None:
-            self.asked += 1
+        def count(*_: Any) -> None:
+            self.interrupts += 1
 
         kinds = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else it was started by nohup
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is ignored
             kinds.append(signal.SIGHUP)
-        before = {kind: signal.signal(kind, ask) for kind in kinds}
+        before = {kind: signal.signal(kind, count) for kind in kinds}
         try:
             yield
         finally:
@@ -168,16 +168,16 @@ class Runner:
                 signal.signal(kind, handler)
 
 
-def environment() -> dict[str, str]:
-    """This process's, without what the door has set for itself."""
+def inherited_environment() -> dict[str, str]:
+    """Returns this process's environment, without HYDRA_FULL_ERROR if the entry point has set it itself."""
     return {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR" or DEBUGGING}
 
 
-def settled(folder: Path) -> Job:
-    """The job as it stands; one that was running when all of its processes were killed gets the state that it has."""
+def current_job(folder: Path) -> Job:
+    """Returns the job with its current state, which is written for a job whose processes were all killed."""
     job = read_job(folder)
     if job.state == "running" and not alive(folder):
-        job = read_job(folder)  # its end may have been written in between; nobody writes any more
+        job = read_job(folder)  # its supervisor may have written the state in between
         if job.state == "running":
             state, reason = outcome(folder, Exit(exit_code=None))
             job = job.with_(state=state, reason=reason, ended_s=time.time())

@@ -1,9 +1,9 @@
-"""A search instead of a grid: Optuna proposes the values, this project's launcher runs the jobs.
+"""Hyper-parameter search: Optuna proposes the values, this project's launcher runs the jobs.
 
     python train.py -m hydra/sweeper=search 'hp.lr=tag(log,interval(1e-4,1e-1))' hp.batch_size=64,128,256 \
         hydra.sweeper.maximize=final_metric hydra.sweeper.trials=30
 
-The trials are in `search.db` of the sweep's folder, so `sweep.resume=FOLDER` goes on with all that is known.
+The trials are in `search.db` of the sweep's folder; `sweep.resume=FOLDER` continues with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from omegaconf import DictConfig
 from src.cli import guarded
 from src.config.hydra_files import save_masked
 from src.errors import UserError
-from src.sweep.job import Job, folders_of, read_job
+from src.sweep.job import Job, job_folders, read_job
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.outcome import record_of
-from src.sweep.status import finish
+from src.sweep.status import print_results
 
 if TYPE_CHECKING:
     import optuna
@@ -33,12 +33,12 @@ RATES = ("p_whole", "p_train", "p_core", "throughput", "e2e_time_s")
 
 
 class SearchSweeper(Sweeper):
-    """See docs/sweeps.md.
+    """Searches the given space as docs/sweeps.md describes.
 
     Args:
-        trials: how many there are in the end, those of an earlier start included.
-        maximize, minimize: one of them: `final_metric`, or one of RATES.
-        seed: of the sampler.
+        trials: total number, trials of an earlier start included.
+        maximize, minimize: the figure to optimise, `final_metric` or one of RATES; exactly one is given.
+        seed: seed of the sampler.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class SearchSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
         if not isinstance(launcher, IsolatedLauncher):
-            raise UserError("a search runs its jobs on this machine: leave hydra/launcher=isolated")
+            raise UserError("a search runs its jobs on this machine: keep hydra/launcher=isolated")
         self.jobs, self.context, self.defaults = launcher, hydra_context, config
 
     def sweep(self, arguments: list[str]) -> None:
-        """Asks, runs and tells, as many trials at once as jobs run at once."""
+        """Runs trials until there are `trials` in all, as many at once as jobs run at once."""
         overrides = OverridesParser.create(config_loader=self.context.config_loader).parse_overrides(arguments)
         space = {o.get_key_element(): distribution(o) for o in overrides if o.is_sweep_override()}
         if not space:
@@ -75,14 +75,14 @@ class SearchSweeper(Sweeper):
         folder = self.jobs.folder
         folder.mkdir(parents=True, exist_ok=True)
         save_masked(self.defaults, folder / "multirun.yaml")
-        study = opened(folder, self.direction, self.seed)
+        study = load_study(folder, self.direction, self.seed)
         begun = {
             trial.number: trial.params for trial in study.get_trials(deepcopy=False) if not trial.state.is_finished()
         }
-        self._run(study, fixed, begun)  # what an earlier launcher left
+        self._run(study, fixed, begun)  # unfinished trials of an earlier launcher
         while (left := self.trials - len(study.trials)) > 0:
-            asked = [study.ask(space) for _ in range(min(left, self.jobs.slots.most))]
-            self._run(study, fixed, {trial.number: trial.params for trial in asked})
+            proposed = [study.ask(space) for _ in range(min(left, self.jobs.slots.max_jobs))]
+            self._run(study, fixed, {trial.number: trial.params for trial in proposed})
         self._finish(study)
 
     def _run(self, study: "optuna.Study", fixed: Sequence[str], trials: Mapping[int, Mapping[str, Any]]) -> None:
@@ -90,7 +90,7 @@ class SearchSweeper(Sweeper):
             return
         from optuna.trial import TrialState
 
-        jobs = [[*fixed, *assigned(params)] for params in trials.values()]
+        jobs = [[*fixed, *as_overrides(params)] for params in trials.values()]
         folders, ended = self.jobs.run(jobs)
         for number, folder in zip(trials, folders, strict=True):
             value = figure_of(folder, ended[folder], self.figure)
@@ -98,18 +98,19 @@ class SearchSweeper(Sweeper):
 
     def _finish(self, study: "optuna.Study") -> None:
         folder = self.jobs.folder
-        jobs = {place: read_job(place) for place in folders_of(folder).values()}
-        finish(folder, jobs, len(study.trials))
+        jobs = {job_folder: read_job(job_folder) for job_folder in job_folders(folder).values()}
+        print_results(folder, jobs, len(study.trials))
         done = [trial for trial in study.trials if trial.value is not None]
         if done:
             best = study.best_trial
-            print(f"best of {len(study.trials)} trials: {self.figure} {best.value:.6g} with", *assigned(best.params))
+            values = as_overrides(best.params)
+            print(f"best of {len(study.trials)} trials: {self.figure} {best.value:.6g} with", *values)
         else:
             guarded(lambda _: nothing_done(len(jobs)), self.defaults)
 
 
-def opened(folder: Path, direction: Literal["maximize", "minimize"], seed: int) -> "optuna.Study":
-    """The study of a sweep's folder, as it was left. Another start draws other values: the seed counts the trials."""
+def load_study(folder: Path, direction: Literal["maximize", "minimize"], seed: int) -> "optuna.Study":
+    """Returns the study in a sweep's folder, or a new one; the seed counts its trials, so it proposes new values."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -122,7 +123,7 @@ def opened(folder: Path, direction: Literal["maximize", "minimize"], seed: int) 
 
 
 def distribution(override: Override) -> "optuna.distributions.BaseDistribution":
-    """What `a,b`, `choice`, `range` and `interval` mean; `tag(log, ...)` is on a logarithmic scale."""
+    """Returns the distribution of `a,b`, `choice`, `range` or `interval`; `tag(log, ...)` makes it logarithmic."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     sweep = override.value()
@@ -131,17 +132,17 @@ def distribution(override: Override) -> "optuna.distributions.BaseDistribution":
         low, high = sweep.start, sweep.end
         if isinstance(low, int) and isinstance(high, int):
             return IntDistribution(low, high, log=log)
-        assert low is not None and high is not None  # the grammar sees to it
+        assert low is not None and high is not None  # by Hydra's grammar
         return FloatDistribution(low, high, log=log)
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
-def assigned(params: Mapping[str, Any]) -> list[str]:
+def as_overrides(params: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in params.items()]
 
 
 def figure_of(folder: Path, job: Job, figure: str) -> float | None:
-    """The figure of a job that is done; None of any other, and where it was not measured."""
+    """Returns the figure of a job that is done; None for another state, or where it was not measured."""
     record = record_of(folder)
     if record is None or job.state != "done":
         return None
@@ -151,4 +152,4 @@ def figure_of(folder: Path, job: Job, figure: str) -> float | None:
 
 
 def nothing_done(jobs: int) -> None:
-    raise UserError(f"none of {jobs} jobs is done: there is no best; the reasons stand above")
+    raise UserError(f"none of {jobs} jobs is done, so there is no best trial; the reasons are above")

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: the running jobs as they run, each ending at once, the results at the end."""
+"""Prints the progress of a sweep: running jobs, each end with its reason, and the results."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from rich.text import Text
 
 from src.sweep.job import Job
 from src.sweep.outcome import last_line
-from src.sweep.table import as_csv, coloured, counted, label, result_rows, result_table, varied
+from src.sweep.table import as_csv, coloured, count_states, differing_overrides, label, result_rows, result_table
 from src.system.files import write_text
 
 REFRESH_S = 0.5
-WIDTH = 200  # characters of the table in a file
+WIDTH = 200  # columns of the table where the output is not a terminal
 
 
 class Status:
-    """Told how the jobs stand. On a terminal it redraws what runs; elsewhere it prints beginnings and endings alone."""
+    """Called with all jobs: redraws the running ones on a terminal; elsewhere prints only each start and end."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -36,27 +36,27 @@ class Status:
         self._live.stop()
 
     def __call__(self, jobs: Mapping[Path, Job]) -> None:
-        labels = dict(zip(jobs, map(label, varied([*jobs.values()])), strict=True))
+        labels = dict(zip(jobs, map(label, differing_overrides([*jobs.values()])), strict=True))
         first = not self._states
         for folder, job in jobs.items():
             if self._states.get(folder, "waiting") != job.state and not (first and job.ended):
-                self._say(folder, job, labels[folder])
+                self._print_change(folder, job, labels[folder])
             self._states[folder] = job.state
         if self.console.is_terminal and time.monotonic() - self._drawn_s > REFRESH_S:
             self._drawn_s = time.monotonic()
-            self._live.update(self._picture(jobs, labels), refresh=True)
+            self._live.update(self._running(jobs, labels), refresh=True)
 
-    def _say(self, folder: Path, job: Job, what: str) -> None:
+    def _print_change(self, folder: Path, job: Job, job_label: str) -> None:
         if job.state == "running" and self.console.is_terminal:
-            return  # is in the picture
+            return  # it is among the redrawn lines
         after = f" after {job.seconds:.0f} s" if job.seconds is not None else ""
         where = f" on GPU {','.join(job.devices)}" if job.state == "running" and job.devices else ""
         reason = f": {escape(job.reason)}; see {folder / 'log.txt'}" if job.reason else ""
-        varies = f" ({escape(what)})" if what else ""
-        self.console.print(f"job {folder.name}{varies} {coloured(job.state)}{after}{where}{reason}", soft_wrap=True)
+        varied = f" ({escape(job_label)})" if job_label else ""
+        self.console.print(f"job {folder.name}{varied} {coloured(job.state)}{after}{where}{reason}", soft_wrap=True)
 
-    def _picture(self, jobs: Mapping[Path, Job], labels: Mapping[Path, str]) -> Group:
-        lines = [Text(counted([*jobs.values()]), style="bold")]
+    def _running(self, jobs: Mapping[Path, Job], labels: Mapping[Path, str]) -> Group:
+        lines = [Text(count_states([*jobs.values()]), style="bold")]
         for folder, job in jobs.items():
             if job.state == "running" and job.begun_s is not None:
                 where = f" GPU {','.join(job.devices)}" if job.devices else ""
@@ -65,8 +65,8 @@ class Status:
         return Group(*lines)
 
 
-def finish(sweep: Path, jobs: Mapping[Path, Job], number_asked: int) -> None:
-    """Prints the results and writes them to `results.csv` of the sweep's folder."""
+def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> None:
+    """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
     rows = result_rows(jobs)
     write_text(sweep / "results.csv", as_csv(rows))
     console = Console()
@@ -76,6 +76,6 @@ def finish(sweep: Path, jobs: Mapping[Path, Job], number_asked: int) -> None:
     reasons: Sequence[Mapping[str, str]] = [row for row in rows if row["reason"]]
     for row in reasons:
         console.print(f"job {row['job']} {coloured(row['state'])}: {escape(row['reason'])}", soft_wrap=True)
-    same = number_asked - len(rows)
-    note = f" ({same} asked for again and not run again)" if same else ""
-    console.print(f"{counted([*jobs.values()])}{note}; {sweep / 'results.csv'}", soft_wrap=True, highlight=False)
+    duplicates = num_requested - len(rows)
+    note = f" ({duplicates} asked for again and not run again)" if duplicates else ""
+    console.print(f"{count_states([*jobs.values()])}{note}; {sweep / 'results.csv'}", soft_wrap=True, highlight=False)

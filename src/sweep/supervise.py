@@ -1,9 +1,9 @@
-"""Runs one job to its end and writes down how it ended: `python -m src.sweep.supervise FOLDER LOCK... < COMMAND`.
+"""Runs one job to its end and writes its state: `python -m src.sweep.supervise FOLDER LOCK... < COMMAND`.
 
-The command comes as a JSON list, because it may hold secrets that no file is to hold.
+The command is a JSON list on stdin, because it may contain secrets, which are not written to files.
 
-One small process a job, in a session of its own: it outlives the launcher, so that a job's end is known whatever
-happens to the launcher, and it leaves no process of the job behind.
+Each job has one supervisor in a session of its own. It outlives the launcher, so that the job's end is always
+recorded, and it leaves no process of the job behind.
 """
 
 import ctypes
@@ -21,45 +21,45 @@ from typing import Any
 
 import psutil
 
-from src.sweep.job import as_value, read_job, write_job
+from src.sweep.job import quote_path, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 
 POLL_S = 0.05
-GRACE_S = 300.0  # for a checkpoint, after SIGTERM
+GRACE_S = 300.0  # between SIGTERM and SIGKILL, for a checkpoint
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
 class Requests:
-    """The signals that asked this process to end its job."""
+    """Counts the signals that ask this process to end its job."""
 
     number: int = 0
-    taken: list[int] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGINT])
+    signals: list[int] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGINT])
 
     def listen(self) -> None:
-        for which in self.taken:
-            signal.signal(which, self)
+        for each in self.signals:
+            signal.signal(each, self)
 
     def __call__(self, *_: Any) -> None:
         self.number += 1
 
 
-def supervise(folder: Path, locks: Sequence[int], given: Sequence[str]) -> None:
+def supervise(folder: Path, locks: Sequence[int], job_command: Sequence[str]) -> None:
     """Starts the job's command, waits for its end or its time limit, and writes the state.
 
     Args:
-        locks: open files of the locks that live as long as the job: its folder's and those of its GPUs.
-        given: the command.
+        locks: file descriptors of the locks on its folder and its GPUs, which the job's processes inherit.
+        job_command: the command without `hydra.run.dir` and `ckpt_path`.
     """
     requests = Requests()
     requests.listen()
     adopt_orphans()
     job = read_job(folder).with_(supervisor=os.getpid())
     write_job(folder, job)
-    command, kills = [*given, f"hydra.run.dir={as_value(folder)}"], oom_kills()
+    command, kills = [*job_command, f"hydra.run.dir={quote_path(folder)}"], oom_kills()
     (folder / "result.json").unlink(missing_ok=True)
     if (checkpoint := folder / "checkpoints" / "last.ckpt").exists():  # it was interrupted before
-        command.append(f"ckpt_path={as_value(checkpoint)}")
+        command.append(f"ckpt_path={quote_path(checkpoint)}")
     with (folder / "log.txt").open("ab") as log:
         try:
             child = subprocess.Popen(
@@ -68,47 +68,50 @@ def supervise(folder: Path, locks: Sequence[int], given: Sequence[str]) -> None:
             )  # fmt: skip
         except OSError as error:
             log.write(f"cannot start {command[0]} in {job.cwd}: {error}\n".encode())
-            exit_code, asked = 127, None
+            exit_code, cause = 127, None
         else:
-            exit_code, asked = wait(child, requests, job.timeout_s)
+            exit_code, cause = wait(child, requests, job.timeout_s)
     end_descendants()
-    state, reason = outcome(folder, Exit(exit_code, asked, oom_kills() - kills))
+    state, reason = outcome(folder, Exit(exit_code, cause, oom_kills() - kills))
     if state == "timeout":
         reason = f"longer than sweep.timeout_s={job.timeout_s:g}"
     write_job(folder, job.with_(state=state, reason=reason, ended_s=time.time()))
 
 
 def wait(child: subprocess.Popen[bytes], requests: Requests, timeout_s: float | None) -> tuple[int, str | None]:
-    """The exit code, and for what the process was ended: 'timeout', 'interrupted' (a second request kills), None."""
-    begun, asked, asked_at = time.monotonic(), None, 0.0
+    """Returns the exit code, and why the process was ended: 'timeout', 'interrupted' or None (it ended by itself).
+
+    A second request kills it.
+    """
+    begun, cause, terminated_at = time.monotonic(), None, 0.0
     while child.poll() is None:
         now = time.monotonic()
-        if asked is None and (requests.number or (timeout_s is not None and now - begun > timeout_s)):
-            asked, asked_at = ("interrupted" if requests.number else "timeout"), now
+        if cause is None and (requests.number or (timeout_s is not None and now - begun > timeout_s)):
+            cause, terminated_at = ("interrupted" if requests.number else "timeout"), now
             child.terminate()
-        elif asked is not None and (now - asked_at > GRACE_S or requests.number > 1):
+        elif cause is not None and (now - terminated_at > GRACE_S or requests.number > 1):
             child.kill()
         time.sleep(POLL_S)
-    return child.returncode, asked
+    return child.returncode, cause
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of its descendants whose own parents end, so that it finds them (Linux)."""
+    """Makes this process the new parent of orphaned descendants, so that it finds them (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants() -> None:
-    """Kills what the job left running: ranks, loaders' workers."""
+    """Kills the processes that the job left running, such as ranks and loader workers."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=POLL_S)  # collects those that are this process's own by now
+        psutil.wait_procs(left, timeout=POLL_S)  # reaps those that this process has adopted
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed since the start of the machine because memory ran out."""
+    """Returns the number of processes that the kernel has killed for lack of memory since the machine started."""
     try:
         counters = Path("/proc/vmstat").read_text().split()
         return int(counters[counters.index("oom_kill") + 1])

@@ -1,4 +1,4 @@
-"""How a sweep stands and what came of it, as lines for a terminal and as a csv file."""
+"""The states and results of a sweep's jobs, as lines for a terminal and as csv."""
 
 import csv
 import io
@@ -16,20 +16,20 @@ from src.sweep.outcome import record_of
 COLOURS = {"done": "green", "running": "cyan", "waiting": "dim", "interrupted": "yellow"}
 
 
-def varied(jobs: Sequence[Job]) -> list[dict[str, str]]:
-    """Of each job the overrides in which the jobs differ, by key, in the order in which they were given."""
+def differing_overrides(jobs: Sequence[Job]) -> list[dict[str, str]]:
+    """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
     given = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
     keys = dict.fromkeys(key for overrides in given for key in overrides)
     differing = [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
     return [{key: overrides.get(key, "") for key in differing} for overrides in given]
 
 
-def label(varied_overrides: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in varied_overrides.items())
+def label(overrides: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
-def counted(jobs: Sequence[Job]) -> str:
-    """'12 jobs: 9 done, 1 failed, 2 oom'."""
+def count_states(jobs: Sequence[Job]) -> str:
+    """Returns the number of jobs in each state, as in '12 jobs: 9 done, 1 failed, 2 oom'."""
     numbers = Counter(job.state for job in jobs)
     parts = ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state])
     return f"{len(jobs)} job{'s' * (len(jobs) != 1)}: {parts}"
@@ -40,9 +40,9 @@ def coloured(state: str) -> str:
 
 
 def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
-    """A row a job: number, what it varies, state, figures of its record, seconds, reason. Figures as in a record."""
+    """Returns one row per job: number, differing overrides, state, figures in the record's units, seconds, reason."""
     rows = []
-    for (folder, job), differing in zip(jobs.items(), varied([*jobs.values()]), strict=True):
+    for (folder, job), differing in zip(jobs.items(), differing_overrides([*jobs.values()]), strict=True):
         record = record_of(folder)
         rows.append(
             {"job": folder.name, **differing, "state": job.state, **figures(record)}
@@ -53,7 +53,7 @@ def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
 
 
 def figures(record: Record | None) -> dict[str, str]:
-    """What a sweep is compared by: quality, rates, memory; only what was measured."""
+    """Returns the figures to compare jobs by: final metric, rates, memory; only those that were measured."""
     if record is None:
         return {}
     metric, steady, memory = record.final_metric, record.steady, record.mem
@@ -68,7 +68,7 @@ def figures(record: Record | None) -> dict[str, str]:
 
 
 def result_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """The rows for a terminal; the reasons stand below it, where they have room."""
+    """Returns the rows as a table for a terminal, without the reasons, which are printed below it."""
     table = Table(box=None, pad_edge=False)
     names = [name for name in rows[0] if name != "reason"]
     for name in names:

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and that they are whole or not there."""
+"""When checkpoints are written, and that a failed write leaves the old file."""
 
 import resource
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from src.errors import UserError
 from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 
-class Fails:
-    """Raises when it is pickled, as whatever goes wrong while a checkpoint is being written."""
+class FailsToPickle:
+    """Raises when it is pickled, for a failure while a checkpoint is written."""
 
     def __init__(self, failure: BaseException) -> None:
         self.failure = failure
@@ -26,7 +26,7 @@ class Fails:
 
 @contextmanager
 def limited_files(size: int) -> Iterator[None]:
-    """Lets no file of this process grow beyond `size` bytes, as a full disk or a quota."""
+    """Limits the files of this process to `size` bytes, like a full disk or a quota."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -42,7 +42,9 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_partial(tmp_path: Path,
     before = path.read_bytes()
     expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else UserError
     with pytest.raises(expected) as raised:
-        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.ones(3)}, "last": Fails(failure)}, path)
+        AtomicCheckpointIO().save_checkpoint(
+            {"state_dict": {"new": torch.ones(3)}, "last": FailsToPickle(failure)}, path
+        )
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     if expected is UserError:
@@ -50,7 +52,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_partial(tmp_path: Path,
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, earlier: bool) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, earlier: bool) -> None:
     path = tmp_path / "last.ckpt"
     if earlier:
         AtomicCheckpointIO().save_checkpoint({"number": 1}, path)
@@ -62,13 +64,13 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, earlier: bool) -> Non
     assert not earlier or path.read_bytes() == before
 
 
-def test_a_written_checkpoint_takes_the_old_ones_place(tmp_path: Path) -> None:
+def test_a_written_checkpoint_replaces_the_old_one(tmp_path: Path) -> None:
     for number in (1, 2):
         AtomicCheckpointIO().save_checkpoint({"number": number}, str(tmp_path / "last.ckpt"))
     assert torch.load(tmp_path / "last.ckpt") == {"number": 2}
 
 
-def test_lightning_reads_as_carefully_as_we_do(tmp_path: Path) -> None:
+def test_lightning_refuses_a_checkpoint_with_code(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "more": Path("code")}, tmp_path / "last.ckpt")
     with pytest.raises(UserError, match=r"it names pathlib\.\w+, which a checkpoint of numbers does not need"):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt", weights_only=False)
@@ -92,11 +94,10 @@ def test_best_is_the_best_evaluation_so_far(mode: str, values: list[float | None
     resumed = Checkpoint("folder")
     resumed.load_state_dict(checkpoint.state_dict())
     resumed.on_validation_end(trainer, task)
-    assert len(trainer.saved) == len(best)  # the same value again is no better than before the break
+    assert len(trainer.saved) == len(best)  # an equal value is not better than the best before the resume
 
 
-def test_a_run_that_goes_on_takes_its_best_along(tmp_path: Path) -> None:
-    """Also where it never finds a better one."""
+def test_a_resumed_run_copies_the_best_checkpoint_even_without_a_better_one(tmp_path: Path) -> None:
     before, here = tmp_path / "before", tmp_path / "here"
     before.mkdir()
     (before / "best.ckpt").write_bytes(b"weights")
@@ -111,7 +112,7 @@ def test_a_run_that_goes_on_takes_its_best_along(tmp_path: Path) -> None:
 
 
 def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None = None) -> list[tuple[str, int]]:
-    """What is saved in a run of epochs with so many steps; at step `stop_at` somebody asks it to stop."""
+    """Returns the events (saved name or 'evaluated', step) of a run; `should_stop` is set at step `stop_at`."""
     trainer, task = StandInTrainer(), stand_in_task()
     for epoch in range(epochs):
         trainer.epoch = epoch
@@ -130,22 +131,22 @@ def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None =
     return [(name.removesuffix(".ckpt"), step) for name, step in trainer.saved]
 
 
-def test_last_is_renewed_every_few_epochs_and_at_the_end() -> None:
+def test_last_is_written_every_n_epochs_and_at_the_end() -> None:
     saved = train(Checkpoint("folder", every_n_epochs=2), epochs=3, steps=2)
     assert saved == [("evaluated", 2), ("evaluated", 4), ("last", 4), ("evaluated", 6), ("last", 6)]
 
 
-def test_last_is_renewed_every_few_steps_but_not_between_an_epochs_last_step_and_its_evaluation() -> None:
+def test_last_is_written_every_n_steps_but_after_an_epochs_last_step_only_after_its_evaluation() -> None:
     saved = train(Checkpoint("folder", every_n_epochs=9, every_n_steps=2), epochs=2, steps=4)
     assert saved == [("last", 2), ("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 8), ("last", 8)]
 
 
-def test_a_stop_within_an_epoch_is_saved_before_the_epoch_counts_as_done() -> None:
+def test_a_stop_within_an_epoch_saves_before_the_epoch_counts_as_done() -> None:
     saved = train(Checkpoint("folder"), epochs=2, steps=4, stop_at=6)
     assert saved == [("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 6)]
 
 
-def test_saving_is_the_checkpoint_phase() -> None:
+def test_saving_counts_as_the_checkpoint_phase() -> None:
     task = stand_in_task()
     Checkpoint("folder").on_train_end(StandInTrainer(), task)
     assert task.clock.totals_s["checkpoint"] > 0

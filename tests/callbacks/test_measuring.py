@@ -1,4 +1,4 @@
-"""What the other callbacks give: history, rates over ranks, memory, energy, target, generators, the progress bar."""
+"""The other callbacks: history, rates over ranks, memory, energy, target, random generators, progress bar."""
 
 import random
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from src.callbacks.memory import GIB, Memory
 from src.callbacks.progress import Progress
 from src.callbacks.rng import RngState
 from src.callbacks.target import Target
-from src.callbacks.throughput import gather, spread, sum_or_none
+from src.callbacks.throughput import gather, min_mean_max, sum_or_none
 from src.training.task import FinalMetric
 from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 
-def test_a_long_history_is_thinned_to_windows_and_every_evaluation() -> None:
+def test_a_thinned_history_keeps_every_evaluation() -> None:
     rows: list[dict[str, Any]] = [{"step": step, "loss": 1.0} for step in range(2001)]
     for step in (7, 700, 1999):
         rows[step] = {"step": step, "validity": 1.0}
@@ -32,7 +32,7 @@ def test_a_long_history_is_thinned_to_windows_and_every_evaluation() -> None:
     assert thinned(rows[:400], most=400) == rows[:400]
 
 
-def test_history_gives_the_loss_of_its_step_though_the_tensor_is_overwritten() -> None:
+def test_history_has_the_loss_of_its_step_though_the_tensor_is_overwritten() -> None:
     history, trainer, task = History(2), StandInTrainer(), stand_in_task()
     task.last = {"loss": torch.tensor(0.0)}
     for step in range(1, 6):
@@ -44,7 +44,7 @@ def test_history_gives_the_loss_of_its_step_though_the_tensor_is_overwritten() -
     assert history.latest["loss"] == 4.0
 
 
-def test_the_progress_bar_shows_what_the_history_read() -> None:
+def test_the_progress_bar_shows_the_values_of_the_history() -> None:
     trainer, history = StandInTrainer(), History(1)
     history.latest = {"loss": 1.23456, "samples_per_s": 12345.6}
     trainer.callbacks = [history]
@@ -54,8 +54,8 @@ def test_the_progress_bar_shows_what_the_history_read() -> None:
 def test_sums_over_ranks_need_every_rank() -> None:
     assert sum_or_none([1.0, 2.5]) == 3.5
     assert sum_or_none([1.0, None]) is None and sum_or_none([]) is None
-    assert spread([1.0, 2.0, 6.0]) == {"min": 1.0, "mean": 3.0, "max": 6.0}
-    assert spread([None, 4.0]) == {"min": 4.0, "mean": 4.0, "max": 4.0} and spread([None]) is None
+    assert min_mean_max([1.0, 2.0, 6.0]) == {"min": 1.0, "mean": 3.0, "max": 6.0}
+    assert min_mean_max([None, 4.0]) == {"min": 4.0, "mean": 4.0, "max": 4.0} and min_mean_max([None]) is None
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group")
-def test_gathering_keeps_what_is_missing() -> None:
+def test_gather_keeps_a_missing_value() -> None:
     assert gather(0.1) == [0.1] and gather(None) == [None]
 
 
@@ -83,7 +83,7 @@ def test_memory_is_the_peak_of_the_process() -> None:
     assert 0 < figures["free_gib"] < figures["total_gib"] - held
 
 
-def test_energy_is_of_training_and_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_has_joules_of_training_and_samples_per_joule(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counter(energy.EnergyCounter):
         def __init__(self) -> None:
             pass
@@ -106,7 +106,7 @@ def test_energy_is_of_training_and_per_sample(monkeypatch: pytest.MonkeyPatch) -
     [("max", True, 5.0, True), ("max", True, 4.9, False), ("min", True, 4.9, True), ("min", True, 5.1, False),
      ("max", False, 9.0, False), ("max", True, None, False)],
 )  # fmt: skip
-def test_a_reached_target_ends_training_where_asked(
+def test_a_reached_target_ends_training_if_stop_is_set(
     direction: Any, stop: bool, value: float | None, stops: bool
 ) -> None:
     trainer, task = StandInTrainer(), stand_in_task(direction, target=5.0)
@@ -115,22 +115,22 @@ def test_a_reached_target_ends_training_where_asked(
     assert trainer.should_stop is stops
 
 
-def test_without_a_target_nothing_is_reached() -> None:
+def test_reached_is_none_without_a_target() -> None:
     assert FinalMetric("quality", "max", None).reached(1.0) is None
 
 
-def drawn() -> list[float]:
+def draw() -> list[float]:
     return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_generators_go_on_where_they_were(ranks: int) -> None:
+def test_generators_continue_after_resuming_with_the_same_ranks(ranks: int) -> None:
     trainer, task, checkpoint = StandInTrainer(), stand_in_task(), {}
     RngState().on_save_checkpoint(trainer, task, checkpoint)
-    expected = drawn()
+    expected = draw()
     resumed = RngState()
     resumed.on_load_checkpoint(trainer, task, checkpoint)
-    drawn()
+    draw()
     trainer.ranks = ranks
     resumed.on_train_start(trainer, task)
-    assert (drawn() == expected) == (ranks == 1)  # the states of one rank say nothing about two
+    assert (draw() == expected) == (ranks == 1)  # saved with one rank, not restored with two

@@ -1,4 +1,4 @@
-"""A real training loop with the real callbacks, whose loader, step, evaluation and checkpoint take known times."""
+"""A training loop with the measuring callbacks, whose loader, step, evaluation and checkpoint take known times."""
 
 import time
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ Batch = tuple[Tensor]
 
 
 class Spent:
-    """Keeps the processor busy for a given time and adds up what it really was: the machine may be slow."""
+    """Busy loops of a given time; adds up the real times, which are longer on a busy machine."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -46,7 +46,7 @@ class Spent:
 
 
 class Loader:
-    """Batches that each take LOADER_S to fetch."""
+    """Yields batches that each take LOADER_S to fetch."""
 
     def __init__(self, spent: Spent) -> None:
         self.spent = spent
@@ -61,7 +61,7 @@ class Loader:
 
 
 class SlowTask(Task):
-    """A step takes STEP_S and OTHER_S before it, an evaluation EVALUATION_S."""
+    """A task whose step takes OTHER_S and STEP_S, and whose evaluation takes EVALUATION_S."""
 
     unit = "samples"
     final_metric = FinalMetric("quality", "max", None)
@@ -106,14 +106,14 @@ class SlowTask(Task):
 
 
 class Run:
-    """What a run of SlowTask measured, beside what really happened."""
+    """A run of SlowTask: the measured figures, and the real times."""
 
     def __init__(self, folder: Path, crash_in_evaluation: bool = False) -> None:
         quieten()
         self.spent = Spent()
         self.task = SlowTask(self.spent)
         self.task.crash_in_evaluation = crash_in_evaluation
-        hardware = Hardware(name="made up", accelerator="cpu", peak_flops={"fp32": 1e6}, peak_bandwidth=1e6)
+        hardware = Hardware(name="invented", accelerator="cpu", peak_flops={"fp32": 1e6}, peak_bandwidth=1e6)
         callbacks = [
             Phases(),
             Throughput(WARMUP, hardware, Precision(name="fp32")),
@@ -135,7 +135,7 @@ class Run:
             trainer.fit(self.task, Metered(Loader(self.spent), clock), [(torch.ones(1, 1),)])
         except RuntimeError:
             self.failed = True
-        self.spent.spin("other", 10 * OTHER_S)  # somebody else's work before the record is made
+        self.spent.spin("other", 10 * OTHER_S)  # other work before the record is written
         self.figures: dict[str, Any] = {}
         for callback in reversed(callbacks[:3]):
             self.figures |= callback.figures(self.task)  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("phase", ["fetch", "compute", "evaluation", "checkpoint", "other"])
-def test_a_phase_is_what_it_took(run: Run, phase: str) -> None:
+def test_a_phase_has_its_real_time(run: Run, phase: str) -> None:
     steps = STEPS * EPOCHS
     # Every epoch is the best so far, so there are two checkpoints.
     times = {"fetch": steps, "compute": steps, "evaluation": EPOCHS, "checkpoint": 2 * EPOCHS, "other": steps + 1}
@@ -158,7 +158,7 @@ def test_a_phase_is_what_it_took(run: Run, phase: str) -> None:
     assert real <= measured < real + 0.1
 
 
-def test_nothing_is_moved_or_communicated_here(run: Run) -> None:
+def test_transfer_and_communication_are_zero_on_one_cpu(run: Run) -> None:
     assert run.figures["phases_s"]["transfer"] == run.figures["phases_s"]["communication"] == 0
 
 
@@ -170,12 +170,12 @@ def test_phases_add_up_to_the_wall_time(run: Run) -> None:
     assert wall == pytest.approx(run.wall_s, rel=0.01)
 
 
-def test_samples_are_those_of_finished_steps(run: Run) -> None:
+def test_samples_of_finished_steps_are_counted(run: Run) -> None:
     assert run.figures["samples"] == BATCH * STEPS * EPOCHS
     assert run.figures["ranks"] == 1
 
 
-def test_rates_are_samples_over_their_own_times(run: Run) -> None:
+def test_each_rate_is_samples_over_its_own_time(run: Run) -> None:
     samples, phases = BATCH * STEPS * EPOCHS, run.figures["phases_s"]
     assert run.figures["p_core"] == pytest.approx(samples / phases["compute"])
     assert run.figures["p_whole"] == pytest.approx(samples / run.training_s, rel=0.02)
@@ -183,7 +183,7 @@ def test_rates_are_samples_over_their_own_times(run: Run) -> None:
     assert run.figures["p_whole"] < run.figures["p_train"] < run.figures["p_core"]
 
 
-def test_steady_rates_leave_warm_up_evaluation_and_checkpoints_out(run: Run) -> None:
+def test_steady_rates_exclude_warm_up_evaluation_and_checkpoints(run: Run) -> None:
     steady, left = run.figures["steady"], STEPS * EPOCHS - WARMUP
     iterations, compute = run.task.clock.steps.iteration_s[WARMUP:], run.task.clock.steps.compute_s[WARMUP:]
     assert len(iterations) == left
@@ -202,7 +202,7 @@ def test_utilisation_is_the_steady_rate_over_the_peaks(run: Run) -> None:
 
 def test_history_has_losses_by_window_and_evaluations(run: Run) -> None:
     rows = run.figures["history"]
-    assert [row["step"] for row in rows] == [4, 8, 8, 12, 16, 16]  # in the order of time
+    assert [row["step"] for row in rows] == [4, 8, 8, 12, 16, 16]  # in temporal order
     assert [row["quality"] for row in rows if "loss" not in row] == [0, 1]
     windows = [row for row in rows if "loss" in row]
     assert [row["step"] for row in windows] == [4, 8, 12, 16]
@@ -213,7 +213,7 @@ def test_history_has_losses_by_window_and_evaluations(run: Run) -> None:
         assert row["samples_per_s"] == pytest.approx(BATCH * 4 / sum(seconds[4 * end - 4 : 4 * end]))
 
 
-def test_phases_add_up_after_a_failure_within_an_evaluation(tmp_path: Path) -> None:
+def test_phases_add_up_after_a_failed_evaluation(tmp_path: Path) -> None:
     run = Run(tmp_path, crash_in_evaluation=True)
     phases = dict(run.figures["phases_s"])
     wall = phases.pop("wall")
@@ -222,7 +222,7 @@ def test_phases_add_up_after_a_failure_within_an_evaluation(tmp_path: Path) -> N
     assert run.spent.seconds["evaluation"] <= phases["evaluation"] < run.spent.seconds["evaluation"] + 0.1
 
 
-def test_moving_a_batch_to_its_device_is_transfer() -> None:
+def test_moving_a_batch_to_its_device_counts_as_transfer() -> None:
     task = SlowTask(Spent())
     batch = (torch.ones(4), torch.ones(2))
     assert task.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch

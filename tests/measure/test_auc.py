@@ -1,4 +1,4 @@
-"""The exact AUC against every pair looked at, in one process and in two."""
+"""The exact AUC agrees with a count over all pairs, in one process and in two."""
 
 from math import isnan
 
@@ -8,20 +8,20 @@ from torch import Tensor, distributed
 from torch.multiprocessing.spawn import spawn
 
 from src.errors import UserError
-from src.measure.auc import ExactAUC, Tally, exchanged
+from src.measure.auc import ExactAUC, Tally, exchange_by_key
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def naive(scores: Tensor, labels: Tensor) -> float:
-    """Looks at each pair of a positive and a negative."""
+    """Returns the AUC counted over all pairs of a positive and a negative."""
     positives, negatives = scores[labels == 1].double(), scores[labels == 0].double()
     difference = positives[:, None] - negatives
     return ((difference > 0).sum().item() + 0.5 * (positives[:, None] == negatives).sum().item()) / difference.numel()
 
 
 def clicks(n: int = 600, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Scores of both signs that tell something about the labels, a third of them in ties."""
+    """Returns scores of both signs that correlate with the labels, and labels; a third of the scores is rounded."""
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.rand(n, generator=generator) < 0.3).float()
     scores = torch.randn(n, generator=generator) + labels
@@ -35,7 +35,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_counts_pairs(dtype: torch.dtype) -> None:
+def test_auc_equals_the_count_over_all_pairs(dtype: torch.dtype) -> None:
     scores, labels = clicks(dtype=dtype)
     assert len(scores.unique()) < len(scores)
     assert auc(scores, labels) == pytest.approx(naive(scores, labels), abs=1e-15)
@@ -44,12 +44,12 @@ def test_it_counts_pairs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
-def test_labels_of_any_type(dtype: torch.dtype) -> None:
+def test_labels_of_any_type_give_the_same_auc(dtype: torch.dtype) -> None:
     scores, labels = clicks()
     assert auc(scores, labels.to(dtype)) == auc(scores, labels)
 
 
-def test_parts_are_one_set() -> None:
+def test_updates_in_parts_give_the_same_auc() -> None:
     scores, labels = clicks()
     metric = ExactAUC()
     for begin in range(0, 600, 128):
@@ -70,12 +70,12 @@ def test_parts_are_one_set() -> None:
         ([float("inf"), -1e-45, 1e-45, float("-inf")], [0, 0, 1, 1], 0.25),
     ],
 )
-def test_known_orders(scores: list[float], labels: list[int], expected: float) -> None:
+def test_auc_of_small_known_cases(scores: list[float], labels: list[int], expected: float) -> None:
     assert auc(torch.tensor(scores), torch.tensor(labels)) == expected
 
 
-def test_counts_are_not_rounded_beyond_24_bits() -> None:
-    """2^24 + 3 equal negatives, of which float32 could not count the last ones, and one positive among the others."""
+def test_counts_above_24_bits_are_exact() -> None:
+    """2^24 + 3 equal negatives, more than float32 can count, two higher ones, and a positive between these."""
     many = 2**24 + 3
     scores = torch.zeros(many + 3, dtype=torch.float16)
     scores[-3:] = torch.tensor([1.0, 3.0, 2.0])
@@ -88,13 +88,13 @@ def test_counts_are_not_rounded_beyond_24_bits() -> None:
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_one_class_alone_has_no_auc(label: int) -> None:
+def test_auc_of_one_class_is_nan(label: int) -> None:
     assert isnan(auc(torch.randn(3), torch.full((3,), label)))
     assert isnan(ExactAUC().compute())
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_score_that_is_nan_is_told(sign: float) -> None:
+def test_a_nan_score_raises(sign: float) -> None:
     scores, labels = clicks(50)
     scores[7] = torch.copysign(torch.tensor(float("nan")), torch.tensor(sign))
     with pytest.raises(UserError, match=r"^1 of 50 scores are NaN[^\n]*$"):
@@ -120,7 +120,7 @@ CASES = {
 
 
 def compute_one_rank(rank: int, folder: str) -> None:
-    """A process of its own; the first rank has the samples before a case's cut, the second one the others."""
+    """Runs one rank: the first has the samples before a case's cut, the second the others."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     found = {}
@@ -135,16 +135,16 @@ def compute_one_rank(rank: int, folder: str) -> None:
         metric.compute()
     except UserError as error:
         found["nan"] = str(error)
-    torch.save((found, largest_share(rank)), f"{folder}/{rank}.pt")
+    torch.save((found, share_of_scores(rank)), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
-def largest_share(rank: int) -> int:
-    """Of 20,000 different scores, half of them on each rank, how many this one gets."""
+def share_of_scores(rank: int) -> int:
+    """Returns how many of 20,000 distinct scores, half of them on each rank, this rank gets by the exchange."""
     scores = torch.randn(20_000, generator=torch.Generator().manual_seed(3)).view(torch.int32).unique()
     keys = scores[rank::2].clone()
     ones = torch.ones(len(keys), dtype=torch.int64)
-    return len(exchanged(Tally(keys, ones, ones)).keys) * 20_000 // len(scores)
+    return len(exchange_by_key(Tally(keys, ones, ones)).keys) * 20_000 // len(scores)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ Ranks = list[tuple[dict[str, tuple[float, int, int]], int]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_find_what_one_does(name: str, ranks: Ranks) -> None:
+def test_two_ranks_give_the_auc_of_one(name: str, ranks: Ranks) -> None:
     (scores, labels), _ = CASES[name]
     alone = ExactAUC()
     alone.update(scores, labels)
@@ -167,10 +167,10 @@ def test_two_ranks_find_what_one_does(name: str, ranks: Ranks) -> None:
         assert found[name] == pytest.approx(expected, abs=0, nan_ok=True)
 
 
-def test_every_rank_hears_of_a_nan(ranks: Ranks) -> None:
+def test_a_nan_on_one_rank_raises_on_every_rank(ranks: Ranks) -> None:
     assert all("1 of 4 scores are NaN" in str(found["nan"]) for found, _ in ranks)
 
 
-def test_each_rank_gets_about_half(ranks: Ranks) -> None:
+def test_each_rank_gets_about_half_of_the_scores(ranks: Ranks) -> None:
     shares = [share for _, share in ranks]
     assert all(9_000 < share < 11_000 for share in shares), shares

@@ -1,4 +1,4 @@
-"""The clock's phases are what was marked, and add up."""
+"""The clock's phases get the marked times and add up to the wall time."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from src.measure.clock import Clock, process_creation_s
 
 
 class FakeTime:
-    """Host seconds that pass only when told to."""
+    """A host clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.s = 100.0
@@ -25,7 +25,7 @@ def clock(time: FakeTime) -> Clock:
     return Clock(origin_s=100.0, now=time)
 
 
-def test_phases_add_up_to_the_wall(clock: Clock, time: FakeTime) -> None:
+def test_phases_add_up_to_the_wall_time(clock: Clock, time: FakeTime) -> None:
     for phase, seconds in (("startup", 3.0), ("fetch", 0.5), ("compute", 2.0), ("other", 0.25), ("compute", 1.0)):
         time.s += seconds
         clock.mark(phase)
@@ -34,7 +34,7 @@ def test_phases_add_up_to_the_wall(clock: Clock, time: FakeTime) -> None:
     assert sum(clock.totals_s.values()) == clock.wall_s() == 6.75
 
 
-def test_a_step_collects_its_iteration_and_its_compute(clock: Clock, time: FakeTime) -> None:
+def test_a_step_has_its_iteration_and_compute_time(clock: Clock, time: FakeTime) -> None:
     for _ in range(3):
         time.s += 0.25
         clock.mark("fetch")
@@ -47,7 +47,7 @@ def test_a_step_collects_its_iteration_and_its_compute(clock: Clock, time: FakeT
     assert clock.steps.compute_s == [1.0] * 3
 
 
-def test_evaluation_is_one_phase_and_no_part_of_an_iteration(clock: Clock, time: FakeTime) -> None:
+def test_evaluation_is_one_phase_outside_the_iteration(clock: Clock, time: FakeTime) -> None:
     time.s += 1.0
     with clock.within("evaluation"):
         time.s += 5.0
@@ -62,7 +62,7 @@ def test_evaluation_is_one_phase_and_no_part_of_an_iteration(clock: Clock, time:
     assert clock.steps.iteration_s == [2.0]
 
 
-def test_training_time_leaves_startup_and_the_end_out(clock: Clock, time: FakeTime) -> None:
+def test_training_time_excludes_startup_and_final_evaluation(clock: Clock, time: FakeTime) -> None:
     import torch
 
     time.s += 10.0

@@ -1,4 +1,4 @@
-"""The clock on a GPU: phases of the stream against the host's wall."""
+"""On a GPU the phases of the compute stream add up to the host's wall time."""
 
 import time
 
@@ -16,7 +16,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_phases_of_the_stream_add_up_to_the_wall() -> None:
+def test_phases_of_the_stream_add_up_to_the_wall_time() -> None:
     device = torch.device("cuda")
     matrix = torch.rand(4096, 4096, device=device)
     torch.mm(matrix, matrix)
@@ -34,7 +34,7 @@ def test_phases_of_the_stream_add_up_to_the_wall() -> None:
     clock.end_training()
     wall = clock.wall_s()
     assert sum(clock.totals_s.values()) == pytest.approx(wall, rel=0.01)
-    # The loader works while the GPU computes: what it hides is not fetch time.
+    # Loading that overlaps with compute is not fetch time.
     hidden = clock.totals_s["compute"]
     assert clock.totals_s["fetch"] + min(hidden, 20 * 0.02) == pytest.approx(max(20 * 0.02, hidden), rel=0.1)
     assert len(clock.steps) == 20

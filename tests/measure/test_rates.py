@@ -1,4 +1,4 @@
-"""Rates, percentiles and rooflines against hand-made numbers."""
+"""Rates, percentiles and rooflines against numbers computed by hand."""
 
 import pytest
 
@@ -13,12 +13,12 @@ def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> Steps:
     return Steps(list(iterations), [compute] * n, [samples] * n)
 
 
-def test_three_denominators() -> None:
+def test_each_rate_has_its_own_denominator() -> None:
     rates = whole_rates(steps(1.0, 1.0), training_s=5.0, evaluation_s=1.0)
     assert rates == {"p_whole": 4.0, "p_train": 5.0, "p_core": 20.0}
 
 
-def test_no_samples_is_no_rate() -> None:
+def test_without_samples_rates_are_none() -> None:
     assert whole_rates(Steps(), 0.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
 
 
@@ -33,7 +33,7 @@ def test_tokens_per_sample_and_per_second() -> None:
     assert token_rates(0, 0, 20, 2.0) is None
 
 
-def test_steady_leaves_the_warm_up_out() -> None:
+def test_steady_rates_exclude_the_warm_up() -> None:
     found = steady_rates(steps(9.0, 9.0, 1.0, 1.0, 2.0), warmup_steps=2)
     assert found is not None
     assert found["p_train"] == pytest.approx(30 / 4)
@@ -57,13 +57,13 @@ def test_utilisation_is_the_share_of_the_peaks() -> None:
     assert utilisation(None, 1, 1, Peaks(1, 1, "datasheet")) is None
 
 
-def test_the_peak_is_that_of_the_precision() -> None:
+def test_the_peak_depends_on_the_precision() -> None:
     table = {"fp32": 1e12, "fp16": 8e12}
     assert peaks_of("amp", table, 5.0) == Peaks(8e12, 5.0, "datasheet")
     assert peaks_of("tf32", table, 5.0).flops_per_s is None
 
 
-def test_measured_peaks_are_of_a_believable_size() -> None:
+def test_measured_peaks_are_plausible() -> None:
     found = measured_peaks(size=256, copy_mib=16)
     assert found.source == "measured"
     assert found.flops_per_s and 1e8 < found.flops_per_s < 1e14

@@ -1,4 +1,4 @@
-"""The published rows: the data is well formed, says what the publications say, and its corrections add up."""
+"""The published rows: the data is valid, has the printed figures, and its corrections are consistent."""
 
 import re
 from math import ceil
@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from src.errors import UserError
-from src.published import PublishedRow, beside, rows
+from src.published import PublishedRow, nearest_rows, rows
 from src.published.tables import read
 from tests.support import ROOT
 
@@ -17,15 +17,15 @@ MAX_BS = ROOT / "conf" / "fix_hp" / "max_bs.yaml"
 CRITEO_TRAIN_ROWS = 4_195_197_692
 
 
-def one(model: str, kind: str = "train", **wanted: object) -> PublishedRow:
-    """The only row of the model whose fields have the wanted values; `source` is matched by a part of it."""
-    part = str(wanted.pop("source", ""))
+def one(model: str, kind: str = "train", **values: object) -> PublishedRow:
+    """Returns the only row of the model with these values; `source` need only be a part of the row's source."""
+    part = str(values.pop("source", ""))
     found = [
         row
         for row in rows(model, kind)
-        if part in row.source and all(getattr(row, key) == value for key, value in wanted.items())
+        if part in row.source and all(getattr(row, key) == value for key, value in values.items())
     ]
-    assert len(found) == 1, f"{len(found)} rows of {model} with {wanted}"
+    assert len(found) == 1, f"{len(found)} rows of {model} with {values}"
     return found[0]
 
 
@@ -33,11 +33,11 @@ def one(model: str, kind: str = "train", **wanted: object) -> PublishedRow:
     ("model", "published"),
     [("moflow", 26), ("distilbert", 4), ("dlrm", 108), ("se3_transformer", 75), ("mobilenet_v1", 4)],
 )
-def test_every_model_has_its_tables(model: str, published: int) -> None:
+def test_every_model_has_all_its_published_rows(model: str, published: int) -> None:
     assert len([row for row in rows(model) if not row.measured]) == published
 
 
-def test_references_are_labelled_and_come_last() -> None:
+def test_measured_references_are_labelled_and_come_last() -> None:
     measured = [row.measured for row in rows()]
     assert measured == sorted(measured)
     assert all(row.measured == row.source.startswith("measured reference") for row in rows())
@@ -128,11 +128,11 @@ def test_references_are_labelled_and_come_last() -> None:
         ),
     ],
 )
-def test_rows_say_what_the_publications_say(row: dict[str, Any], figures: dict[str, float | str | None]) -> None:
+def test_rows_have_the_printed_figures(row: dict[str, Any], figures: dict[str, float | str | None]) -> None:
     published = one(**row)
-    said = {key: getattr(published, key) if hasattr(published, key) else None for key in figures}
-    said |= {key: published.figure(key) for key in figures if key == "final_metric" or "." in key}
-    assert said == figures
+    actual = {key: getattr(published, key) if hasattr(published, key) else None for key in figures}
+    actual |= {key: published.figure(key) for key in figures if key == "final_metric" or "." in key}
+    assert actual == figures
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_corrected_dlrm_rates_fit_the_published_time(trainer: str, epoch_s: int,
     assert row.p_whole == corrected * 2 * row.world_size
 
 
-def test_every_flagperf_dlrm_rate_is_corrected_by_two_world_sizes() -> None:
+def test_every_flagperf_dlrm_rate_is_divided_by_twice_the_world_size() -> None:
     factors = {"1x1": 2, "1x8": 16, "2x8": 32}
     found = [row for row in rows("dlrm", "train") if "FlagPerf" in row.source]
     assert len(found) == 6
@@ -187,30 +187,30 @@ def test_corrected_se3_inference_rates_are_batch_over_mean_latency() -> None:
     assert row.best("throughput") == pytest.approx(1600 / 0.14094)
 
 
-def test_rows_beside_a_record_come_nearest_first() -> None:
+def test_nearest_rows_are_in_the_order_of_similarity() -> None:
     case = {"model": "moflow", "trainer": "1x8", "precision": "amp", "batch_size": 512, "batch_per": "device"}
     for hardware in ("a100_40g", "a100_80g"):
-        nearest = beside({**case, "hardware": hardware}, "train")[0]
+        nearest = nearest_rows({**case, "hardware": hardware}, "train")[0]
         assert (nearest.trainer, nearest.batch_size, nearest.hardware) == ("1x8", 512, hardware)
-    found = beside(case, "train")
+    found = nearest_rows(case, "train")
     tiers = [
         0 if (r.trainer, r.batch_size, r.precision) == ("1x8", 512, "amp") else 1 if r.trainer == "1x8" else 2
         for r in found
     ]
     assert tiers == sorted(tiers) and set(tiers) == {0, 1, 2}
     assert sorted(map(id, found)) == sorted(map(id, rows("moflow", "train")))
-    assert {r.kind for r in beside(case, "predict")} == {"predict"}
-    same_over_all_devices = beside({**case, "batch_size": 4096, "batch_per": "global"}, "train")
+    assert {r.kind for r in nearest_rows(case, "predict")} == {"predict"}
+    same_over_all_devices = nearest_rows({**case, "batch_size": 4096, "batch_per": "global"}, "train")
     assert same_over_all_devices[0].batch_size == 512
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_a_mislabelled_row_is_found_under_both_precisions(precision: str) -> None:
+def test_a_row_with_a_wrong_precision_matches_both_precisions(precision: str) -> None:
     case = {"model": "distilbert", "trainer": "1x1", "batch_size": 96, "batch_per": "device", "precision": precision}
-    assert beside(case, "train")[0].p_whole == 283.7
+    assert nearest_rows(case, "train")[0].p_whole == 283.7
 
 
-GOOD = """
+VALID = """
 shared: {model: dlrm, unit: samples, batch_per: global, kind: train, precision: amp, hardware: h200}
 tables:
   - source: a page
@@ -222,8 +222,8 @@ tables:
 """
 
 
-def test_a_good_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "good.yaml").write_text(GOOD)
+def test_a_valid_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(VALID)
     first, second = read(tmp_path / "good.yaml")
     assert (first.p_core, first.best("p_core")) == (10.5, 5.25)
     assert (second.batch_size, second.p_core, second.best("p_core"), second.corrected) == (None, None, None, {})
@@ -242,22 +242,22 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("precision: amp", "precision: fp64", "bad.yaml, table 1 row 1: precision is 'fp64'"),
         ("p_core]\n", "pcore]\n", "bad.yaml, table 1 row 1: unknown column 'pcore'"),
         ("source:", "sauce:", "bad.yaml, table 1: unknown key 'sauce'"),
-        ("{trainer: 1x1}", "{trainer: 2x8}", "bad.yaml, table 1: correction 1 holds for no row"),
+        ("{trainer: 1x1}", "{trainer: 2x8}", "bad.yaml, table 1: correction 1 applies to no row"),
         (", why: counted twice", "", "bad.yaml, table 1 row 1: 'why' is missing"),
         ("times: 1/2, ", "", "bad.yaml, table 1 row 1: a correction has either `times` or `value`"),
         ("rows:", "rows: [", "bad.yaml: not yaml"),
     ],
 )
 def test_a_mistake_names_file_table_and_row(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert old in GOOD
-    (tmp_path / "bad.yaml").write_text(GOOD.replace(old, new, 1))
+    assert old in VALID
+    (tmp_path / "bad.yaml").write_text(VALID.replace(old, new, 1))
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         read(tmp_path / "bad.yaml")
     assert "\n" not in str(caught.value)
 
 
 def published_hyper_parameters() -> dict[tuple[str, str], dict[str, float]]:
-    """Model and trainer -> the batch_size and lr of the printed fix_hp text of every row that has one."""
+    """Returns batch_size and lr from the printed fix_hp text of every row that has one, by (model, trainer)."""
     found = {}
     for row in rows():
         if row.fix_hp != "/":

@@ -1,4 +1,4 @@
-"""Small records, made up so that every figure is told apart."""
+"""Small records with invented figures, all different."""
 
 from pathlib import Path
 

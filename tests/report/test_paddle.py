@@ -1,4 +1,4 @@
-"""The Paddle record has the fields, names and flags of its harness."""
+"""The Paddle record has the fields, names and flags of Paddle's harness."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ def mobilenet(trained: Record, case: Case) -> Record:
     return replace(trained, case=own, unit="images")
 
 
-def test_all_fields_in_order(mobilenet: Record) -> None:
+def test_fields_are_complete_and_in_order(mobilenet: Record) -> None:
     assert list(json.loads(paddle_record(mobilenet).to_json()).items()) == [
         ("log_file", "clas_MobileNetV1_sp_bs64_fp32_1_speed"),
         ("model_name", "clas_MobileNetV1_bs64_fp32"),
@@ -31,9 +31,9 @@ def test_all_fields_in_order(mobilenet: Record) -> None:
     ]
 
 
-def test_several_devices(mobilenet: Record) -> None:
+def test_a_run_on_several_devices_is_named_by_the_batch_of_one(mobilenet: Record) -> None:
     shared = replace(mobilenet, ranks=8, case=replace(mobilenet.case, batch_size=512, batch_per="global"))
-    for record in (replace(mobilenet, ranks=8), shared):  # a batch is named by what one device gets
+    for record in (replace(mobilenet, ranks=8), shared):
         made = paddle_record(record)
         assert (made.log_file, made.run_mode) == ("clas_MobileNetV1_mp_bs64_fp32_8_speed", "mp")
         assert (made.model_name, made.gpu_num) == ("clas_MobileNetV1_bs64_fp32", 8)
@@ -48,7 +48,9 @@ def test_several_devices(mobilenet: Record) -> None:
         ("new", "other_new", 4),
     ],
 )
-def test_directions(trained: Record, case: Case, model: str, name: str, direction: int) -> None:
+def test_each_model_has_its_prefix_and_direction(
+    trained: Record, case: Case, model: str, name: str, direction: int
+) -> None:
     made = paddle_record(replace(trained, case=replace(case, model=model)))
     assert (made.model_name, made.direction_id) == (f"{name}_bs512_amp", direction)
 
@@ -83,6 +85,6 @@ def test_reading_accepts_the_misspelt_field_and_never_writes_it(mobilenet: Recor
         ('{"speed": 3}', "unknown field 'speed'"),
     ],
 )
-def test_reading_names_what_is_wrong(text: str, message: str) -> None:
+def test_a_reading_error_names_the_fault(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_paddle(text)

@@ -1,4 +1,4 @@
-"""Pictures are written whole, show what the record holds, and refuse what it does not hold."""
+"""Pictures show the values of the records; a picture without values, or that cannot be written, leaves no file."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +19,7 @@ from src.report.scaling import Point
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Collects every figure that is saved."""
+    """Collects every saved figure."""
     figures: list[Figure] = []
     save = Figure.savefig
 
@@ -64,7 +64,9 @@ def test_history_picture_has_a_panel_for_each_metric(tmp_path: Path, trained: Re
     assert imread(tmp_path / "history.png").ndim == 3
 
 
-def test_what_is_not_there_is_not_drawn(tmp_path: Path, trained: Record, predicted: Record) -> None:
+def test_a_picture_of_missing_values_raises_and_leaves_no_file(
+    tmp_path: Path, trained: Record, predicted: Record
+) -> None:
     with pytest.raises(ValueError, match="no phases"):
         plots.phases_picture(predicted, tmp_path / "a.png")
     with pytest.raises(ValueError, match="no record has 'auc'"):
@@ -72,7 +74,7 @@ def test_what_is_not_there_is_not_drawn(tmp_path: Path, trained: Record, predict
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_that_cannot_be_written_leaves_nothing(
+def test_a_picture_that_cannot_be_written_leaves_no_file(
     tmp_path: Path, trained: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Figure, path: Path, **kwargs: Any) -> None:
@@ -85,7 +87,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scaling_has_a_panel_for_each_kind_and_no_line_from_one_hardware_to_another(
+def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     own = Point("moflow", "H200 1x2", "amp", "weak", 2, 512, 53e3, 1.9, "own")
@@ -96,12 +98,12 @@ def test_scaling_has_a_panel_for_each_kind_and_no_line_from_one_hardware_to_anot
     assert sorted(np.asarray(line.get_xydata()).tolist() for line in axes.lines) == [
         [[1, 1], [2, 0.95]], [[1, 1], [8, 7.58 / 8]], [[1, 1], [8, 0.95]]
     ]  # fmt: skip
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to their points
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the leader lines
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in pairwise(sorted(boxes, key=lambda box: box.y0)))
     plots.scaling_picture([*points, replace(own, kind="strong")], tmp_path / "both.png")
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
 
 
-def test_names_stay_apart_and_inside() -> None:
-    assert plots.apart([0.9, 0.85, 0.5], 0.1, 0) == pytest.approx([0.9, 0.8, 0.5])
-    assert plots.apart([0.2, 0.1, 0.1], 0.1, 0.05) == pytest.approx([0.25, 0.15, 0.05])
+def test_labels_keep_their_distance_and_stay_inside() -> None:
+    assert plots.spread_labels([0.9, 0.85, 0.5], 0.1, 0) == pytest.approx([0.9, 0.8, 0.5])
+    assert plots.spread_labels([0.2, 0.1, 0.1], 0.1, 0.05) == pytest.approx([0.25, 0.15, 0.05])

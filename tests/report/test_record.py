@@ -1,4 +1,4 @@
-"""A record survives the way to disk and back, and what is wrong with a file is named."""
+"""Records are read as they were written, and errors name the faulty file and key."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path, trained: Recor
     assert (data["p_core"], data["history"], data["config"]) == (None, [{"step": 1, "loss": None}], {"a": [1, 2]})
 
 
-def test_scalars_of_numpy_become_numbers(tmp_path: Path, trained: Record) -> None:
+def test_numpy_scalars_become_numbers(tmp_path: Path, trained: Record) -> None:
     write_record(replace(trained, history=[{"step": np.int64(3), "loss": np.float32(0.5)}]), tmp_path / "r.json")
     assert read_record(tmp_path / "r.json").history == [{"step": 3, "loss": 0.5}]
 
@@ -89,13 +89,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert read_record(run_folder) == trained
 
 
-def test_a_record_that_json_cannot_hold_leaves_nothing(tmp_path: Path, trained: Record) -> None:
+def test_a_record_that_is_not_serialisable_leaves_no_file(tmp_path: Path, trained: Record) -> None:
     with pytest.raises(TypeError):
         write_record(replace(trained, config={"a": object()}), tmp_path / "result.json")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_a_file_is_named(run_folder: Path, trained: Record) -> None:
+def test_writing_into_a_file_as_folder_names_the_path(run_folder: Path, trained: Record) -> None:
     with pytest.raises(UserError, match=r"cannot write .*inner\.json"):
         write_record(trained, run_folder / "result.json" / "inner.json")
 
@@ -108,7 +108,7 @@ def test_figures_of_the_other_kind_and_unknown_phases_are_refused(case: Case) ->
 
 
 def _altered(path: Path, where: list[str], value: Any) -> Path:
-    """The record file with the value at `where` replaced, or removed where it is `...`."""
+    """Replaces the value at `where` in a record file, or removes it if `value` is `...`; returns the path."""
     data = json.loads(path.read_text())
     node = data
     for key in where[:-1]:
@@ -148,7 +148,7 @@ def test_a_wrong_key_is_named(run_folder: Path, where: list[str], value: Any, me
     assert "\n" not in str(caught.value)
 
 
-def test_what_predicts_from_no_data_has_no_figure_with_loading(run_folder: Path, predicted: Record) -> None:
+def test_with_loading_may_be_none_or_absent(run_folder: Path, predicted: Record) -> None:
     assert predicted.with_loading is None
     latency = Latency(mean=0.05, p50=0.05, p90=0.05, p95=0.05, p99=0.05)
     loaded = replace(predicted, with_loading=WithLoading(throughput=10240.0, latency_s=latency))
@@ -161,7 +161,7 @@ def test_what_predicts_from_no_data_has_no_figure_with_loading(run_folder: Path,
 
 
 @pytest.mark.parametrize("key", ["rates_over_ranks", "tokens", "communication"])
-def test_what_older_records_lack_may_be_absent(key: str, run_folder: Path) -> None:
+def test_keys_that_older_records_lack_are_optional(key: str, run_folder: Path) -> None:
     assert getattr(read_record(_altered(run_folder / "result.json", [key], ...)), key) is None
 
 
@@ -171,11 +171,11 @@ def test_what_older_records_lack_may_be_absent(key: str, run_folder: Path) -> No
         (b'{\n"kind": "train",\n"case": ', "line 3 is not JSON"),
         (b"", "line 1 is not JSON"),
         (b"\xff\xfe", "is not JSON"),
-        (b'{"p_core": NaN}', "NaN is no JSON number"),
+        (b'{"p_core": NaN}', "NaN is not a JSON number"),
         (b"[1]", "a record is a JSON object, this is a list"),
     ],
 )
-def test_a_file_that_is_no_record_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_record_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "result.json").write_bytes(content)
     with pytest.raises(UserError, match=f"result.json: .*{message}"):
         read_record(tmp_path)

@@ -1,4 +1,4 @@
-"""report.py: what it prints, what it writes, and what bad input gets."""
+"""report.py: its output, its files, and its errors."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from src.report.record import Record, write_record
 from tests.support import ROOT
 
 
-def test_the_door_prints_the_table_beside_the_published_rows(run_folder: Path) -> None:
+def test_report_py_prints_the_run_with_the_published_rows(run_folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "report.py", run_folder], capture_output=True, text=True, encoding="utf-8", check=False
     )
@@ -39,7 +39,7 @@ def test_output_goes_to_a_file(run_folder: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == ""
 
 
-def test_paddle_writes_beside_the_run_and_prints_the_record_last(
+def test_paddle_writes_into_the_run_folder_and_prints_the_record_last(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(run_folder), "--format", "paddle"]) == 0
@@ -48,7 +48,7 @@ def test_paddle_writes_beside_the_run_and_prints_the_record_last(
     assert (run_folder / "mol_MoFlow_sp_bs512_amp_1_speed").read_text(encoding="utf-8") == last + "\n"
 
 
-def test_paddle_refuses_to_overwrite_one_run_by_another(
+def test_paddle_refuses_to_overwrite_the_record_of_another_run(
     run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = run_folder.parent / "other"
@@ -62,7 +62,7 @@ def test_paddle_refuses_to_overwrite_one_run_by_another(
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a\\b", "..", "", "two\nlines"])
 @pytest.mark.parametrize(("view", "key"), [("paddle", "model"), ("paddle", "precision"), ("docs", "model")])
-def test_a_name_in_a_record_leads_to_no_file_elsewhere(
+def test_a_name_in_a_record_cannot_lead_out_of_the_folder(
     tmp_path: Path, trained: Record, capsys: pytest.CaptureFixture[str], name: str, view: str, key: str
 ) -> None:
     file = tmp_path / "results" / "records" / "run.json"
@@ -76,7 +76,7 @@ def test_a_name_in_a_record_leads_to_no_file_elsewhere(
 
 
 @pytest.mark.parametrize("arguments", [["absent"], [], ["--docs", "absent"], ["x", "--docs"]])
-def test_bad_input_gets_one_line_and_code_2(
+def test_bad_input_prints_one_line_and_exits_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_bad_input_gets_one_line_and_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_where_one_run_is_broken(run_folder: Path, tmp_path: Path) -> None:
+def test_no_file_is_written_if_one_run_is_broken(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     file = tmp_path / "table.md"
     assert main([str(run_folder), str(tmp_path / "broken.json"), "--output", str(file)]) == 2
@@ -145,7 +145,7 @@ def test_docs_overwrite_no_page_that_they_did_not_write(results: Path, capsys: p
         page.unlink()
 
 
-def test_rows_stand_in_the_order_of_the_numbers_in_their_names(results: Path, trained: Record) -> None:
+def test_rows_are_in_the_order_of_the_numbers_in_their_names(results: Path, trained: Record) -> None:
     for name in ("train_2048", "train_512", "train_64"):
         write_record(trained, results / "records" / f"{name}.json")
     main(["--docs", str(results)])

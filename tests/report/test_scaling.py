@@ -1,4 +1,4 @@
-"""Speed-ups over one device: of runs, and of what was published."""
+"""Speed-ups over one device, of runs and of published rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(trained: Record, devices: int, batch: int, per: str, rate: float, **chan
     return replace(trained, case=case, ranks=devices, steady=Steady(p_train=rate), communication=exchange)
 
 
-def test_weak_scaling_keeps_a_devices_batch_and_strong_scaling_all(trained: Record) -> None:
+def test_weak_scaling_keeps_the_batch_per_device_and_strong_scaling_the_global_batch(trained: Record) -> None:
     runs = [
         ("four", run(trained, 4, 512, "device", 36_000.0)),
         ("one", run(trained, 1, 512, "device", 10_000.0)),
@@ -37,13 +37,13 @@ def test_weak_scaling_keeps_a_devices_batch_and_strong_scaling_all(trained: Reco
     assert points[0].exposed_s == 2e-4 and points[0].share == 0.05
 
 
-def test_a_global_batch_counts_all_devices(trained: Record) -> None:
+def test_a_global_batch_is_that_of_all_devices(trained: Record) -> None:
     runs = [("one", run(trained, 1, 4096, "global", 100.0)), ("two", run(trained, 2, 4096, "global", 150.0))]
     (point,) = scaling(runs, published=False)
     assert (point.kind, point.batch, point.efficiency) == ("strong", "4096 global", 0.75)
 
 
-def test_engines_are_not_compared_with_each_other(trained: Record) -> None:
+def test_runs_of_different_engines_are_not_compared(trained: Record) -> None:
     one, two = run(trained, 1, 512, "device", 1.0), run(trained, 2, 512, "device", 2.0)
     other = replace(two, config={"model": {"task": {"engine": "torchrec"}}})
     assert [point.source for point in scaling([("one", one), ("two", two), ("other", other)], False)] == ["two"]
@@ -76,8 +76,8 @@ def test_published_efficiencies_are_of_corrected_rates() -> None:
     assert all(p.is_published and p.efficiency < 1 for p in points.values())
 
 
-def test_a_note_keeps_no_published_row_from_its_counterpart() -> None:
-    """FlagPerf's DistilBERT rows of batch 96 have notes of their own, on one device, on 8 and on 16."""
+def test_published_rows_with_different_notes_are_compared() -> None:
+    """FlagPerf's DistilBERT rows of batch 96 have different notes on 1, 8 and 16 devices."""
     points = {(p.config, p.samples): p for p in published_points("distilbert")}
     assert sorted(points) == [("A100-40G 1x8", 96), ("A100-40G 2x8", 96)]
     eight = points["A100-40G 1x8", 96]

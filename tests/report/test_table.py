@@ -1,4 +1,4 @@
-"""The table says what the records and the published rows say, in FlagPerf's layout."""
+"""The table has the figures of the records and the published rows, in FlagPerf's layout."""
 
 import csv
 import io
@@ -65,24 +65,24 @@ rate of a publisher who gives one only; '/' is not reported.
 
 @pytest.fixture(autouse=True)
 def published(monkeypatch: pytest.MonkeyPatch) -> None:
-    def beside(case: dict[str, Any], kind: str) -> list[PublishedRow]:
+    def nearest_rows(case: dict[str, Any], kind: str) -> list[PublishedRow]:
         return [row for row in PUBLISHED if (row.model, row.kind) == (case["model"], kind)]
 
-    monkeypatch.setattr(rows, "beside", beside)
+    monkeypatch.setattr(rows, "nearest_rows", nearest_rows)
 
 
 def _squeezed(text: str) -> list[str]:
-    """The lines without the padding of the cells, which is no part of the content."""
+    """Returns the lines without the padding of the cells."""
     return [" ".join(line.split()) for line in text.splitlines() if not line.startswith("| -")]
 
 
-def test_the_source_says_what_is_not_comparable_and_what_cannot_be_repeated(
+def test_the_source_marks_rows_that_are_not_comparable_or_not_repeatable(
     trained: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = replace(PUBLISHED[0], source="Publisher, old page", comparable=False)
     lost = replace(PUBLISHED[0], source="measured reference: theirs", measured=True, note="eager")
     kept = replace(lost, command="benchmarks/theirs.sh", note="")
-    monkeypatch.setattr(rows, "beside", lambda case, kind: [old, lost, kept])
+    monkeypatch.setattr(rows, "nearest_rows", lambda case, kind: [old, lost, kept])
     [table] = tables([("run", trained)])
     lines = _squeezed(section(table))
     assert [line.split("|")[-2].strip() for line in lines[2:5]] == [
@@ -95,12 +95,12 @@ def test_the_source_says_what_is_not_comparable_and_what_cannot_be_repeated(
     assert "its command was not kept" in as_csv([table]) and "its command was not kept" in as_json([table])
 
 
-def test_golden_table(trained: Record, out_of_memory: Record) -> None:
+def test_a_table_equals_the_golden_table(trained: Record, out_of_memory: Record) -> None:
     [table] = tables([("runs/a", trained), ("runs/b", out_of_memory)])
     assert _squeezed(section(table)) == _squeezed(GOLDEN)
 
 
-def test_lines_of_a_table_are_aligned(trained: Record, out_of_memory: Record) -> None:
+def test_the_lines_of_a_table_are_aligned(trained: Record, out_of_memory: Record) -> None:
     [table] = tables([("runs/a", trained), ("runs/b", out_of_memory)])
     lines = [line for line in section(table).splitlines() if line.startswith("|")]
     assert len(lines) == 5
@@ -108,7 +108,7 @@ def test_lines_of_a_table_are_aligned(trained: Record, out_of_memory: Record) ->
     assert "----: |" in lines[1]
 
 
-def test_predict_table_is_in_milliseconds(predicted: Record) -> None:
+def test_a_predict_table_has_latencies_in_milliseconds(predicted: Record) -> None:
     lines = section(*tables([("runs/c", predicted)])).splitlines()
     assert " ".join(lines[0].split()) == (
         "| config | precision | batch | throughput | mean ms | p50 ms | p90 ms | p95 ms | p99 ms | mem | source |"
@@ -118,7 +118,7 @@ def test_predict_table_is_in_milliseconds(predicted: Record) -> None:
     )
 
 
-def test_one_table_for_each_model_and_kind(trained: Record, predicted: Record, case: Case) -> None:
+def test_each_model_and_kind_has_its_own_table(trained: Record, predicted: Record, case: Case) -> None:
     other = replace(trained, case=replace(case, model="dlrm", batch_per="global"), unit="samples")
     made = tables([("a", trained), ("b", other), ("c", predicted), ("d", trained)], published=False)
     assert [(t.model, t.kind, len(t.rows)) for t in made] == [
@@ -131,21 +131,21 @@ def test_one_table_for_each_model_and_kind(trained: Record, predicted: Record, c
     assert "FlagPerf" not in markdown(made)
 
 
-def test_rows_of_another_trainer_stand_in_only_where_there_is_none(trained: Record, case: Case) -> None:
-    assert [row.source for row in rows.published_beside([trained, trained])] == [PUBLISHED[0].source]
+def test_rows_of_other_trainers_are_shown_only_if_there_is_none_of_the_same(trained: Record, case: Case) -> None:
+    assert [row.source for row in rows.published_rows([trained, trained])] == [PUBLISHED[0].source]
     alone = replace(trained, case=replace(case, trainer="1x2"))
-    assert [row.source for row in rows.published_beside([alone])] == [row.source for row in PUBLISHED]
+    assert [row.source for row in rows.published_rows([alone])] == [row.source for row in PUBLISHED]
     [table] = tables([("a", alone)])
     assert table.rows[-1].figures["p_steady"] == 99.0
 
 
-def test_two_metrics_are_told_apart(trained: Record) -> None:
+def test_cells_name_the_metric_if_there_are_two(trained: Record) -> None:
     metric = replace(trained.final_metric, name="validity") if trained.final_metric else None
     text = section(*tables([("a", replace(trained, final_metric=metric))]))
     assert "final_metric" in text and "validity 80.31/87.9" in text and "nuv 88.45" in text
 
 
-def test_csv_holds_figures_at_full_length(trained: Record, out_of_memory: Record) -> None:
+def test_csv_has_figures_at_full_length(trained: Record, out_of_memory: Record) -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(tables([("a", trained), ("b", out_of_memory)])))))
     assert [line["status"] for line in lines] == ["done", "oom", "published"]
     assert (lines[0]["p_steady"], lines[0]["mem_used_gib"], lines[0]["corrected"]) == ("10200.4321", "8.1234", "/")
@@ -153,7 +153,7 @@ def test_csv_holds_figures_at_full_length(trained: Record, out_of_memory: Record
     assert (lines[2]["p_whole"], lines[2]["corrected"]) == ("5810.0", "p_whole=5748.8; precision=tf32")
 
 
-def test_json_holds_corrections_with_their_reason(trained: Record) -> None:
+def test_json_has_corrections_with_their_reason(trained: Record) -> None:
     [table] = json.loads(as_json(tables([("a", trained)])))
     run, row = table["rows"]
     assert (run["source"], run["figures"]["e2e_time_s"], run["figures"]["latency_s.p50"]) == ("a", 244.06, None)
@@ -161,14 +161,14 @@ def test_json_holds_corrections_with_their_reason(trained: Record) -> None:
 
 
 def test_a_figure_that_is_not_finite_is_not_reported(trained: Record) -> None:
-    assert rows.of_record("a", replace(trained, p_core=float("nan"))).figures["p_core"] is None
+    assert rows.record_row("a", replace(trained, p_core=float("nan"))).figures["p_core"] is None
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(27023, "27023"), (9876.6, "9877"), (244.06, "244.1"), (88.449, "88.45"), (0.80264, "0.8026"), (0, "0")],
 )
-def test_numbers_keep_four_digits(value: float | int, text: str) -> None:
+def test_a_number_keeps_four_digits(value: float | int, text: str) -> None:
     assert number(value) == text
 
 

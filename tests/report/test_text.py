@@ -1,4 +1,4 @@
-"""What a run prints at its end, and where its time went."""
+"""The summary at the end of a run, and the shares of its phases."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from src.report.record import FinalMetric, Memory, Record
 from src.report.text import summary
 
 
-def test_the_remainder_of_the_wall_time_is_shown(trained: Record) -> None:
+def test_time_outside_the_phases_is_unaccounted(trained: Record) -> None:
     found = {share.name: (share.seconds, round(share.share, 3)) for share in shares(trained)}
     assert found == {
         "startup": (12.0, 0.06),
@@ -24,7 +24,7 @@ def test_the_remainder_of_the_wall_time_is_shown(trained: Record) -> None:
     assert [share.name for share in shares(replace(trained, phases_s={"compute": 2.0, "wall": 2.001}))] == ["compute"]
 
 
-def test_summary_says_what_a_newcomer_asks(trained: Record) -> None:
+def test_summary_has_case_result_rates_phases_and_files(trained: Record) -> None:
     text = summary(trained, {"record": Path("outputs/a/result.json")})
     assert text.startswith("train done: moflow on zinc250k, h200 1x1, amp, batch 512 per device\n")
     for words in (
@@ -47,7 +47,7 @@ def test_summary_of_a_prediction(predicted: Record) -> None:
     assert "p_whole" not in text and "Files" not in text and "Where" not in text
 
 
-def test_summary_of_a_failed_run_says_why(out_of_memory: Record) -> None:
+def test_summary_of_a_failed_run_has_the_error(out_of_memory: Record) -> None:
     text = summary(out_of_memory, {})
     assert text.startswith("train oom: ")
     assert "  OutOfMemoryError: CUDA out of memory. Tried 2 GiB (step 3)\n" in text

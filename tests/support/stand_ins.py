@@ -1,4 +1,4 @@
-"""A trainer that only says where it is, and a task that only holds what callbacks read."""
+"""A trainer without a loop and a minimal task, for tests of callbacks."""
 
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from src.training.task import FinalMetric, Task
 
 
 class StandInTrainer(pl.Trainer):
-    """Its position is set by hand; checkpoints are noted as (name, step)."""
+    """A trainer whose step and epoch are set by hand; `saved` lists its checkpoints as (name, step)."""
 
     def __init__(self) -> None:
         self.step = self.epoch = 0

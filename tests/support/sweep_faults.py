@@ -1,4 +1,4 @@
-"""A callback for the runs of sweeps: it notes that a run began, and does to some of them what ends runs in practice."""
+"""Callbacks for tests of sweeps: they log that a run began, and make some runs fail."""
 
 import os
 import signal
@@ -10,16 +10,16 @@ import torch
 
 
 class Fault(pl.Callback):
-    """Before the first training step of the run whose seed is named.
+    """Causes faults after the first training step. Each fault is given as the seed of the run that it ends.
 
     Args:
-        seed: of this run.
-        notes: file that gets a line with the seed for each run that begins.
-        oom: asks for more memory than there is.
-        diverge: ruins the weights.
-        crash: ends the process as an error in C does.
+        seed: seed of this run.
+        notes: file to which each run adds a line with its seed when it begins.
+        oom: allocates more memory than the machine has.
+        diverge: makes the weights infinite.
+        crash: aborts the process.
         kill: kills the sweep's launcher, which is the parent of this process's supervisor; once.
-        stop: presses Ctrl-C for the launcher and waits to be ended.
+        stop: sends SIGINT to the launcher and waits for the signal that ends this run.
     """
 
     def __init__(self, seed: int, notes: str, **faults: int) -> None:
@@ -60,7 +60,7 @@ class Fault(pl.Callback):
 
 
 class Limit(pl.Callback):
-    """Asks for more memory than there is where the batch is larger than `most`."""
+    """Allocates more memory than the machine has if the batch is larger than `most`."""
 
     def __init__(self, batch_size: int, most: int) -> None:
         self.too_large = batch_size > most

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.record import read_record
-from src.sweep.largest import Trial, foreseen, largest, samples_in, settle_batch
+from src.sweep.largest import Trial, largest, predicted_batch, settle_batch, split_limit
 from tests.support import ROOT
 from tests.support.composing import composed
 from tests.support.tiny_mobilenet import tiny_overrides
@@ -43,7 +43,7 @@ def test_memory_that_grows_evenly_is_found_in_few_trials() -> None:
         tried[size] = Trial(size, used <= 0.95 * 80, used_gib=used, total_gib=80.0)
         return tried[size].fits
 
-    found = largest(512, 1, fits, lambda: foreseen([*tried.values()], 0.05))
+    found = largest(512, 1, fits, lambda: predicted_batch([*tried.values()], 0.05))
     exact = int((0.95 * 80 - 1.5) * 97)
     assert found is not None and exact * 15 / 16 < found <= exact
     assert len(tried) == 4  # 512, 2048, a jump, and one that does not fit
@@ -58,23 +58,23 @@ def test_all_data_in_one_batch_are_tried_once_they_are_known(samples: int, is_kn
         tried.append(size)
         return size <= samples
 
-    def most() -> int | None:
+    def limit() -> int | None:
         return samples if is_known or any(size > samples for size in tried) else None
 
-    assert largest(16, 4, fits, most=most) == (samples // 4 * 4 or None)
+    assert largest(16, 4, fits, limit=limit) == (samples // 4 * 4 or None)
     assert len(tried) == len(set(tried)) <= 8
     assert sum(size > samples for size in tried) <= (samples < 4) + (not is_known)
 
 
 def test_a_refusal_tells_how_many_samples_there_are() -> None:
     refusal = "hp.batch_size=102 on 2 rank(s) is larger than the training split of 203; lower it"
-    assert (samples_in(refusal, "device"), samples_in(refusal, "global")) == (101, 203)
-    assert samples_in("CUDA out of memory", "device") is None
+    assert (split_limit(refusal, "device"), split_limit(refusal, "global")) == (101, 203)
+    assert split_limit("CUDA out of memory", "device") is None
 
 
 def test_memory_that_does_not_grow_says_nothing() -> None:
     flat = [Trial(size, True, used_gib=2.0, total_gib=80.0) for size in (8, 16)]
-    assert foreseen(flat, 0.05) is None and foreseen(flat[:1], 0.05) is None
+    assert predicted_batch(flat, 0.05) is None and predicted_batch(flat[:1], 0.05) is None
 
 
 @pytest.mark.parametrize(
