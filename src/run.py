@@ -71,7 +71,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 ending.hold()
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
             mask_error(raised)
-            error = ending.interrupted or failures.cause_of(raised)
+            error = ending.cause_of(raised)
             status = status_of(error)
             if not ending.agreed:
                 ending.fail()

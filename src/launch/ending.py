@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import distributed
 
 from src.errors import UserError
+from src.launch.failures import cause_of
 from src.launch.watchdog import Watchdog
 from src.system.group import give_up, started_by
 from src.training.task import Task
@@ -28,6 +30,7 @@ SAME_S = 1.0  # a dying parent's threads, or a terminal and a launcher, may each
 MOST_STEPS = 1000  # between two questions
 WRITING = b"\nending: the record of this run is being written; SIGKILL ends it without\n"
 PR_SET_PDEATHSIG = 1
+TRIED = ("2.6.",)  # versions of Lightning whose signal handling is known
 
 
 class Interrupted(SystemExit):
@@ -54,7 +57,8 @@ class Ending:
         self.asked: int | None = None
         self.interrupted: Interrupted | None = None  # raised by a signal: errors that follow from it do not count
         self._asked_s = -math.inf
-        self._waits = False  # somebody will look at `asked`
+        self._waits = False  # training goes on: `asked` is read before the next step
+        self._stops = False  # the run ends after the step that is under way
         self._held = False  # the run has ended, its record has not been written yet
         self._before: dict[int, Any] = {}
         self._watchdog: Watchdog | None = None
@@ -76,31 +80,23 @@ class Ending:
             self._watchdog.close()
 
     def follow(self, trainer: pl.Trainer, task: Task) -> None:
-        """From now on looks before each batch whether the run is asked to end; it ends after a whole step."""
-        # Lightning's handler would send a tensor to the other ranks from wherever the signal finds it.
-        trainer._signal_connector.register_signal_handlers = lambda: None
-        loop = trainer.fit_loop.epoch_loop
-        loop._broadcast_sigterm_tensor = lambda: None  # and would ask all devices at each step
-        advance = loop.advance
+        """Has the ranks vote before each batch whether the run ends; it then ends after a whole step."""
+        replace_lightnings_signals(trainer)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.insert(0, Steps(self))
+        task.after_step = self._after_step
 
-        def followed(data_fetcher: Any) -> None:
-            self._waits = True
-            try:
-                self._agree(trainer, diverged=task.diverged is not None)
-                if self._question is not None and self._question.diverged:
-                    raise UserError(task.diverged or "the loss of another rank is infinite or NaN; lower hp.lr")
-                stops = self.agreed and not task.is_filling
-                trainer.should_stop = trainer.should_stop or stops  # the checkpoint callback saves after the batch
-                advance(data_fetcher)
-            except StopIteration:  # the epoch is over
-                raise
-            except Exception:
-                self.fail()
-                raise
-            if stops and not trainer.is_last_batch:  # else the epoch's evaluation comes before its checkpoint
-                self._raise(trainer)
+    def before_step(self, trainer: pl.Trainer, task: Task) -> None:
+        """Votes with the other ranks. Raises UserError where the loss of any rank has diverged."""
+        self._agree(trainer, diverged=task.diverged is not None)
+        if self._question is not None and self._question.diverged:
+            raise UserError(task.diverged or "the loss of another rank is infinite or NaN; lower hp.lr")
+        self._stops = self.agreed and not task.is_filling
+        trainer.should_stop = trainer.should_stop or self._stops  # the checkpoint callback saves after the batch
 
-        loop.advance = followed  # type: ignore[method-assign]
+    def _after_step(self, trainer: pl.Trainer) -> None:
+        if self._stops and not trainer.is_last_batch:  # else the epoch's evaluation comes before its checkpoint
+            self._raise(trainer)
 
     def after_training(self, trainer: pl.Trainer) -> None:
         """Raises `Interrupted` if any rank was asked to end meanwhile; from now on a signal does so at once."""
@@ -108,6 +104,12 @@ class Ending:
         self._agree(trainer, now=True)
         if self.agreed:
             self._raise(trainer)
+
+    def cause_of(self, raised: BaseException) -> BaseException:
+        """Returns what ended the run: the signal, where `raised` followed from one."""
+        if self.interrupted is None and isinstance(raised, SystemExit) and self.asked is not None:
+            self.interrupted = Interrupted(self.asked, "in Lightning's own handler")
+        return self.interrupted or cause_of(raised)
 
     def hold(self) -> None:
         """From now on signals do nothing: what the run has measured is being written."""
@@ -134,7 +136,8 @@ class Ending:
     def _raise(self, trainer: pl.Trainer) -> None:
         assert self._question is not None
         self.hold()
-        raise Interrupted(self._question.answer, f"after step {trainer.global_step}")
+        self.interrupted = Interrupted(self._question.answer, f"after step {trainer.global_step}")
+        raise self.interrupted
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         first, before_s, now_s = self.asked is None, self._asked_s, time.monotonic()
@@ -147,6 +150,34 @@ class Ending:
             self.hold()
             self.interrupted = Interrupted(number, "before the next step" if self._waits else "outside of training")
             raise self.interrupted
+
+
+class Steps(pl.Callback):
+    """Tells an Ending of every step, before any other callback."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.ending._waits = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.ending.before_step(trainer, pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, Exception):
+            self.ending.fail()
+
+
+def replace_lightnings_signals(trainer: pl.Trainer) -> None:
+    """Removes Lightning's signal handling, which broadcasts a tensor from wherever SIGTERM finds a rank.
+
+    It also asks all devices at each step. Both are private to Lightning: other versions than TRIED keep them, and end
+    at SIGTERM without a checkpoint.
+    """
+    if version("pytorch-lightning").startswith(TRIED):
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 class Question:

@@ -88,6 +88,7 @@ class Task(pl.LightningModule):
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
         self.waiting = Waiting(torch.device("cpu"))  # for other ranks, in this training
+        self.after_step: Callable[[pl.Trainer], None] | None = None  # called when a batch's callbacks are done
         self._step: TrainStep | None = None
         self._evaluation: Graphed[Any] | None = None
         self._rate: ScheduledRate | None = None
@@ -235,6 +236,10 @@ class Task(pl.LightningModule):
         self.last = self._step(*batches) | lr
         self.batch_size = self.count(batch)
         self.clock.mark("compute", samples=sum(map(self.count, batches)))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.after_step is not None:
+            self.after_step(self.trainer)
 
     @property
     def is_filling(self) -> bool:

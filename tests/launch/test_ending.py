@@ -52,6 +52,12 @@ def test_going_on_does_what_the_run_would_have_done(tmp_path: Path, step: int, a
     torch.testing.assert_close(states[0]["state_dict"], states[1]["state_dict"], rtol=0, atol=0)
 
 
+def test_an_untried_lightning_keeps_its_signal_handling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "TRIED", ("0.",))
+    record, raised = interrupted(tmp_path, provoked(what="is_terminated", step=3))
+    assert raised.code == 143 and record.samples >= 3 * 8
+
+
 def test_an_evaluation_is_finished_first(tmp_path: Path) -> None:
     record, raised = interrupted(tmp_path, provoked(what="is_interrupted", hook="on_validation_start"))
     assert raised.code == 130 and str(raised) == f"SIGINT after step {STEPS}"
