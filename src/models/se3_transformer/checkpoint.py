@@ -28,7 +28,7 @@ from src.models.se3_transformer.conv import ConvSE3
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
-from src.models.se3_transformer.radial import Group, RadialGroup
+from src.models.se3_transformer.radial import Group
 from src.training.checkpoints import read_checkpoint, shown
 
 Fuse = Literal["full", "partial", "none"]
@@ -241,7 +241,7 @@ class Convolution:
 
     def our_radials(self) -> list[Radial]:
         radials = []
-        for number, module in enumerate(self._modules()):
+        for number, module in enumerate(self.module.radial_groups()):
             prefix, harmonic = f"{self.our_prefix}groups.{number}.", 1.0 if module.group.is_scalar else Y_0
             hidden = f"{prefix}hidden.", self._hidden_shapes()
             radials.append(
@@ -253,17 +253,14 @@ class Convolution:
         radials = []
         for name, group in nvidia_groups(self.module.fiber_in, self.module.fiber_out, self.max_degree, fuse).items():
             prefix, harmonic = f"{self.nvidia_prefix}{name}.radial_func.net.", 1.0 if name == "conv.0,0" else Y_0
-            last = f"{prefix}{len(self._modules()[0].hidden)}.weight"
+            last = f"{prefix}{len(next(self.module.radial_groups()).hidden)}.weight"
             radials.append(
                 Radial(group, prefix, self._hidden_shapes(), last, channels_out_first=True, harmonic=harmonic)
             )
         return radials
 
-    def _modules(self) -> list[RadialGroup]:
-        return [module for module in self.module.groups if isinstance(module, RadialGroup)]
-
     def _hidden_shapes(self) -> dict[str, torch.Size]:
-        return {name: value.shape for name, value in self._modules()[0].hidden.state_dict().items()}
+        return {name: value.shape for name, value in next(self.module.radial_groups()).hidden.state_dict().items()}
 
 
 def nvidia_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse) -> dict[str, Group]:

@@ -56,10 +56,6 @@ class Fiber:
     def items(self) -> tuple[tuple[int, int], ...]:
         return tuple(self._channels.items())
 
-    def offset(self, degree: int) -> int:
-        """Returns the first column of this degree."""
-        return self._offsets[degree]
-
     def restricted(self, degrees: "Fiber") -> "Fiber":
         """Returns this fiber restricted to the degrees of the other."""
         return Fiber({degree: count for degree, count in self.items() if degree in degrees})
