@@ -1,7 +1,4 @@
-"""Counts compiled graphs and prints them as JSON.
-
-test_compile.py runs this in a process without shape checks, because their wrappers would be compiled too.
-"""
+"""Prints counts of compiled graphs as JSON for test_compile.py; without shape checks, which would compile too."""
 
 import json
 import sys

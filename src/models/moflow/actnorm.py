@@ -48,7 +48,7 @@ class ActNorm(nn.Module):
         return self.scale * (v + self.loc), elements_per_channel * self.scale.abs().log().sum()
 
     def reverse(self, y: Float[Tensor, "batch *sample"]) -> Float[Tensor, "batch *sample"]:
-        """Returns the values that `forward` maps to `y`."""
+        """Inverts `forward`."""
         return y / self.scale - self.loc
 
     @torch.no_grad()

@@ -111,7 +111,7 @@ class AtomStep(FlowStep):
     def reverse(
         self, z: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
     ) -> Float[Tensor, "batch nodes classes"]:
-        """Returns the values that `forward` maps to `z`."""
+        """Inverts `forward`."""
         scale_logits, shift = self._scale_and_shift(z, relations, row_only=True)
         z = torch.where(self.is_row, z * (1 + torch.exp(-scale_logits)) - shift, z)
         return self.actnorm.reverse(z)
@@ -146,7 +146,7 @@ class AtomFlow(FlowChain):
     def reverse(
         self, z: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
     ) -> Float[Tensor, "batch nodes classes"]:
-        """Returns the (continuous) atom classes that `forward` maps to `z`."""
+        """Inverts `forward`; returns continuous atom classes."""
         return self.run_reverse(z, relations_of(adj))
 
     def initialize(

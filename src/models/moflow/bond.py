@@ -53,7 +53,7 @@ class InvertibleConv(nn.Module):
         return self._multiply(z, self.matrix()), z.shape[1] * self.log_abs_det()
 
     def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
-        """Returns the values that `forward` maps to `z`."""
+        """Inverts `forward`."""
         # `inv` would synchronise with the device to check for errors.
         inverse, _ = torch.linalg.inv_ex(self.matrix().double())
         return self._multiply(z, inverse.to(z.dtype))
@@ -168,7 +168,7 @@ class BondStep(FlowStep):
         return z, log_det + F.logsigmoid(scale_logits).sum((1, 2))
 
     def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
-        """Returns the values that `forward` maps to `z`."""
+        """Inverts `forward`."""
         condition, other = self._split(z)
         scale_logits, shift = self._scale_and_shift(condition)
         z = self._join(condition, other * (1 + torch.exp(-scale_logits)) - shift)
@@ -211,7 +211,7 @@ class BondFlow(FlowChain):
         return unsqueeze(z, self.fold), log_det
 
     def reverse(self, z: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch kinds nodes nodes"]:
-        """Returns the adjacency tensors that `forward` maps to `z`."""
+        """Inverts `forward`; returns continuous adjacency tensors."""
         return unsqueeze(self.run_reverse(squeeze(z, self.fold)), self.fold)
 
     def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:

@@ -64,7 +64,7 @@ def _bond_step_macs(network: MoFlow, step: BondStep, counting: Counting) -> int:
 
 
 def _atom_step_macs(network: MoFlow, step: AtomStep, counting: Counting, row_only: bool) -> tuple[int, int]:
-    """Returns the multiply-adds of an atom step: products with parameters, and the product with the adjacency."""
+    """Returns an atom step's multiply-adds: products with parameters, and the product with the adjacency."""
     nodes, kinds, classes = network.num_nodes, network.num_bond_classes, network.num_atom_classes
     channels = step.widths[0]
     rows = 1 if row_only and counting != "reference" else nodes
@@ -99,6 +99,6 @@ def bytes_per_sample(network: MoFlow, batch_size: int, activation_bytes: int) ->
 
 
 def cost(network: MoFlow, batch_size: int, activation_bytes: int) -> Cost:
-    """Returns useful FLOPs and least bytes per sample, for the comparison with the hardware's limits."""
+    """Returns useful FLOPs and least bytes per sample."""
     flops = flops_per_sample(network)
     return Cost(flops.forward, flops.training, *bytes_per_sample(network, batch_size, activation_bytes))

@@ -170,10 +170,9 @@ class MoFlow(nn.Module):
 
     @torch.no_grad()
     def likelihood(self, nodes: Nodes, edges: Edges) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Returns bits per dimension (atoms, bonds) of held-out molecules, to be called in evaluation mode.
+        """Returns bits per dimension (atoms, bonds) of held-out molecules; call it in evaluation mode.
 
-        Adds the noise of training: without it, the result would be the density at the corner of each cell and not the
-        objective that training minimises.
+        Adds the noise of training: without it, the result would be the density at the corner of each cell.
         """
         return self.bits_per_dim(self._encode(nodes, edges, noise=True))
 
@@ -203,7 +202,7 @@ class MoFlow(nn.Module):
 
     @torch.no_grad()
     def decode(self, z_atom: Atoms, z_bond: Bonds) -> tuple[Nodes, Edges]:
-        """Returns the molecules at these latents as class indices. To be called in evaluation mode, like all below."""
+        """Returns the molecules at these latents as classes. Call it in evaluation mode, like all below."""
         return self._discrete(*self.reverse(z_atom, z_bond))
 
     @torch.no_grad()

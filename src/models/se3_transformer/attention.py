@@ -44,8 +44,7 @@ class AttentionBlockSE3(nn.Module):
 
     Args:
         edge_features, max_degree, sharing, use_layer_norm, edge_fiber: see `ConvSE3`.
-        channels_div: values have fiber_out's channels divided by this; keys and queries have the same channels, in the
-            degrees of the input.
+        channels_div: values have fiber_out's channels divided by this; keys and queries too, in the input's degrees.
         low_memory: recompute the convolution in the backward pass (activation checkpointing).
 
     Raises UserError if fiber_in and fiber_out have no degree in common.
@@ -114,7 +113,7 @@ def apply_convolution(
     edge_features: EdgeFeatures,
     low_memory: bool,
 ) -> Float[Tensor, "rows features_out"]:
-    """Returns the convolution's output; with `low_memory`, the backward pass recomputes its intermediate values."""
+    """Returns the convolution's output; with `low_memory`, the backward pass recomputes it."""
     if not low_memory:
         return convolution(features, geometry, edge_features)
     arguments = (features, geometry, edge_features)

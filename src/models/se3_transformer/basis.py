@@ -33,7 +33,7 @@ def wigner_3j(d_in: int, d_out: int, j: int) -> Float[Tensor, "d_out d_in j"]:
 
 @cache
 def wigner_3j_on(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Returns `wigner_3j` on a device; cached, because CUDA graph capture allows no copies from the host."""
+    """Returns `wigner_3j` on a device; cached, because a CUDA graph cannot capture the copy."""
     return wigner_3j(d_in, d_out, j).to(device, dtype)
 
 

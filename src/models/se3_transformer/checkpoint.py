@@ -165,7 +165,6 @@ class Radial:
     harmonic: float
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Returns the shapes of its parameters by key."""
         mid_channels = self.hidden_shapes["0.bias"][0]
         hidden = {self.hidden + name: shape for name, shape in self.hidden_shapes.items()}
         return {**hidden, self.matrix: torch.Size([self.group.num_weights, mid_channels])}
@@ -281,7 +280,7 @@ def nvidia_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse
 
 
 def _layers(network: Network) -> tuple[SE3Transformer, str, str]:
-    """Returns the transformer in the network, and its key prefixes in our and NVIDIA's layout."""
+    """Returns the network's transformer, and its key prefixes in both layouts."""
     if isinstance(network, SE3TransformerPooled):
         return network.transformer, "transformer.", "transformer.graph_modules."
     return network, "", "graph_modules."

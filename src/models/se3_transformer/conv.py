@@ -69,9 +69,8 @@ class ConvSE3(nn.Module):
     Args:
         fiber_in, fiber_out: fibers of the source nodes' features and of the messages.
         edge_features: number of edge scalars without the length.
-        max_degree: the highest degree of the network; with `sharing` it decides which pairs of degrees share a radial
+        max_degree: the highest degree of the network. sharing: decides, with it, which pairs of degrees share a radial
             network (`radial.groups_of`).
-        sharing: see `radial.groups_of`.
         self_interaction: adds to every message its destination's own features times a matrix per degree.
         use_layer_norm: normalises the hidden layers of the radial networks.
         pool: sum the messages at their destination; otherwise return them.

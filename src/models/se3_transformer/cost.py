@@ -124,7 +124,7 @@ def bytes_per_molecule(
 
 
 def cost(network: SE3TransformerPooled, molecule: Molecule, batch_size: int, activation_bytes: int) -> Cost:
-    """Returns useful FLOPs and least bytes per molecule, for the comparison with the hardware's limits."""
+    """Returns useful FLOPs and least bytes per molecule."""
     macs = macs_per_molecule(network, molecule)
     training = 2 * (3 * macs.forward - macs.skipped)
     return Cost(2 * macs.forward, training, *bytes_per_molecule(network, molecule, batch_size, activation_bytes))

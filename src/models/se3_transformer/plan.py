@@ -139,5 +139,5 @@ class Plan:
 
 @cache
 def mixing_on(plan: Plan, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "terms frequencies"]:
-    """Returns the plan's mixing on a device; cached, because CUDA graph capture allows no copies from the host."""
+    """Returns the plan's mixing on a device; cached, because a CUDA graph cannot capture the copy."""
     return plan.mixing.to(device, dtype)

@@ -105,7 +105,7 @@ def test_mixed_precision_trains_in_graphs(tmp_path: Path) -> None:
 
 
 def test_evaluations_and_predictions_in_graphs_equal_the_eager_ones(tmp_path: Path) -> None:
-    """For evaluations during training, of the last and of the best weights, also after Lightning moved the weights."""
+    """For evaluations in training, of the last and the best weights, also after Lightning moved the weights."""
     often = "fit.eval_every_n_epochs=1", "fit.max_epochs=3"
     figures = {}
     for graph in ("off", "on"):

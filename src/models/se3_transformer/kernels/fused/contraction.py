@@ -104,7 +104,7 @@ def inner_widths(count: int) -> tuple[int, int]:
 
 
 def padded(columns: tuple[int, ...], begin: int, size: int) -> list[int]:
-    """Returns `size` columns from `begin`, with -1 after the last."""
+    """Returns `size` columns from `begin`, then -1."""
     part = list(columns[begin : begin + size])
     return part + [-1] * (size - len(part))
 
@@ -179,8 +179,6 @@ def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
 
 
 class Contraction(torch.autograd.Function):
-    """The autograd function of `contract`."""
-
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
         h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed))

@@ -55,8 +55,6 @@ def _sum(columns: Tensor, wigner: Tensor, pointers: Tensor, order: Tensor | None
 
 
 class GatherToEdges(torch.autograd.Function):
-    """The autograd function of `gather_to_edges`."""
-
     @staticmethod
     def forward(ctx: Any, features: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> Tensor:
         ctx.save_for_backward(wigner)
@@ -71,8 +69,6 @@ class GatherToEdges(torch.autograd.Function):
 
 
 class SumFromEdges(torch.autograd.Function):
-    """The autograd function of `sum_from_edges`."""
-
     @staticmethod
     def forward(ctx: Any, columns: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> Tensor:
         ctx.save_for_backward(wigner)
@@ -87,8 +83,6 @@ class SumFromEdges(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """The autograd function of `attend`."""
-
     @staticmethod
     def forward(
         ctx: Any, messages: Tensor, query: Tensor, wigner: Tensor, graph: Graph, value: EdgeLayout, key: EdgeLayout,

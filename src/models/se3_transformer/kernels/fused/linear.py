@@ -20,7 +20,6 @@ def supported(channels: tuple[int, ...], outer: int) -> bool:
 
 
 def tile_width(channels: int) -> int:
-    """Returns the smallest tile width that holds the channels."""
     return max(16, power_of_2(channels))
 
 
