@@ -1,1 +1,1 @@
-"""Molecules as graphs of classes: SMILES to arrays, arrays to molecules, scores and pictures. All of RDKit is here."""
+"""Molecules as graphs of atom classes: encoding, building, scoring and drawing with RDKit."""

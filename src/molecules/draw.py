@@ -14,15 +14,14 @@ CELL = (260, 220)
 
 
 def draw_grid(smiles: Sequence[str], path: Path, legends: Sequence[str] | None = None) -> None:
-    """Writes a PNG of the molecules, row by row, each with its legend. Raises UserError where it cannot be written."""
+    """Writes a PNG of the molecules, row by row, each with its legend. Raises UserError if it cannot be written."""
     _draw([Chem.MolFromSmiles(text) for text in smiles], path, legends or [""] * len(smiles))
 
 
 def draw_interpolation(smiles: Sequence[str | None], path: Path) -> None:
-    """Writes a PNG of the way from the first molecule to the last; None is a point that is no molecule.
+    """Writes a PNG of an interpolation from the first molecule to the last; None is a point without a valid molecule.
 
-    Each molecule is drawn once, where it first comes: the points after it that are the same are counted in its legend.
-    Raises UserError where the file cannot be written.
+    A run of equal molecules is drawn once, its range in the legend. Raises UserError if the file cannot be written.
     """
     molecules, legends = [], []
     start = 0
@@ -30,21 +29,21 @@ def draw_interpolation(smiles: Sequence[str | None], path: Path) -> None:
         end = start
         while end + 1 < len(smiles) and smiles[end + 1] == smiles[start]:
             end += 1
-        here = smiles[start]
-        molecules.append(_placeholder("invalid") if here is None else Chem.MolFromSmiles(here))
+        text = smiles[start]
+        molecules.append(_placeholder("invalid") if text is None else Chem.MolFromSmiles(text))
         legends.append(_position(start, end, len(smiles) - 1))
         start = end + 1
     _draw(molecules, path, legends)
 
 
 def _position(start: int, end: int, last: int) -> str:
-    """How far along the way, in percent."""
+    """Returns the position between the two ends in percent: `40%`, or `40-60%` for a run."""
     percents = [round(100 * index / max(last, 1)) for index in (start, end)]
     return f"{percents[0]}%" if start == end else f"{percents[0]}-{percents[1]}%"
 
 
 def _placeholder(label: str) -> Chem.Mol:
-    """A word in the place of a molecule; RDKit writes no legend below an empty one."""
+    """Returns a molecule drawn as a word, because RDKit writes no legend below an empty molecule."""
     molecule = Chem.MolFromSmiles("*")
     molecule.GetAtomWithIdx(0).SetProp("_displayLabel", label)
     return molecule

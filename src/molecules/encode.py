@@ -1,4 +1,4 @@
-"""SMILES to arrays, as published for MoFlow (github.com/calvin-zcx/moflow)."""
+"""Encode SMILES as arrays, as published for MoFlow (github.com/calvin-zcx/moflow)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +21,16 @@ CHUNK = 256
 
 
 class Reason(StrEnum):
-    """Why a SMILES has no place in the arrays."""
+    """Why a SMILES cannot be encoded."""
 
     UNPARSABLE = "does not parse"
-    FOREIGN_ATOM = "has an atom outside the vocabulary"
+    UNKNOWN_ATOM = "has an atom outside the vocabulary"
     TOO_LARGE = "has too many atoms"
-    FOREIGN_BOND = "has a bond that is not single, double or triple"
+    UNSUPPORTED_BOND = "has a bond that is not single, double or triple"
 
 
 class EncodingError(ValueError):
-    """A SMILES that cannot be encoded: `reason` for code, the message for people."""
+    """A SMILES that cannot be encoded, with the `reason` and a message for the user."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -42,10 +42,10 @@ class EncodingError(ValueError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Molecules that were encoded, in their order, and the SMILES of what the arrays hold.
+    """Encoded molecules in input order, with SMILES of the graphs in the arrays.
 
-    `published` has the form the published code gives to training molecules, `canonical` is RDKit's canonical one of the
-    molecule built from the arrays again, empty where none can be built. Both have lost stereo and negative charges.
+    `published` has the form that the published code gives to training molecules. `canonical` is RDKit's canonical
+    SMILES of the molecule built from the arrays, empty if none can be built. Both lack stereo and negative charges.
     """
 
     nodes: UInt8[np.ndarray, "molecules max_atoms"]
@@ -55,9 +55,9 @@ class Encoded:
 
 
 def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
-    """Classes of the atoms and orders of the bonds, the atoms in the order of RDKit's canonical SMILES without stereo.
+    """Returns atom classes and bond orders, the atoms in the order of RDKit's canonical SMILES without stereo.
 
-    Hydrogens, charges and stereo are dropped, aromatic bonds written as single and double ones. Raises EncodingError.
+    Drops hydrogens, charges and stereo; aromatic bonds become single and double ones. Raises EncodingError.
     """
     parsed = Chem.MolFromSmiles(smiles)
     molecule = None if parsed is None else Chem.MolFromSmiles(canonical_smiles(parsed))
@@ -68,13 +68,13 @@ def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
     classes = vocabulary.class_of[numbers]
     if not classes.all():
         symbol = molecule.GetAtomWithIdx(int(np.argmin(classes))).GetSymbol()
-        raise EncodingError(Reason.FOREIGN_ATOM, f" of {vocabulary.name}: {symbol}")
+        raise EncodingError(Reason.UNKNOWN_ATOM, f" of {vocabulary.name}: {symbol}")
     if num_atoms > vocabulary.max_atoms:
         raise EncodingError(Reason.TOO_LARGE, f": {num_atoms}, and {vocabulary.name} allows {vocabulary.max_atoms}")
     Chem.Kekulize(molecule)
     orders = Chem.GetAdjacencyMatrix(molecule, useBO=True)
     if not np.isin(orders, (0, 1, 2, 3)).all():
-        raise EncodingError(Reason.FOREIGN_BOND)
+        raise EncodingError(Reason.UNSUPPORTED_BOND)
     nodes = np.zeros(vocabulary.max_atoms, np.uint8)
     edges = np.zeros((vocabulary.max_atoms, vocabulary.max_atoms), np.uint8)
     nodes[:num_atoms], edges[:num_atoms, :num_atoms] = classes, orders
@@ -88,10 +88,10 @@ def encode_all(
     on_bad: Callable[[int, str], None],
     workers: int | None = None,
 ) -> Encoded:
-    """Encodes with all cores (or `workers` processes) and a progress bar.
+    """Encodes SMILES with all cores (or `workers` processes) and a progress bar.
 
-    `on_bad(position, reason)` hears of every SMILES that cannot be encoded, in order. Where it raises, everything
-    stops; otherwise that molecule is left out.
+    Calls `on_bad(position, reason)` for every SMILES that cannot be encoded, in order, and leaves that molecule out.
+    An exception of `on_bad` ends the encoding.
     """
     size = vocabulary.max_atoms
     nodes = np.zeros((len(smiles), size), np.uint8)
@@ -115,23 +115,23 @@ def encode_all(
 def _in_order(
     pool: WorkerPool, smiles: Sequence[str], vocabulary: Vocabulary
 ) -> Iterator[tuple[int, tuple[Encoded, list[tuple[int, str]]]]]:
-    """The chunks' starts and results; few are under way at a time, so that memory stays bounded."""
+    """Yields the start and result of each chunk; only a few are in flight at a time, which bounds the memory."""
     starts = iter(range(0, len(smiles), CHUNK))
-    under_way: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, str]]]]]] = deque()
+    in_flight: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, str]]]]]] = deque()
 
-    def send(count: int) -> None:
+    def submit(count: int) -> None:
         for start in islice(starts, count):
-            under_way.append((start, pool.submit(encode_chunk, list(smiles[start : start + CHUNK]), vocabulary)))
+            in_flight.append((start, pool.submit(encode_chunk, list(smiles[start : start + CHUNK]), vocabulary)))
 
-    send(4 * pool.workers)
-    while under_way:
-        start, future = under_way.popleft()
+    submit(4 * pool.workers)
+    while in_flight:
+        start, future = in_flight.popleft()
         yield start, future.result()
-        send(1)
+        submit(1)
 
 
 def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, str]]]:
-    """One worker's share: the encoded molecules, and (position, reason) of those that are not."""
+    """Encodes one chunk in a worker; returns the encoded molecules, and (position, reason) of the others."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
     graphs: list[tuple[Nodes, Edges]] = []
     bad: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""How good generated molecules are: the metrics published for MoFlow, and comparable ones."""
+"""Scores of generated molecules: the published metrics and comparable ones."""
 
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scores:
-    """Percentages of one batch. Uniqueness and novelty are of the valid molecules, all others of the generated ones.
+    """Percentages of one batch. Uniqueness and novelty are relative to valid molecules, all others to generated ones.
 
-    `nuv`: distinct valid molecules that are not in the training set.
+    `nuv` (novel, unique, valid): distinct valid molecules that are not in the training set.
     """
 
     validity: float
@@ -38,7 +38,7 @@ class Scores:
 
 
 def score_batch(smiles: Sequence[str | None], train: Set[str]) -> Scores:
-    """The scores of one batch of generated molecules (None: invalid) against the training set; 0 for none valid."""
+    """Returns the scores of one batch of generated molecules (None: invalid) against the training set."""
     valid = [text for text in smiles if text is not None]
     distinct = set(valid)
     novel = sum(text not in train for text in valid)
@@ -55,13 +55,13 @@ def score_batch(smiles: Sequence[str | None], train: Set[str]) -> Scores:
 def score(
     smiles: Sequence[str | None], published: Set[str], canonical: Set[str], batch_size: int, pool: int
 ) -> dict[str, float]:
-    """All scores of generated molecules, in percent.
+    """Returns all scores of generated molecules, in percent.
 
     - `validity` ... `nuv`: as published, the mean over batches of `batch_size` (the last may be smaller) against
-      `published`, the training set as the published code writes it, which counts aromatic training molecules as novel;
+      `published`, the training set as the published code writes it; aromatic training molecules count as novel;
     - `canonical_novelty`, `canonical_abs_novelty`, `canonical_nuv`: the same batches against `canonical`;
-    - `pool_uniqueness`, `pool_nuv`: of the first `pool` molecules as one batch against `canonical`, so that they do not
-      depend on the batch size; left out where fewer were generated.
+    - `pool_uniqueness`, `pool_nuv`: the first `pool` molecules as one batch against `canonical`, independent of the
+      batch size; absent if fewer were generated.
     """
     batches = [smiles[start : start + batch_size] for start in range(0, max(len(smiles), 1), batch_size)]
     scores = asdict(_mean(score_batch(batch, published) for batch in batches))
@@ -92,21 +92,18 @@ class Properties(NamedTuple):
 
 
 class Pending(Generic[T]):
-    """Results that worker processes are still making, in the order of what was sent."""
+    """Results of worker processes, in the order of submission."""
 
     def __init__(self, futures: list[Future[list[T]]]) -> None:
         self._futures = futures
 
-    def done(self) -> bool:
-        return all(future.done() for future in self._futures)
-
     def result(self) -> list[T]:
-        """All results, waiting for them. Raises what a worker raised."""
+        """Waits for all results and returns them. Raises the exception of a worker."""
         return [item for future in self._futures for item in future.result()]
 
 
 class Scorer:
-    """Worker processes that build and rate molecules while the caller goes on; a context manager whose exit ends them.
+    """Worker processes that build and score molecules asynchronously; a context manager whose exit ends them.
 
     `published` and `canonical` are the training set in both forms (see `score`).
     """
@@ -118,7 +115,7 @@ class Scorer:
         self._pool = WorkerPool(workers)
 
     def build(self, nodes: NodeBatch, edges: EdgeBatch, correct_validity: bool = False) -> Pending[str | None]:
-        """Starts on a batch of graphs: the canonical SMILES of each, or None where it is no valid molecule."""
+        """Starts building a batch of graphs: the canonical SMILES of each, or None if it is no valid molecule."""
         return Pending(
             [
                 self._pool.submit(smiles_of, nodes[rows], edges[rows], self.vocabulary, correct_validity)
@@ -127,11 +124,11 @@ class Scorer:
         )
 
     def properties(self, smiles: Sequence[str]) -> Pending[Properties]:
-        """Starts on the properties of valid SMILES."""
+        """Starts computing the properties of valid SMILES."""
         return Pending([self._pool.submit(properties_of, list(smiles[rows])) for rows in _chunks(len(smiles))])
 
     def score(self, smiles: Sequence[str | None], batch_size: int, pool: int) -> dict[str, float]:
-        """All scores of generated molecules against the training set, as `score` says."""
+        """Returns all scores of generated molecules against the training set; see the function `score`."""
         return score(smiles, self.published, self.canonical, batch_size, pool)
 
     def __enter__(self) -> "Scorer":
@@ -145,7 +142,7 @@ class Scorer:
 
 
 def smiles_of(nodes: NodeBatch, edges: EdgeBatch, vocabulary: Vocabulary, correct_validity: bool) -> list[str | None]:
-    """The canonical SMILES of each graph, or None where it is no valid molecule."""
+    """Returns the canonical SMILES of each graph, or None if it is no valid molecule."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
     build = correct if correct_validity else build_molecule
     molecules = [build(*graph, vocabulary) for graph in zip(nodes, edges, strict=True)]
@@ -153,15 +150,15 @@ def smiles_of(nodes: NodeBatch, edges: EdgeBatch, vocabulary: Vocabulary, correc
 
 
 def properties_of(smiles: Sequence[str]) -> list[Properties]:
-    """The properties of valid SMILES. Raises ValueError for one that does not parse."""
-    # Reading its table of fragments takes half a second, which only those who ask for it should wait for.
+    """Returns the properties of valid SMILES. Raises ValueError for one that does not parse."""
+    # Imported here, because reading its table of fragments takes half a second.
     from rdkit.Contrib.SA_Score.sascorer import calculateScore  # pyright: ignore[reportMissingImports]
 
     rated = []
     for text in smiles:
         molecule = Chem.MolFromSmiles(text)
         if molecule is None:
-            raise ValueError(f"no valid SMILES: {text!r}")
+            raise ValueError(f"invalid SMILES: {text!r}")
         logp, _ = CalcCrippenDescriptors(molecule)
         rated.append(Properties(qed(molecule), logp, calculateScore(molecule)))
     return rated

@@ -1,4 +1,4 @@
-"""Which atoms a set of molecules is written with, and how large its molecules may be."""
+"""The atom classes and the largest molecule of each data set."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,7 @@ from jaxtyping import UInt8
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The classes of a molecular graph: class 0 is "no atom", class k the k-th of `atomic_numbers`.
-
-    `atomic_numbers` starts with 0, so that it is indexed by the class.
-    """
+    """The atom classes of a data set: class k has atomic number `atomic_numbers[k]`; number 0 means "no atom"."""
 
     name: str
     atomic_numbers: tuple[int, ...]
@@ -23,7 +20,7 @@ class Vocabulary:
 
     @property
     def class_of(self) -> UInt8[np.ndarray, "256"]:
-        """The class by atomic number, and 0 for every atom that is not in the vocabulary."""
+        """The class of each atomic number; 0 for atoms outside the vocabulary."""
         classes = np.zeros(256, np.uint8)
         classes[list(self.atomic_numbers)] = range(self.num_classes)
         return classes

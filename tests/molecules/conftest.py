@@ -1,4 +1,4 @@
-"""Molecules that the tests share."""
+"""Molecules shared by the tests."""
 
 import pytest
 
@@ -38,5 +38,5 @@ NEUTRAL = [
 
 @pytest.fixture
 def neutral() -> list[str]:
-    """Thirty uncharged, mostly drug-like molecules of ZINC-250k's vocabulary."""
+    """Thirty uncharged, mostly drug-like molecules within ZINC-250k's vocabulary."""
     return NEUTRAL

@@ -1,4 +1,4 @@
-"""The quick way to build molecules against the published procedure, written out word by word."""
+"""Building and correcting molecules, against a literal implementation of the published procedure."""
 
 import re
 
@@ -19,8 +19,8 @@ def quiet():
         yield
 
 
-def overloaded(molecule):
-    """(atom, its valence) as RDKit's message names them."""
+def overvalent(molecule):
+    """Returns (atom, valence) from RDKit's error message; None if all valences are valid."""
     try:
         Chem.SanitizeMol(molecule, Chem.SANITIZE_PROPERTIES)
     except ValueError as error:
@@ -30,7 +30,7 @@ def overloaded(molecule):
 
 
 def literal(nodes, edges, vocabulary):
-    """The published procedure: a check after every single bond."""
+    """Builds a molecule by the published procedure, which checks valences after every bond."""
     present = nodes > 0
     molecule = Chem.RWMol()
     for k in nodes[present]:
@@ -41,7 +41,7 @@ def literal(nodes, edges, vocabulary):
             if not adjacency[start, end]:
                 continue
             molecule.AddBond(start, end, ORDERS[int(adjacency[start, end])])
-            if (found := overloaded(molecule)) is not None:
+            if (found := overvalent(molecule)) is not None:
                 atom = molecule.GetAtomWithIdx(found[0])
                 base = {7: 3, 8: 2, 16: 2}.get(atom.GetAtomicNum())
                 if base is not None and found[1] - base == 1:
@@ -50,7 +50,7 @@ def literal(nodes, edges, vocabulary):
 
 
 def literal_smiles(molecule):
-    """The SMILES of a valid molecule, else None."""
+    """Returns the SMILES of a valid molecule, else None."""
     parsed = Chem.MolFromSmiles(Chem.MolToSmiles(molecule))
     if parsed is None or not Chem.MolToSmiles(parsed) or "." in Chem.MolToSmiles(parsed):
         return None
@@ -58,7 +58,8 @@ def literal_smiles(molecule):
 
 
 def literal_correct(molecule):
-    while (found := overloaded(molecule)) is not None:
+    """Returns the SMILES after the published validity correction, and the number of fragments before it."""
+    while (found := overvalent(molecule)) is not None:
         bonds = [
             (-int(bond.GetBondTypeAsDouble()), position, bond.GetBeginAtomIdx(), bond.GetEndAtomIdx())
             for position, bond in enumerate(molecule.GetAtomWithIdx(found[0]).GetBonds())
@@ -73,7 +74,7 @@ def literal_correct(molecule):
 
 
 def random_graphs(count, vocabulary, seed, bonds_per_atom, joined=0.98):
-    """Graphs from trees with a few bonds more: many valid, many just over a valence, some in fragments.
+    """Yields graphs of trees with a few more bonds: many valid, many just over a valence, some with fragments.
 
     `joined` is the probability that an atom has a bond to an earlier one.
     """
@@ -96,13 +97,13 @@ def random_graphs(count, vocabulary, seed, bonds_per_atom, joined=0.98):
 
 
 def weights(vocabulary):
-    """Much carbon, a lot of what can be charged."""
+    """Returns probabilities of the atom classes: mostly carbon, then elements that can be charged."""
     raw = np.array([{6: 6, 7: 4, 8: 1.5}.get(number, 0.25) for number in vocabulary.atomic_numbers[1:]])
     return raw / raw.sum()
 
 
 @pytest.mark.parametrize(("vocabulary", "count", "extra"), [(QM9, 3000, 0.15), (ZINC250K, 800, 0.02)])
-def test_random_graphs_give_what_the_published_procedure_gives(vocabulary, count, extra):
+def test_random_graphs_give_the_molecules_of_the_published_procedure(vocabulary, count, extra):
     valid = charged = 0
     for nodes, edges in random_graphs(count, vocabulary, 7, extra):
         slow = literal(nodes, edges, vocabulary)
@@ -112,12 +113,12 @@ def test_random_graphs_give_what_the_published_procedure_gives(vocabulary, count
         assert published_smiles(nodes, edges, vocabulary) == Chem.MolToSmiles(slow)
         valid += expected is not None
         charged += expected is not None and "+" in expected
-    # The comparison means little unless all kinds occur.
+    # The comparison needs valid, invalid and charged molecules.
     assert valid > count / 20 and valid < count and charged > 5
 
 
 @pytest.mark.parametrize(("vocabulary", "count", "joined"), [(QM9, 1000, 0.7), (ZINC250K, 100, 0.98)])
-def test_correction_gives_what_the_published_procedure_gives(vocabulary, count, joined):
+def test_correction_gives_the_molecules_of_the_published_procedure(vocabulary, count, joined):
     fragmented = 0
     for nodes, edges in random_graphs(count, vocabulary, 11, 0.5, joined):
         expected, fragments = literal_correct(literal(nodes, edges, vocabulary))
@@ -148,14 +149,14 @@ I = 9  # noqa: E741 # of ZINC250K
         (graph([C, C], []), None),
         (graph([C, C, C], [(0, 1, 3), (1, 2, 2)]), None),
         (graph([C, N, C, C, C], [(0, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]), "C[N+](C)(C)C"),
-        # Nitrogen goes from 3 bonds to 5 and gets no charge; the parser then makes a nitro group of it.
+        # Nitrogen goes from 3 bonds to 5 and gets no charge; the parser then turns it into a nitro group.
         (graph([C, N, O, O], [(0, 1, 1), (1, 2, 2), (1, 3, 2)]), "C[N+](=O)[O-]"),
-        # In another order it stands at 4 in between, is charged, and the same graph is lost.
+        # In another order of atoms it has 4 bonds in between and gets a charge, so the same graph is invalid.
         (graph([O, O, N, C], [(0, 2, 2), (1, 2, 2), (2, 3, 1)]), None),
         (graph([0, C, 0, O], [(1, 3, 1)]), "CO"),
     ],
 )
-def test_cases(given, expected):
+def test_each_graph_gives_its_molecule_or_none(given, expected):
     molecule = build_molecule(*given)
     assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
@@ -164,9 +165,9 @@ def test_cases(given, expected):
     ("given", "expected"),
     [
         (graph([], []), None),
-        # The highest bond is lowered, and the largest fragment kept.
+        # The highest bond order is lowered, and the largest fragment kept.
         (graph([C, C, C, N, O], [(0, 1, 3), (1, 2, 2), (3, 4, 1)]), "C=C=C"),
-        # Of equally large fragments the first by atom index is kept, wherever SMILES would put it.
+        # Of equally large fragments the first by atom index is kept, whatever their order in SMILES.
         (graph([N, O, C, C], [(0, 1, 1), (2, 3, 1)]), "NO"),
         (graph([C, C, N, O], [(0, 1, 1), (2, 3, 1)]), "CC"),
         (graph([C, N, O, C, C, C], [(0, 3, 1), (1, 2, 1), (4, 5, 1)]), "CC"),
@@ -181,7 +182,7 @@ def test_correction_keeps_the_largest_fragment(given, expected):
     assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
 
-def test_correction_leaves_valid_molecules_alone(neutral):
+def test_correction_does_not_change_valid_molecules(neutral):
     for smiles in neutral:
         molecule = correct(*encode(smiles, ZINC250K), ZINC250K)
         assert molecule is not None

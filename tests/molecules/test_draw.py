@@ -11,15 +11,15 @@ def size_of(png: bytes) -> tuple[int, int]:
     return struct.unpack(">II", png[16:24])
 
 
-def test_a_grid_has_a_cell_for_each(tmp_path, neutral):
+def test_a_grid_has_a_cell_for_each_molecule(tmp_path, neutral):
     draw_grid(neutral[:7], tmp_path / "new" / "grid.png", [f"QED {i}" for i in range(7)])
     assert size_of((tmp_path / "new" / "grid.png").read_bytes()) == (5 * 260, 2 * 220)
     assert len(list((tmp_path / "new").iterdir())) == 1
 
 
-def test_a_way_shows_each_molecule_once(tmp_path):
-    draw_interpolation(["CCO", "CCO", None, "CCN", "CCN", "CCN"], tmp_path / "way.png")
-    assert size_of((tmp_path / "way.png").read_bytes()) == (3 * 260, 220)
+def test_an_interpolation_shows_equal_neighbours_once(tmp_path):
+    draw_interpolation(["CCO", "CCO", None, "CCN", "CCN", "CCN"], tmp_path / "interpolation.png")
+    assert size_of((tmp_path / "interpolation.png").read_bytes()) == (3 * 260, 220)
 
 
 def test_no_molecules_make_an_empty_picture(tmp_path):
@@ -27,7 +27,7 @@ def test_no_molecules_make_an_empty_picture(tmp_path):
     assert size_of((tmp_path / "grid.png").read_bytes()) == (260, 220)
 
 
-def test_a_picture_that_cannot_be_written_is_a_users_error(tmp_path):
+def test_a_picture_that_cannot_be_written_raises_a_user_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="grid"):
         draw_grid(["CC"], tmp_path / "file" / "grid.png")

@@ -24,7 +24,7 @@ def test_aromatic_bonds_alternate_and_charges_are_dropped():
     assert all(np.array_equal(a, b) for a, b in zip(charged, neutral, strict=True))
 
 
-def test_every_neutral_molecule_comes_back(neutral):
+def test_every_neutral_molecule_is_rebuilt(neutral):
     assert len(neutral) == 30
     for smiles in neutral:
         molecule = build_molecule(*encode(smiles, ZINC250K), ZINC250K)
@@ -32,29 +32,29 @@ def test_every_neutral_molecule_comes_back(neutral):
         assert canonical_smiles(molecule) == canonical_smiles(Chem.MolFromSmiles(smiles))
 
 
-def test_an_ammonium_comes_back_with_its_charge():
+def test_an_ammonium_is_rebuilt_with_its_charge():
     molecule = build_molecule(*encode("C[N+](C)(C)CC", ZINC250K), ZINC250K)
     assert molecule is not None and canonical_smiles(molecule) == "CC[N+](C)(C)C"
 
 
-def test_the_published_form_is_kekule():
+def test_the_published_form_is_the_kekule_form():
     assert published_smiles(*encode("c1ccccc1", QM9), QM9) == "C1=CC=CC=C1"
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("smiles", "reason", "said"),
+    ("smiles", "reason", "message"),
     [
         ("C1CC", Reason.UNPARSABLE, "does not parse"),
         ("", Reason.UNPARSABLE, "does not parse"),
         ("CN(C)(C)(C)C", Reason.UNPARSABLE, "does not parse"),
-        ("C[Si](C)C", Reason.FOREIGN_ATOM, "outside the vocabulary of zinc250k: Si"),
+        ("C[Si](C)C", Reason.UNKNOWN_ATOM, "outside the vocabulary of zinc250k: Si"),
         ("C" * 39, Reason.TOO_LARGE, "too many atoms: 39, and zinc250k allows 38"),
-        ("C$C", Reason.FOREIGN_BOND, "bond"),
+        ("C$C", Reason.UNSUPPORTED_BOND, "bond"),
     ],
 )
-def test_what_cannot_be_encoded_says_why(smiles, reason, said):
-    with pytest.raises(EncodingError, match=said) as caught:
+def test_a_smiles_that_cannot_be_encoded_gives_the_reason(smiles, reason, message):
+    with pytest.raises(EncodingError, match=message) as caught:
         encode(smiles, ZINC250K)
     assert caught.value.reason is reason
 
@@ -63,7 +63,7 @@ def refuse(position: int, reason: str) -> None:
     pytest.fail(f"molecule {position} {reason}")
 
 
-def test_many_keep_their_order_over_workers(neutral):
+def test_encoding_with_workers_keeps_the_order(neutral):
     smiles = [text for text in neutral for _ in range(20)]
     encoded = encode_all(smiles, ZINC250K, on_bad=refuse, workers=2)
     assert len(encoded.nodes) == len(encoded.published) == 600
@@ -75,11 +75,11 @@ def test_many_keep_their_order_over_workers(neutral):
         assert encoded.published[position] == published_smiles(nodes, edges, ZINC250K)
 
 
-def test_bad_ones_are_heard_of_in_order_and_left_out():
-    heard = []
+def test_bad_smiles_are_reported_in_order_and_left_out():
+    reported = []
     smiles = ["CCO", "C1CC", *["CC"] * 300, "[Na]", "CCN"]
-    encoded = encode_all(smiles, QM9, on_bad=lambda position, reason: heard.append((position, reason)), workers=2)
-    assert [position for position, _ in heard] == [1, 302]
-    assert "Na" in heard[1][1]
+    encoded = encode_all(smiles, QM9, on_bad=lambda position, reason: reported.append((position, reason)), workers=2)
+    assert [position for position, _ in reported] == [1, 302]
+    assert "Na" in reported[1][1]
     assert len(encoded.edges) == 302
     assert [encoded.canonical[i] for i in (0, 1, -1)] == ["CCO", "CC", "CCN"]

@@ -10,7 +10,7 @@ from src.molecules.vocabulary import QM9, ZINC250K
 from src.system.workers import ROOT
 
 
-def test_the_published_arithmetic():
+def test_scores_of_a_batch_follow_the_published_formulas():
     scores = score_batch(["A", "A", "B", "T", None, None, None, "T"], frozenset({"T", "U"}))
     assert scores.validity == 62.5
     assert scores.uniqueness == 60.0
@@ -20,18 +20,18 @@ def test_the_published_arithmetic():
     assert scores.nuv == 25.0
 
 
-def test_nothing_valid_scores_nothing():
+def test_scores_without_valid_molecules_are_0():
     assert set(score([None, None], frozenset(), frozenset(), 2, 2).values()) == {0.0}
     assert score([], frozenset(), frozenset(), 2, 1)["validity"] == 0.0
 
 
-def test_batches_are_averaged_and_the_pool_ignores_them():
+def test_scores_are_means_over_batches_except_those_of_the_pool():
     published, canonical = frozenset({"C1=CC=CC=C1"}), frozenset({"c1ccccc1"})
     smiles = ["c1ccccc1", "CO", "CO", None, "CO", "CN"]
     scores = score(smiles, published, canonical, batch_size=2, pool=5)
     assert scores["validity"] == pytest.approx((100 + 50 + 100) / 3)
     assert scores["uniqueness"] == 100.0
-    # An aromatic training molecule counts as new in the published way only.
+    # An aromatic training molecule counts as novel in the published scores only.
     assert scores["novelty"] == 100.0
     assert scores["nuv"] == pytest.approx((100 + 50 + 100) / 3)
     assert scores["canonical_novelty"] == pytest.approx((50 + 100 + 100) / 3)
@@ -42,37 +42,36 @@ def test_batches_are_averaged_and_the_pool_ignores_them():
     assert "pool_nuv" not in score(smiles, published, canonical, batch_size=2, pool=7)
 
 
-def test_workers_build_and_rate_in_order(neutral):
+def test_workers_return_molecules_and_properties_in_order(neutral):
     smiles = [*neutral, "CC.CC"] * 5
     graphs = [encode(text, ZINC250K) for text in smiles]
     nodes, edges = np.array([n for n, _ in graphs]), np.array([e for _, e in graphs])
     with Scorer(ZINC250K, frozenset(), frozenset({"O=C1CCCCCN1"}), workers=2) as scorer:
         plain, corrected = scorer.build(nodes, edges), scorer.build(nodes, edges, correct_validity=True)
         built = plain.result()
-        assert plain.done()
         assert built[30] is None and corrected.result()[30] == "CC"
         assert built[28] == "O=C1CCCCCN1" and built[28::31] == [built[28]] * 5
         assert scorer.score(built, batch_size=31, pool=155)["canonical_novelty"] == pytest.approx(100 * 29 / 30)
         rated = scorer.properties(["CC(=O)Oc1ccccc1C(=O)O", *["CCO"] * 70]).result()
     assert len(rated) == 71
-    # Aspirin, as RDKit's own documentation and the SA score's paper rate it.
+    # Aspirin's values in RDKit's documentation and the SA score's paper.
     assert rated[0].qed == pytest.approx(0.5501, abs=1e-3)
     assert rated[0].logp == pytest.approx(1.3101, abs=1e-3)
     assert rated[0].sas == pytest.approx(1.58, abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_properties_of_nonsense_are_refused():
+def test_properties_of_an_invalid_smiles_are_refused():
     with pytest.raises(ValueError, match="C1CC"):
         properties_of(["CC", "C1CC"])
 
 
-def test_molecules_are_scored_without_torch():
+def test_scoring_does_not_import_torch():
     code = "import sys, src.molecules.score, src.molecules.encode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_qm9_graphs_are_built_too():
+def test_workers_build_qm9_graphs():
     nodes, edges = encode("CC#N", QM9)
     with Scorer(QM9, frozenset(), frozenset(), workers=1) as scorer:
         assert scorer.build(nodes[None], edges[None]).result() == ["CC#N"]

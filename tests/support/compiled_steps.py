@@ -1,4 +1,4 @@
-"""Run by test_compile.py in a process without shape checks, whose wrappers would be compiled too. Prints JSON."""
+"""Prints counts of compiled graphs as JSON for test_compile.py; without shape checks, which would compile too."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tests.support.tiny_moflow import make_molecules, make_network
 
 
 def run(bond_flows: int, atom_flows: int, logdet: str) -> dict[str, float]:
-    """Graphs compiled for training and generation, and the largest deviation from eager."""
+    """Returns the number of graphs compiled for training and generation, and the largest deviation from eager."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     molecules = make_molecules(4)
@@ -40,7 +40,7 @@ def run(bond_flows: int, atom_flows: int, logdet: str) -> dict[str, float]:
 
 
 def sample_many_sizes() -> int:
-    """Batch sizes sampled: more than torch's own limit of graphs per function, which with fullgraph is an error."""
+    """Returns the number of batch sizes sampled; beyond torch's default graph limit, fullgraph raises an error."""
     torch._dynamo.reset()
     network = make_network(num_bond_flows=2, num_atom_flows=1).eval()
     network.compile_steps(backend="eager", dynamic=False)

@@ -1,10 +1,10 @@
-"""What the reference execution multiplies that the network's cost rightly leaves out."""
+"""FLOPs of the reference execution that the network's cost leaves out."""
 
 from src.models.se3_transformer.network import SE3TransformerPooled
 
 
 def basis_macs(edges: int, max_degree: int) -> int:
-    """What making the basis takes, as torch counts it: J = 0 is no product to it."""
+    """Returns the multiply-adds of the basis, as torch counts them: J = 0 is no product."""
     degrees = range(max_degree + 1)
     return edges * sum(
         (2 * i + 1) * (2 * o + 1) * (2 * j + 1)
@@ -15,7 +15,7 @@ def basis_macs(edges: int, max_degree: int) -> int:
 
 
 def gradient_to_data(network: SE3TransformerPooled, nodes: int) -> int:
-    """FLOPs that the first projection spends on its data, where that stands in one tensor with what was attended."""
+    """Returns the FLOPs of the first projection's gradient to its data, which is concatenated with attended values."""
     body = network.transformer
     if not len(body.blocks) or body.max_degree == 0:
         return 0

@@ -1,4 +1,4 @@
-"""The fused kernels of the SE(3)-Transformer against plain torch in float64: on a CPU (interpreted) and on a GPU."""
+"""Differences of the SE(3)-Transformer's fused kernels from plain torch in float64, on a CPU (interpreted) or GPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ EPS = 1e-5
 
 
 def ragged(sizes: Sequence[int], pad: tuple[int, int] = (0, 0), dense: bool = False, device: str = "cpu") -> Graph:
-    """Molecules of so many atoms, then padding. Dense: with all edges; else half of them, the first atoms with none."""
+    """Returns molecules and padding. `dense`: with all edges; else half of them, and first atoms without edges."""
     generator = torch.Generator().manual_seed(0)
     nodes, begin, src, dst = sum(sizes), 0, [], []
     for size in sizes:
@@ -49,13 +49,13 @@ def packed(graph: Graph, max_degree: int) -> Tensor:
 
 
 def contraction(fused: Any, plan: Plan, edges: int, mid: int, dtype: torch.dtype, device: str = "cpu") -> Difference:
-    """Of hidden layer, columns and mixed weights; `mixed` is float32 where the rest is narrower, as the network's."""
+    """Compares outputs and gradients of hidden layer, columns and mixed weights (float32, as in the network)."""
     assert fused.contraction.supported(plan, mid)
     size = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms())
     inputs = [
         random(edges, mid, seed=1).to(device, torch.float32),
         random(edges, plan.source.num_features, seed=2).to(device, dtype),
-        # Rounded, as the kernel does: the comparison is of products and sums.
+        # Rounded as in the kernel, so that only products and sums are compared.
         (0.2 * random(size * mid, seed=3)).to(device, dtype).float(),
     ]
     inputs[0] = inputs[0].to(dtype).float()
@@ -67,29 +67,29 @@ def contraction(fused: Any, plan: Plan, edges: int, mid: int, dtype: torch.dtype
 
 
 def plan_of(inputs: Fiber, *outputs: Fiber) -> Plan:
-    """The first group of a convolution between these: all degrees at once where channels are equal."""
+    """Returns the plan of a convolution's first group, which has all degrees if channels are equal."""
     total = sum(outputs[1:], outputs[0])
     return ConvSE3(inputs, total, 1, max(inputs.max_degree, total.max_degree), split=outputs).plans[0]
 
 
 def gathering(fused: Any, layout: EdgeLayout, graph: Graph, dtype: torch.dtype) -> Difference:
-    turns, device = packed(graph, layout.fiber.max_degree), graph.positions.device.type
+    matrices, device = packed(graph, layout.fiber.max_degree), graph.positions.device.type
     features = random(len(graph.positions), layout.fiber.num_features, seed=4, device=device).to(dtype)
     real = (torch.arange(len(graph.src), device=device) < graph.dst_ptr[-1])[:, None]
-    turns = turns.to(dtype)
+    matrices = matrices.to(dtype)
     return difference(
-        lambda x: fused.edges.gather_to_edges(x, turns, graph, layout),
-        lambda x: layout.to_edge(x[graph.src], turns.double()) * real,
+        lambda x: fused.edges.gather_to_edges(x, matrices, graph, layout),
+        lambda x: layout.to_edge(x[graph.src], matrices.double()) * real,
         [features],
     )
 
 
 def summing(fused: Any, layout: EdgeLayout, graph: Graph, dtype: torch.dtype) -> Difference:
-    turns, device = packed(graph, layout.fiber.max_degree).to(dtype), graph.positions.device.type
+    matrices, device = packed(graph, layout.fiber.max_degree).to(dtype), graph.positions.device.type
     columns = random(len(graph.src), layout.num_features, seed=5, device=device).to(dtype)
     return difference(
-        lambda x: fused.edges.sum_from_edges(x, turns, graph, layout),
-        lambda x: dispatch.sum_incoming(layout.from_edge(x, turns.double()), graph),
+        lambda x: fused.edges.sum_from_edges(x, matrices, graph, layout),
+        lambda x: dispatch.sum_incoming(layout.from_edge(x, matrices.double()), graph),
         [columns],
     )
 
@@ -98,22 +98,24 @@ def attention(
     fused: Any, value: EdgeLayout, key: EdgeLayout, heads: int, graph: Graph, dtype: torch.dtype
 ) -> Difference:
     assert fused.edges.attention_supported(value, key, heads)
-    turns, device = packed(graph, value.fiber.max_degree).to(dtype), graph.positions.device.type
+    matrices, device = packed(graph, value.fiber.max_degree).to(dtype), graph.positions.device.type
     messages = random(len(graph.src), value.num_features + key.num_features, seed=6, device=device).to(dtype)
     query = random(len(graph.positions), key.fiber.num_features, seed=7, device=device).to(dtype)
 
     def plain(messages: Tensor, query: Tensor) -> Tensor:
         values, keys = messages.split([value.num_features, key.num_features], 1)
-        values, keys = value.from_edge(values, turns.double()), key.from_edge(keys, turns.double())
+        values, keys = value.from_edge(values, matrices.double()), key.from_edge(keys, matrices.double())
         return reference.attend(values, keys, query, graph, heads, value.fiber, key.fiber)
 
-    return difference(lambda m, q: fused.edges.attend(m, q, turns, graph, value, key, heads), plain, [messages, query])
+    return difference(
+        lambda m, q: fused.edges.attend(m, q, matrices, graph, value, key, heads), plain, [messages, query]
+    )
 
 
 def normalising(
     fused: Any, fiber: Fiber, nodes: int, dtype: torch.dtype, device: str = "cpu", smallest: float = 2.0**-24
 ) -> Difference:
-    """Of features, weight and bias."""
+    """Compares outputs and gradients of features, weight and bias."""
     assert fused.norm.supported(fiber)
     count = sum(channels for _, channels in fiber.items())
     features = random(nodes, fiber.num_features, seed=8, device=device)
@@ -128,7 +130,7 @@ def normalising(
 def multiplying(
     fused: Any, degrees: int, inner: tuple[int, ...], outer: int, nodes: int, dtype: torch.dtype, device: str = "cpu"
 ) -> Difference:
-    """Of the matrices and of one or two inputs."""
+    """Compares outputs and gradients of the matrices and of one or two inputs."""
     assert fused.linear.supported(inner, outer)
     weights = random(degrees, outer, sum(inner), seed=11, device=device).to(dtype).float()
     inputs = [random(nodes, degrees**2 * c, seed=12 + c, device=device).to(dtype) for c in inner]
@@ -141,7 +143,7 @@ def multiplying(
 def hidden_layer(
     fused: Any, scalars: int, mid: int, norm: bool, edges: int, wants_inputs: bool, device: str = "cpu"
 ) -> Difference:
-    """Of all parameters and, if wanted, of the inputs."""
+    """Compares outputs and gradients of all parameters and, with `wants_inputs`, of the inputs."""
     fiber = Fiber({0: 1})
     torch.manual_seed(0)
     exact = RadialGroup(Group(fiber, fiber), scalars, mid, norm).hidden.double().to(device)
@@ -171,7 +173,7 @@ def hidden_layer(
 
 
 class Called(nn.Module):
-    """A function of a network as a module, so that other tensors can stand in for the network's parameters."""
+    """A function of a network as a module, so that `functional_call` can replace the network's parameters."""
 
     def __init__(self, inner: nn.Sequential, function: Callable[[Tensor, nn.Sequential], Tensor]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""NVIDIA's SE(3)-Transformer evaluated literally from a state_dict of theirs.
+"""A literal evaluation of NVIDIA's SE(3)-Transformer from its state_dict-Transformer section 2).
 
-Slow and plain: features are {degree: [rows, channels, 2 degree + 1]}, attention is a loop over nodes. The Wigner 3j
-symbols are those of e3nn 0.3.3, as in NVIDIA's code, unless others are passed.
+Features are {degree: [rows, channels, 2 degree + 1]}; attention is a loop over nodes. The Wigner 3j symbols are those
+of e3nn 0.3.3, as in NVIDIA's code, unless others are passed.
 """
 
 import math
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 
 
 def basis(rel_pos: Tensor, d_in: int, d_out: int, symbols: Symbols) -> Tensor:
-    """[edges, component in, J, component out]."""
+    """Returns the angular basis [edges, component in, J, component out]."""
     columns = []
     for j in range(abs(d_in - d_out), d_in + d_out + 1):
         harmonics = o3.spherical_harmonics(j, rel_pos, normalize=True)
@@ -29,11 +29,12 @@ def basis(rel_pos: Tensor, d_in: int, d_out: int, symbols: Symbols) -> Tensor:
 
 
 def below(state: State, prefix: str) -> State:
+    """Returns the entries whose keys begin with the prefix, without it."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def radial(net: State, scalars: Tensor) -> Tensor:
-    """The perceptron whose modules have the numbers in these keys; layer norms are the ones with a vector as weight."""
+    """Evaluates an MLP by the module numbers in its keys; modules with a vector as weight are layer norms."""
     numbers = sorted({int(key.split(".")[0]) for key in net})
     for number in numbers[:-1]:
         weight, bias = net[f"{number}.weight"], net[f"{number}.bias"]
@@ -54,7 +55,7 @@ def conv(
     fiber_out: dict[int, int],
     symbols: Symbols = of_e3nn_0_3_3,
 ) -> ByDegree:
-    """Messages of a convolution with the keys of `state`, for each edge; with self-interaction if it has any."""
+    """Returns the messages of a convolution for each edge, with self-interaction if `state` has any."""
     rel_pos = graph.positions[graph.dst] - graph.positions[graph.src]
     scalars = torch.cat([*[edges[d].flatten(1) for d in edges if d == 0], rel_pos.norm(dim=1, keepdim=True)], 1)
     features = {d: torch.cat([x[graph.src], *[edges[e] for e in edges if e == d > 0]], 1) for d, x in nodes.items()}
@@ -136,7 +137,7 @@ def predict(
     channels_out: int,
     symbols: Symbols = of_e3nn_0_3_3,
 ) -> Tensor:
-    """The pooled network: blocks and norms in turn, a convolution to scalars, the maximum over nodes, two layers."""
+    """Evaluates the pooled network: blocks and norms, a convolution to scalars, the maximum over nodes, two layers."""
     modules = below(state, "transformer.graph_modules.")
     last = max(int(key.split(".")[0]) for key in modules)
     for number in range(last):

@@ -1,4 +1,4 @@
-"""Random molecules of a few atoms, features for them, and rotations (e3nn's) of both."""
+"""Random molecules of a few atoms, their features, and rotations of both."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -21,7 +21,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def random_graph(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float64, seed: int = 0) -> Graph:
-    """Molecules with about half of all edges, in both directions; the last atom of the first one has none."""
+    """Returns molecules with about half of all edges, in both directions; the first one's last atom has none."""
     generator = seeded(seed)
     positions = 1.5 * torch.randn(sum(sizes), 3, dtype=torch.float64, generator=generator)
     molecule = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -35,7 +35,7 @@ def random_graph(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.floa
 
 
 def random_features(fiber: Fiber, rows: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> ByDegree:
-    """{degree: [rows, channels, 2 degree + 1]}."""
+    """Returns {degree: [rows, channels, 2 degree + 1]}."""
     generator = seeded(seed)
     return {
         degree: torch.randn(rows, channels, 2 * degree + 1, dtype=torch.float64, generator=generator).to(dtype)
@@ -44,7 +44,7 @@ def random_features(fiber: Fiber, rows: int, dtype: torch.dtype = torch.float64,
 
 
 def padded(graph: Graph, nodes: int, edges: int, graphs: int) -> Graph:
-    """The graph with so many padded nodes, edges and molecules behind it."""
+    """Returns the graph with padded nodes, edges and molecules appended."""
     last = len(graph.positions) + nodes - 1
     ends, total = torch.full((edges,), last), len(graph.src)
     return Graph(
@@ -60,7 +60,7 @@ def padded(graph: Graph, nodes: int, edges: int, graphs: int) -> Graph:
 
 
 def moved(graph: Graph) -> Graph:
-    """The graph rotated and shifted."""
+    """Returns the graph rotated and shifted."""
     rotation = o3.angles_to_matrix(*ANGLES)
     positions = graph.positions.double() @ rotation.T + SHIFT
     return graph._replace(positions=positions.to(graph.positions.dtype))
@@ -69,17 +69,17 @@ def moved(graph: Graph) -> Graph:
 @cache
 def wigner_matrix(degree: int) -> Tensor:
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # e3nn makes its generators in the default dtype
+    torch.set_default_dtype(torch.float64)  # e3nn creates its generators in the default dtype
     try:
         return o3.wigner_D(degree, *ANGLES)
     finally:
         torch.set_default_dtype(default)
 
 
-def turned(features: Mapping[int, Tensor]) -> ByDegree:
-    """The features rotated as `moved` rotates positions."""
+def rotated(features: Mapping[int, Tensor]) -> ByDegree:
+    """Returns the features rotated as `moved` rotates positions."""
     return {d: (feature.double() @ wigner_matrix(d).T).to(feature.dtype) for d, feature in features.items()}
 
 
-def turned_flat(features: Tensor, fiber: Fiber) -> Tensor:
-    return fiber.flatten(turned(fiber.unflatten(features)))
+def rotated_flat(features: Tensor, fiber: Fiber) -> Tensor:
+    return fiber.flatten(rotated(fiber.unflatten(features)))

@@ -1,7 +1,7 @@
-"""Wigner 3j symbols of e3nn 0.3.3, which NVIDIA's code is written for: `symbols_e3nn_0_3_3.csv` and what reads it.
+"""Wigner 3j symbols of e3nn 0.3.3, the version of NVIDIA's code: writes and reads `symbols_e3nn_0_3_3.csv`.
 
-For every (J, degree in, degree out) up to degree 5, where that version ends, the file holds the index and the value of
-the first entry of greatest magnitude. It was written from the root of the repository with
+For every (J, degree in, degree out) up to degree 5, that version's limit, the file has the index and the value of the
+first entry of greatest magnitude. It was written from the root of the repository with
 
     pip install --no-deps --target OLD e3nn==0.3.3
     TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 PYTHONPATH=OLD python -m tests.support.se3_symbols
@@ -27,12 +27,13 @@ MAX_DEGREE = 5
 
 
 def installed(j: int, d_in: int, d_out: int) -> Tensor:
-    """The installed e3nn's symbol in float64."""
+    """Returns the installed e3nn's symbol in float64."""
     return o3.wigner_3j(j, d_in, d_out, dtype=torch.float64)
 
 
 @cache
 def table() -> dict[tuple[int, ...], tuple[tuple[int, ...], float]]:
+    """Returns {(J, degree in, degree out): (index, value)} from the file."""
     with TABLE.open(newline="") as file:
         rows = [[row[name] for name in COLUMNS] for row in csv.DictReader(file)]
     return {tuple(map(int, row[:3])): (tuple(map(int, row[3:6])), float(row[6])) for row in rows}
@@ -40,7 +41,7 @@ def table() -> dict[tuple[int, ...], tuple[tuple[int, ...], float]]:
 
 @cache
 def of_e3nn_0_3_3(j: int, d_in: int, d_out: int) -> Tensor:
-    """The symbol of e3nn 0.3.3 in float64: rotation invariance fixes it up to a factor, which the table gives."""
+    """Returns the symbol of e3nn 0.3.3 in float64: rotation invariance fixes it up to a factor, found in the table."""
     index, value = table()[j, d_in, d_out]
     symbol = installed(j, d_in, d_out)
     return symbol * (value / symbol[index])

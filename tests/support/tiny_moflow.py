@@ -1,4 +1,4 @@
-"""A MoFlow small enough for Jacobians, and molecules for it."""
+"""A MoFlow small enough to compute Jacobians, and molecules for it."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ QM9: dict[str, Any] = {
 
 
 def make_network(seed: int = 0, **changes: Any) -> MoFlow:
-    """A float64 network of which every parameter and running statistic has a value of its own."""
+    """Returns a float64 network with noise added to every parameter and running statistic."""
     torch.manual_seed(seed)
     network = MoFlow(**{**SIZES, **changes}).double()
     with torch.no_grad():
@@ -46,12 +46,12 @@ def make_network(seed: int = 0, **changes: Any) -> MoFlow:
 
 
 def steps_of(chain: FlowChain) -> list[Any]:
-    """The steps, each of whatever class it is."""
+    """Returns the steps as Any, so that type checkers accept attributes of their class."""
     return list(chain.steps)
 
 
 def make_molecules(batch: int, seed: int = 0, atoms: int = 3, classes: int = 3) -> tuple[Tensor, Tensor]:
-    """Random classes, and random symmetric bonds without self loops."""
+    """Returns random atom classes, and random symmetric bonds without self-loops."""
     generator = torch.Generator().manual_seed(seed)
     nodes = torch.randint(0, classes, (batch, atoms), generator=generator, dtype=torch.uint8)
     bonds = torch.randint(0, 4, (batch, atoms, atoms), generator=generator, dtype=torch.uint8).tril(-1)

@@ -1,4 +1,4 @@
-"""A real run of the SE(3)-Transformer that takes a second: 64 small molecules and a network of the smallest sizes."""
+"""Configs of tiny SE(3)-Transformer runs: 64 small molecules and a network of the smallest sizes."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ NETWORK = "num_layers=2", "num_degrees=2", "num_channels=8", "num_heads=2"
 
 
 def write_molecules(path: Path) -> Path:
-    """Writes a csv of chains with different tails and a number that depends on both; returns the path."""
+    """Writes a csv of chains with different tails and a number that depends on length and tail; returns the path."""
     rows = [f"{'C' * length}{tail},{0.3 * length - i:.2f}" for length in range(1, 9) for i, tail in enumerate(TAILS)]
     path.write_text("\n".join(["smiles,energy", *rows, ""]), encoding="utf-8")
     return path
 
 
 def molecules_in(home: Path) -> list[str]:
-    """Overrides that select the molecules of `write_molecules`, prepared in `home`."""
+    """Returns overrides that select the molecules of `write_molecules`, prepared in `home`."""
     file = home / "chains.csv"
     return [
         "model=se3_transformer", "datamodule=molecule_file", "datamodule.task=energy",
@@ -29,17 +29,17 @@ def molecules_in(home: Path) -> list[str]:
 
 
 def tiny_se3(home: Path, *overrides: str) -> DictConfig:
-    """A run of 7 steps of 8 molecules an epoch, the last of them with 4, that writes to `home`/run."""
-    mine = [
+    """Returns the config of a run of 7 steps per epoch of 8 molecules (the last of 4) that writes to `home`/run."""
+    overridden = [
         *molecules_in(home), "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "hp.batch_size=8", "hp.lr=1e-2", "fit.max_epochs=1", "fit.eval_every_n_epochs=1",
         "fit.checkpoint_every_n_epochs=1", "measure.window=2", "measure.warmup_steps=2",
         "pictures=false", f"output_dir={home / 'run'}",
     ]  # fmt: skip
-    return composed("train", *mine, *overrides)
+    return composed("train", *overridden, *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
-    """A prediction of the same molecules that writes to `home`/predicted."""
-    mine = [*molecules_in(home), "precision=fp32", "hardware=cpu", f"output_dir={home / 'predicted'}"]
-    return composed("predict", *mine, *overrides)
+    """Returns the config of a prediction of the same molecules that writes to `home`/predicted."""
+    overridden = [*molecules_in(home), "precision=fp32", "hardware=cpu", f"output_dir={home / 'predicted'}"]
+    return composed("predict", *overridden, *overrides)

@@ -16,7 +16,7 @@ BATCH_NORM_EPS = 1e-5
 def global_moments(
     values: Float[Tensor, "..."], dims: list[int]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Count, mean and biased variance over `dims` and over every rank, in float64, without the reduced dimensions."""
+    """Returns count, mean and biased variance over `dims` and all ranks, in float64, without the reduced dimensions."""
     values = values.double()
     total, squares = values.sum(dims), values.square().sum(dims)
     sums = torch.stack([torch.full_like(total, values.numel() / total.numel()), total, squares])
@@ -28,7 +28,7 @@ def global_moments(
 
 
 class ActNorm(nn.Module):
-    """y = scale (v + loc) per channel; the identity until `initialize` has seen data.
+    """y = scale (v + loc) per channel; the identity until `initialize` is called.
 
     `shape` is the parameters' shape as it broadcasts against the values: (channels,) where channels come last,
     (channels, 1) where one more dimension follows.
@@ -43,17 +43,17 @@ class ActNorm(nn.Module):
         self.register_buffer("initialized", torch.tensor(False))
 
     def forward(self, v: Float[Tensor, "batch *sample"]) -> tuple[Float[Tensor, "batch *sample"], Float[Tensor, ""]]:
-        """The normalised values and the log-determinant, which is the same for every sample."""
+        """Returns the normalised values and the log-determinant, which is the same for every sample."""
         elements_per_channel = math.prod(v.shape[1:]) // self.loc.numel()
         return self.scale * (v + self.loc), elements_per_channel * self.scale.abs().log().sum()
 
     def reverse(self, y: Float[Tensor, "batch *sample"]) -> Float[Tensor, "batch *sample"]:
-        """The values that `forward` maps to `y`."""
+        """Inverts `forward`."""
         return y / self.scale - self.loc
 
     @torch.no_grad()
     def initialize(self, v: Float[Tensor, "batch *sample"]) -> None:
-        """Make this batch's channels (over all ranks) mean 0 and standard deviation 1."""
+        """Sets loc and scale so that the outputs for this batch (of all ranks) have mean 0 and standard deviation 1."""
         shape = (1,) * (v.dim() - self.loc.dim()) + tuple(self.loc.shape)
         count, mean, variance = global_moments(v, [dim for dim, size in enumerate(shape) if size == 1])
         std = (variance * count / (count - 1)).sqrt()
@@ -63,10 +63,10 @@ class ActNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """torch's BatchNorm over dimension 1 with its default settings, in one class for any number of dimensions.
+    """torch's BatchNorm over dimension 1 with default settings, for any number of dimensions.
 
-    It can run on the one channel that a flow step needs, and keeps no count of batches (unused with a fixed momentum,
-    and one more kernel per layer).
+    It can run on a single channel, which the fast atom step needs. It does not count batches: the momentum is fixed,
+    and counting would cost one more kernel per layer.
     """
 
     running_mean: Float[Tensor, " channels"]
@@ -83,7 +83,7 @@ class BatchNorm(nn.Module):
     def forward(
         self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
     ) -> Float[Tensor, "batch channels *features"]:
-        """Normalised values. With `row`, `values` holds channel `row` alone, whose statistics alone are updated."""
+        """Returns normalised values. With `row`, `values` holds that channel alone, the only one updated."""
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         if row is not None:
             weight, bias, mean, var = (each.index_select(0, row) for each in (weight, bias, mean, var))
@@ -100,9 +100,9 @@ class BatchNorm(nn.Module):
 
 @contextmanager
 def initializing(network: nn.Module) -> Iterator[None]:
-    """Every BatchNorm of `network` normalises with the batch of all ranks and leaves its running statistics alone.
+    """Makes every BatchNorm of `network` normalise with the batch of all ranks, without updating running statistics.
 
-    Without it, the ActNorms behind a BatchNorm would see values that depend on how the batch was dealt to the ranks.
+    Otherwise the ActNorms after a BatchNorm would depend on how the batch is split over the ranks.
     """
     layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""The atom flow: a node row per step, conditioned on the other rows and the clean graph."""
+"""The atom flow: a step transforms one node row, given the other rows and the graph."""
 
 from itertools import pairwise
 from typing import Literal
@@ -17,9 +17,9 @@ LogDet = Literal["published", "exact"]
 
 
 def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch nodes 1+kinds nodes"]:
-    """The graph as the steps read it: [receiver, relation, sender], the identity as relation 0.
+    """Returns the adjacency as [receiver, relation, sender], with the identity as relation 0.
 
-    In half precision where autocast is on: each step would otherwise convert it again, and 0 and 1 are exact in it.
+    In half precision under autocast, because otherwise every step would convert it. 0 and 1 are exact in it.
     """
     device = adj.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else adj.dtype
@@ -28,7 +28,7 @@ def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor,
 
 
 class GraphConv(nn.Module):
-    """Relational graph convolution: a Linear of the node itself plus a Linear per edge type of its neighbours."""
+    """Relational graph convolution: a Linear of the node itself plus one Linear per edge type for its neighbours."""
 
     def __init__(self, num_classes: int, num_kinds: int, channels: int, execution: Execution) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class GraphConv(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch receivers relations nodes"]
     ) -> Float[Tensor, "batch receivers channels"]:
-        """One row of features per receiving node; the reference execution needs all nodes as receivers."""
+        """Returns one row of features per receiving node; the reference execution needs all nodes as receivers."""
         graph_conv = fast.graph_conv if self.execution == "fast" else reference.graph_conv
         own, edge = self.self_linear, self.edge_linear
         return graph_conv(x, relations, own.weight, own.bias, edge.weight, edge.bias)
@@ -79,10 +79,10 @@ class AtomStep(FlowStep):
         relations: Float[Tensor, "batch nodes relations nodes"],
         row_only: bool,
     ) -> tuple[Float[Tensor, "batch rows classes"], Float[Tensor, "batch rows classes"]]:
-        """Scale logits and shifts of all rows, or of the step's own row alone.
+        """Returns scale logits and shifts of all rows, or only of the step's own row.
 
         A BatchNorm channel is a node, so the own row's outputs do not depend on the other rows' hidden values. The
-        fast execution never computes those (and then leaves their statistics alone); the reference drops them.
+        fast execution does not compute those, nor update their statistics; the reference computes and drops them.
         """
         skip_rows = row_only and self.graph_conv.execution == "fast"
         row = self.row if skip_rows else None
@@ -99,9 +99,9 @@ class AtomStep(FlowStep):
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
     ) -> tuple[Float[Tensor, "batch nodes classes"], Float[Tensor, " batch"]]:
-        """The sample with its row transformed, and its log-determinant.
+        """Returns the sample with its row transformed, and its log-determinant.
 
-        `exact` sums the transformed row's terms. `published` sums those of all rows, as the original code does.
+        `exact` sums the terms of the transformed row, `published` those of all rows, as the original code does.
         """
         x, log_det = self.actnorm(x)
         scale_logits, shift = self._scale_and_shift(x, relations, row_only=self.logdet == "exact")
@@ -111,14 +111,14 @@ class AtomStep(FlowStep):
     def reverse(
         self, z: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
     ) -> Float[Tensor, "batch nodes classes"]:
-        """The values that `forward` maps to `z`."""
+        """Inverts `forward`."""
         scale_logits, shift = self._scale_and_shift(z, relations, row_only=True)
         z = torch.where(self.is_row, z * (1 + torch.exp(-scale_logits)) - shift, z)
         return self.actnorm.reverse(z)
 
 
 class AtomFlow(FlowChain):
-    """The flow over atom classes given the clean adjacency; step i transforms node row i modulo the number of rows."""
+    """The flow over atom classes given the clean adjacency; step i transforms node row i mod `num_nodes`."""
 
     def __init__(
         self,
@@ -140,17 +140,17 @@ class AtomFlow(FlowChain):
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
     ) -> tuple[Float[Tensor, "batch nodes classes"], Float[Tensor, " batch"]]:
-        """Latent and log-determinant of each sample."""
+        """Returns the latent and the log-determinant of each sample."""
         return self.run(x, relations_of(adj))
 
     def reverse(
         self, z: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
     ) -> Float[Tensor, "batch nodes classes"]:
-        """The atom classes (continuous) that `forward` maps to `z`."""
+        """Inverts `forward`; returns continuous atom classes."""
         return self.run_reverse(z, relations_of(adj))
 
     def initialize(
         self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
     ) -> None:
-        """Initialise the ActNorms from one batch: noised atom classes, clean adjacency."""
+        """Initialises the ActNorms from one batch: noised atom classes, clean adjacency."""
         self.run_initialize(x, relations_of(adj))

@@ -1,7 +1,7 @@
 """The bond flow: Glow over the squeezed adjacency.
 
-Inside, a sample is [positions, channels], channels last: the layout in which convolutions, dense products and
-normalisations need no copies.
+Inside, a sample is [positions, channels]: with channels last, convolutions, dense products and normalisations need no
+copies.
 """
 
 from itertools import pairwise
@@ -19,42 +19,42 @@ from src.models.moflow.kernels import Execution, fast, reference
 
 
 def squeeze(adj: Float[Tensor, "batch kinds nodes nodes"], fold: int) -> Float[Tensor, "batch positions channels"]:
-    """Space to depth: `fold` x `fold` blocks become channels, ordered (kind, row in block, column in block)."""
+    """Returns `fold` x `fold` blocks as channels (space to depth), ordered (kind, row in block, column in block)."""
     blocks = adj.unflatten(3, (-1, fold)).unflatten(2, (-1, fold))  # batch, kind, y, row, x, column
     return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unsqueeze(z: Float[Tensor, "batch positions channels"], fold: int) -> Float[Tensor, "batch kinds nodes nodes"]:
-    """The inverse of `squeeze`."""
+    """Inverts `squeeze`."""
     size = isqrt(z.shape[1])
     blocks = z.unflatten(2, (-1, fold, fold)).unflatten(1, (size, size))
     return blocks.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
 class InvertibleConv(nn.Module):
-    """Invertible 1x1 convolution with a free matrix, which starts as a random rotation."""
+    """Invertible 1x1 convolution with a free matrix, initialised to a random rotation."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(random_rotation(num_channels))
 
     def matrix(self) -> Float[Tensor, "channels channels"]:
-        """The matrix that every position's channels are multiplied with."""
+        """Returns the matrix that multiplies the channels of every position."""
         return self.weight
 
     def log_abs_det(self) -> Float[Tensor, ""]:
-        """log |det matrix|, in double: a product of hundreds of factors."""
+        """Returns log |det matrix|, computed in float64: the determinant is a product of hundreds of factors."""
         return torch.linalg.slogdet(self.weight.double())[1].to(self.weight.dtype)
 
     def forward(
         self, z: Float[Tensor, "batch positions channels"]
     ) -> tuple[Float[Tensor, "batch positions channels"], Float[Tensor, ""]]:
-        """The mixed channels and the log-determinant of one sample."""
+        """Returns the mixed channels and the log-determinant of one sample."""
         return self._multiply(z, self.matrix()), z.shape[1] * self.log_abs_det()
 
     def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
-        """The values that `forward` maps to `z`."""
-        # `inv` would wait for the device to see whether it succeeded.
+        """Inverts `forward`."""
+        # `inv` would synchronise with the device to check for errors.
         inverse, _ = torch.linalg.inv_ex(self.matrix().double())
         return self._multiply(z, inverse.to(z.dtype))
 
@@ -62,12 +62,12 @@ class InvertibleConv(nn.Module):
     def _multiply(
         z: Float[Tensor, "batch positions channels"], matrix: Float[Tensor, "channels channels"]
     ) -> Float[Tensor, "batch positions channels"]:
-        with torch.autocast(z.device.type, enabled=False):  # the latent itself never passes through half precision
+        with torch.autocast(z.device.type, enabled=False):  # the latent is never rounded to half precision
             return F.linear(z, matrix)
 
 
 class InvertibleConvLU(InvertibleConv):
-    """The same with the matrix kept as P L (U + diag(sign exp(log_s))): P and sign fixed, L, U and log_s learned."""
+    """InvertibleConv of the matrix P L (U + diag(sign exp(log_s))): P and sign are fixed, L, U and log_s learned."""
 
     permutation: Tensor
     sign: Tensor
@@ -92,7 +92,7 @@ class InvertibleConvLU(InvertibleConv):
 
 
 def random_rotation(size: int) -> Float[Tensor, "size size"]:
-    """An orthogonal matrix: the Q of a Gaussian matrix."""
+    """Returns an orthogonal matrix: the Q of a Gaussian matrix."""
     return torch.linalg.qr(torch.randn(size, size))[0]
 
 
@@ -101,19 +101,19 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, execution: Execution) -> None:
         super().__init__(inputs, outputs, 3)
-        # The layout in which the slices of `fast.DenseMatrix` are contiguous.
+        # In this layout the slices of `fast.DenseMatrix` are contiguous.
         self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
         self.execution = execution
 
     def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
-        """The convolved maps."""
+        """Returns the convolved maps. The fast execution uses a dense product for 2x2 maps only."""
         dense = self.execution == "fast" and input.shape[1] == 4
         assert self.bias is not None
         return (fast if dense else reference).conv3x3(input, self.weight, self.bias)
 
 
 class CouplingNetwork(nn.Module):
-    """3x3 convolutions, BatchNorm and ReLU between: half of the channels to scale logits and shifts of the other."""
+    """3x3 convolutions with BatchNorm and ReLU between: an affine map for one half of the channels from the other."""
 
     def __init__(self, num_channels: int, hidden: tuple[int, ...], execution: Execution) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class CouplingNetwork(nn.Module):
         self.norms = nn.ModuleList(BatchNorm(width) for width in hidden)
 
     def forward(self, half: Float[Tensor, "batch positions half"]) -> Float[Tensor, "batch positions channels"]:
-        """Scale logits and shifts, beside each other."""
+        """Returns scale logits and shifts, concatenated along the channels."""
         values = self.convs[0](half)
         for norm, conv in zip(self.norms, self.convs[1:], strict=True):
             normalised = norm(values.flatten(0, 1)).unflatten(0, values.shape[:2])
@@ -143,7 +143,7 @@ class BondStep(FlowStep):
         self.swap = swap
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The half that conditions and the half that is transformed."""
+        """Returns the conditioning half and the half to be transformed."""
         first, second = z.chunk(2, 2)
         return (second, first) if self.swap else (first, second)
 
@@ -157,7 +157,7 @@ class BondStep(FlowStep):
     def forward(
         self, z: Float[Tensor, "batch positions channels"]
     ) -> tuple[Float[Tensor, "batch positions channels"], Float[Tensor, " batch"]]:
-        """The transformed sample and its log-determinant."""
+        """Returns the transformed sample and its log-determinant."""
         z, log_det = self.actnorm(z)
         if self.conv is not None:
             z, conv_log_det = self.conv(z)
@@ -168,7 +168,7 @@ class BondStep(FlowStep):
         return z, log_det + F.logsigmoid(scale_logits).sum((1, 2))
 
     def reverse(self, z: Float[Tensor, "batch positions channels"]) -> Float[Tensor, "batch positions channels"]:
-        """The values that `forward` maps to `z`."""
+        """Inverts `forward`."""
         condition, other = self._split(z)
         scale_logits, shift = self._scale_and_shift(condition)
         z = self._join(condition, other * (1 + torch.exp(-scale_logits)) - shift)
@@ -181,7 +181,7 @@ class BondFlow(FlowChain):
     """The unconditional flow over adjacency tensors. The latent has the adjacency's shape.
 
     Args:
-        conv_lu: 0 a free 1x1 convolution in every step, 1 its PLU form, 2 none: the halves alternate instead.
+        conv_lu: 1x1 convolution in every step: 0 a free matrix, 1 its PLU form, 2 none (the halves alternate instead).
     """
 
     def __init__(
@@ -206,14 +206,14 @@ class BondFlow(FlowChain):
     def forward(
         self, adj: Float[Tensor, "batch kinds nodes nodes"]
     ) -> tuple[Float[Tensor, "batch kinds nodes nodes"], Float[Tensor, " batch"]]:
-        """Latent and log-determinant of each sample."""
+        """Returns the latent and the log-determinant of each sample."""
         z, log_det = self.run(squeeze(adj, self.fold))
         return unsqueeze(z, self.fold), log_det
 
     def reverse(self, z: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch kinds nodes nodes"]:
-        """The adjacency tensors that `forward` maps to `z`."""
+        """Inverts `forward`; returns continuous adjacency tensors."""
         return unsqueeze(self.run_reverse(squeeze(z, self.fold)), self.fold)
 
     def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:
-        """Initialise the ActNorms from one (noised) batch."""
+        """Initialises the ActNorms from one (noised) batch."""
         self.run_initialize(squeeze(adj, self.fold))

@@ -1,6 +1,6 @@
-"""What one molecule costs MoFlow: floating point operations (two per multiply-add) and bytes, counted by formula.
+"""The cost of one molecule in MoFlow, by formula: floating point operations (two per multiply-add) and bytes.
 
-Only products over samples count; elementwise work, normalisations and the making of weights do not.
+Only products with samples count; elementwise work, normalisations and products that form a weight do not.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Counting = Literal["useful", "reference", "fast"]
 
 @dataclass(frozen=True)
 class Flops:
-    """Per sample. `training` is forward and backward, `sampling` the reverse pass."""
+    """FLOPs per sample. `training` is forward and backward, `sampling` the reverse pass."""
 
     forward: int
     training: int
@@ -27,12 +27,12 @@ class Flops:
 
 
 def flops_per_sample(network: MoFlow, counting: Counting = "useful") -> Flops:
-    """Floating point operations of one sample.
+    """Returns the floating point operations of one sample.
 
-    `reference` and `fast` are what that execution carries out (FlopCounterMode finds the same); a 3x3 convolution
-    carries out nine taps per position wherever they lie. `useful` is what the model asks for: the published layers,
-    of a convolution only the taps inside the map. With the exact log-determinant one row per atom step is asked for,
-    and its neighbours are summed before the wide product. The published ZINC model trains at 3.30 useful GFLOP.
+    `reference` and `fast` count what that execution computes, as FlopCounterMode does: a 3x3 convolution computes nine
+    taps per position, also outside the map. `useful` counts what the model requires: the published layers, with only
+    the taps inside the map. The exact log-determinant requires one row per atom step, whose neighbours are summed
+    before the wide product. Training the published ZINC model takes 3.30 useful GFLOP.
     """
     bond_step, atom_step = _steps(network)
     bonds, atoms = len(network.bond_flow.steps), len(network.atom_flow.steps)
@@ -41,30 +41,30 @@ def flops_per_sample(network: MoFlow, counting: Counting = "useful") -> Flops:
     sampled = _atom_step_macs(network, atom_step, counting, row_only=True)
     return Flops(
         forward=2 * (bond + atoms * (products + with_adjacency)),
-        # Backward costs every product twice its forward, but the adjacency wants no gradient.
+        # The backward pass costs twice the forward for every product, but the adjacency needs no gradient.
         training=2 * (3 * bond + atoms * (3 * products + 2 * with_adjacency)),
         sampling=2 * (bond + atoms * sum(sampled)),
     )
 
 
 def _steps(network: MoFlow) -> tuple[BondStep, AtomStep]:
-    """The first step of each flow: the others cost the same."""
+    """Returns the first step of each flow: the others cost the same."""
     return cast(BondStep, network.bond_flow.steps[0]), cast(AtomStep, network.atom_flow.steps[0])
 
 
 def _bond_step_macs(network: MoFlow, step: BondStep, counting: Counting) -> int:
-    """Multiply-adds of a coupling network and of a 1x1 convolution, if there is one."""
+    """Returns the multiply-adds of a coupling network and of the 1x1 convolution, if there is one."""
     channels = step.coupling.widths[-1]
     positions = network.num_bond_classes * network.num_nodes**2 // channels
-    inside = (3 * isqrt(positions) - 2) ** 2
+    taps_inside = (3 * isqrt(positions) - 2) ** 2
     dense = counting == "useful" or (counting == "fast" and positions == 4)
-    taps = inside if dense else 9 * positions
+    taps = taps_inside if dense else 9 * positions
     pairs = sum(map(prod, pairwise(step.coupling.widths)))
     return taps * pairs + (positions * channels**2 if step.conv is not None else 0)
 
 
 def _atom_step_macs(network: MoFlow, step: AtomStep, counting: Counting, row_only: bool) -> tuple[int, int]:
-    """Multiply-adds of an atom step: of products with parameters, and of the product with the adjacency."""
+    """Returns an atom step's multiply-adds: products with parameters, and the product with the adjacency."""
     nodes, kinds, classes = network.num_nodes, network.num_bond_classes, network.num_atom_classes
     channels = step.widths[0]
     rows = 1 if row_only and counting != "reference" else nodes
@@ -78,11 +78,11 @@ def _atom_step_macs(network: MoFlow, step: AtomStep, counting: Counting, row_onl
 
 
 def bytes_per_sample(network: MoFlow, batch_size: int, activation_bytes: int) -> tuple[float, float]:
-    """Least bytes through device memory of one sample in a batch: (forward, training).
+    """Returns the least bytes through device memory of one sample in a batch: (forward, training).
 
-    forward: each product's output is written and read once, and so is the latent (4 bytes a number) by each step;
-    the parameters (4 bytes) are read once per batch. Training: each of those outputs is read once more, and its
-    gradient written and read; a parameter is read twice, its gradient written, and the optimiser's ADAM_BYTES pass.
+    Forward: each product's output is written and read once, and so is the latent (4 bytes per number) of each step.
+    Parameters (4 bytes) are read once per batch. Training: each output is also read again, and its gradient is written
+    and read. A parameter is read twice, its gradient is written, and the optimiser moves ADAM_BYTES.
     """
     bond_step, atom_step = _steps(network)
     bonds, atoms = len(network.bond_flow.steps), len(network.atom_flow.steps)
@@ -99,6 +99,6 @@ def bytes_per_sample(network: MoFlow, batch_size: int, activation_bytes: int) ->
 
 
 def cost(network: MoFlow, batch_size: int, activation_bytes: int) -> Cost:
-    """Useful FLOPs and least bytes per sample, for the distance to the hardware's limits."""
+    """Returns useful FLOPs and least bytes per sample."""
     flops = flops_per_sample(network)
     return Cost(flops.forward, flops.training, *bytes_per_sample(network, batch_size, activation_bytes))

@@ -1,4 +1,4 @@
-"""A chain of flow steps: what the bond flow and the atom flow share."""
+"""A chain of invertible steps, the base of the bond flow and the atom flow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,19 +20,19 @@ class FlowStep(nn.Module):
 
 
 class FlowChain(nn.Module):
-    """Steps of one class, applied in order; the condition is the same for all of them."""
+    """Steps of one class, applied in order, with the same condition for all of them."""
 
     def __init__(self, steps: Sequence[FlowStep]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
         self._step_type = type(steps[0])
-        # Called with the step as their first argument: one compiled function then serves every step.
+        # Unbound functions that take the step as first argument: one compiled function then serves every step.
         self._forward_step: Callable[..., tuple[Tensor, Tensor]] = self._step_type.forward
         self._reverse_step: Callable[..., Tensor] = self._step_type.reverse
 
     def compile_steps(self, **kwargs: Any) -> None:
-        """Run the steps through `torch.compile(fullgraph=True, **kwargs)`, compiled at their first call."""
-        # Training, evaluation and sampling, each batch size, exchanged halves or not: more kinds than torch expects.
+        """Compiles the steps with `torch.compile(fullgraph=True, **kwargs)` at their first call."""
+        # Training, evaluation, sampling, each batch size and each swap of halves need a graph: more than torch's limit.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
         self._forward_step = torch.compile(self._step_type.forward, fullgraph=True, **kwargs)
         self._reverse_step = torch.compile(self._step_type.reverse, fullgraph=True, **kwargs)
@@ -40,9 +40,9 @@ class FlowChain(nn.Module):
     def run(
         self, z: Float[Tensor, "batch rows columns"], *condition: Tensor
     ) -> tuple[Float[Tensor, "batch rows columns"], Float[Tensor, " batch"]]:
-        """All steps forward: the latent and the summed log-determinants."""
+        """Applies all steps; returns the latent and the summed log-determinants."""
         if torch.is_grad_enabled() and not z.requires_grad and not torch.compiler.is_compiling():
-            # The first step's input is data. A graph compiled for it would not fit the steps behind it.
+            # The first step's input is data without gradient. Its compiled graph would not serve the steps after it.
             z = z.detach().requires_grad_()
         log_dets = []
         for step in self.steps:
@@ -53,13 +53,13 @@ class FlowChain(nn.Module):
     def run_reverse(
         self, z: Float[Tensor, "batch rows columns"], *condition: Tensor
     ) -> Float[Tensor, "batch rows columns"]:
-        """All steps backwards, the last one first."""
+        """Inverts all steps, the last one first."""
         for step in reversed(self.steps):
             z = self._reverse_step(step, z, *condition)
         return z
 
     def run_initialize(self, z: Float[Tensor, "batch rows columns"], *condition: Tensor) -> None:
-        """Initialise each ActNorm with what the initialised steps before it make of `z`."""
+        """Initialises each ActNorm with the output of the initialised steps before it."""
         for step in self.steps:
             cast(FlowStep, step).actnorm.initialize(z)
             z, _ = step(z, *condition)

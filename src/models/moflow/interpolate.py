@@ -1,4 +1,4 @@
-"""The way between two molecules, through the latent space."""
+"""Interpolation between two molecules in latent space."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]
 
 
 def encoded_ends(smiles: Sequence[str], steps: int, vocabulary: Vocabulary) -> tuple[Graph, Graph]:
-    """Both molecules as the network takes them. Raises UserError for bad ones, another number, or no steps."""
+    """Returns both molecules as input of the network. Raises UserError unless there are two valid ones and 2 steps."""
     if len(smiles) != 2:
         raise UserError(f"{KEY} names {len(smiles)} molecule(s); give two, such as [CCO,CCN]")
     if steps < 2:
-        raise UserError(f"{KEY}_steps={steps} leaves out an end; give 2 or more")
+        raise UserError(f"{KEY}_steps={steps} cannot include both molecules; give 2 or more")
     start, end = (encoded_end(text, vocabulary) for text in smiles)
     return start, end
 
@@ -41,7 +41,7 @@ def encoded_end(smiles: str, vocabulary: Vocabulary) -> Graph:
 def interpolated(
     network: MoFlow, ends: tuple[Graph, Graph], steps: int, vocabulary: Vocabulary, correct_validity: bool
 ) -> list[str | None]:
-    """Canonical SMILES at evenly spaced latents from the first to the second molecule; None where none is valid."""
+    """Returns canonical SMILES at evenly spaced latents from the first to the second molecule; None where invalid."""
     device = network.ln_var.device
     (nodes0, edges0), (nodes1, edges1) = ((nodes.to(device), edges.to(device)) for nodes, edges in ends)
     with exact_products(device):
@@ -50,9 +50,9 @@ def interpolated(
 
 
 def write_interpolation(smiles: list[str | None], output: Path) -> dict[str, Path]:
-    """Writes OUTPUT_interpolation.csv (share of the way, smiles or nothing) and .png beside `output`; returns both.
+    """Writes OUTPUT_interpolation.csv (share of the way, SMILES or nothing) and .png next to `output`; returns both.
 
-    Where a picture cannot be drawn there is none, and a line that says why.
+    If the picture cannot be drawn, prints why and returns the csv alone.
     """
     table, picture = (output.with_name(f"{output.stem}_interpolation{ending}") for ending in (".csv", ".png"))
     rows = ((f"{index / (len(smiles) - 1):.4f}", text) for index, text in enumerate(smiles))

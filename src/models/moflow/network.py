@@ -23,7 +23,7 @@ Bonds = Float[Tensor, "batch kinds nodes nodes"]
 
 
 class Latent(NamedTuple):
-    """What a batch of molecules is mapped to: latents of their inputs' shapes, and log-determinants [batch]."""
+    """Latents of a batch of molecules, shaped like the inputs, and log-determinants [batch]."""
 
     z_atom: Tensor
     z_bond: Tensor
@@ -32,16 +32,16 @@ class Latent(NamedTuple):
 
 
 class MoFlow(nn.Module):
-    """The two flows and the learned log-variance that they share as prior.
+    """The two flows and the learned log-variance of their common prior.
 
     The defaults are the published ZINC-250k model: 141,108,089 parameters.
 
     Args:
-        num_nodes: node rows inside the network, at least `max_atoms` (40 instead of 38 suits tensor cores).
-        num_atom_classes: vocabulary with 0 = no atom. num_bond_classes: bond kinds with 0 = none.
-        bond_squeeze: edge of the blocks that become channels. conv_lu: see `BondFlow`.
+        num_nodes: node rows inside the network, at least `max_atoms` (40 instead of 38, for tensor cores).
+        num_atom_classes: atom classes; 0 is no atom. num_bond_classes: bond kinds; 0 is no bond.
+        bond_squeeze: edge length of the blocks that become channels. conv_lu: see `BondFlow`.
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
-        logdet: `published` counts every row's terms in each atom step, `exact` is the Jacobian's.
+        logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         execution: `reference` computes the published products literally, `fast` the same with less work.
     """
 
@@ -90,18 +90,18 @@ class MoFlow(nn.Module):
                 module.execution = execution
 
     def compile_steps(self, **kwargs: Any) -> None:
-        """Compile the flow steps (`torch.compile`'s arguments): one graph for all atom steps, two for bond steps."""
+        """Compiles the flow steps with `torch.compile(**kwargs)`: one graph for all atom steps, two for bond steps."""
         self.bond_flow.compile_steps(**kwargs)
         self.atom_flow.compile_steps(**kwargs)
 
     @property
     def initialized(self) -> bool:
-        """Whether every ActNorm has seen data. Reads the device."""
+        """Whether every ActNorm is initialised. Synchronises with the device."""
         return bool(torch.stack([m.initialized for m in self.modules() if isinstance(m, ActNorm)]).all())
 
     @torch.no_grad()
     def initialize(self, nodes: Nodes, edges: Edges) -> None:
-        """Set the ActNorms from the (noised) batch of all ranks; nothing where that has happened before.
+        """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
 
         The ranks must hold equal parameters, and all of them must call it.
         """
@@ -114,7 +114,7 @@ class MoFlow(nn.Module):
             self.atom_flow.initialize(x, graph)
 
     def one_hot(self, nodes: Nodes, edges: Edges) -> tuple[Atoms, Bonds]:
-        """Atom classes and bond kinds as 0 and 1, padded to `num_nodes` with class 0 and no bond."""
+        """Returns atom classes and bond kinds one-hot, padded to `num_nodes` with class 0 and no bond."""
         pad = self.num_nodes - self.max_atoms
         classes = torch.arange(self.num_atom_classes, device=nodes.device, dtype=nodes.dtype)
         kinds = torch.arange(self.num_bond_classes, device=edges.device, dtype=edges.dtype)[:, None, None]
@@ -123,9 +123,9 @@ class MoFlow(nn.Module):
         return x.to(self.ln_var.dtype), adj.to(self.ln_var.dtype)
 
     def dequantise(self, x: Atoms, adj: Bonds, noise: bool) -> tuple[Atoms, Bonds]:
-        """What the flows see: with `noise`, every entry plus its own U[0, 1) noise_scale.
+        """Returns the flows' inputs: with `noise`, every entry v becomes v + noise_scale U[0, 1).
 
-        With noise_scale 0 the entries become v/2 - 1/2, with noise plus U[0, 1) 0.4.
+        With noise_scale 0, v becomes v/2 - 1/2, with `noise` plus 0.4 U[0, 1).
         """
         width = self.noise_scale or 0.4
         if self.noise_scale == 0:
@@ -137,22 +137,22 @@ class MoFlow(nn.Module):
     def _encode(self, nodes: Nodes, edges: Edges, noise: bool) -> Latent:
         clean = self.one_hot(nodes, edges)
         x, adj = self.dequantise(*clean, noise=noise)
-        # Neither flow needs the other one: their kernels fill each other's gaps. The bond flow comes second and so goes
-        # backward first: 19 of 20 gradients are its own, and those of several GPUs have a way to go.
-        beside = side_stream(x.device)
-        beside.reads(x, clean[1])
-        with beside:
+        # The flows are independent, so the atom flow runs on a side stream. The bond flow comes second and so runs
+        # backward first: it has 19 of 20 gradients, and their all-reduce then overlaps with the rest.
+        stream = side_stream(x.device)
+        stream.reads(x, clean[1])
+        with stream:
             z_atom, logdet_atom = self.atom_flow(x, clean[1])
         z_bond, logdet_bond = self.bond_flow(adj)
-        beside.join()
+        stream.join()
         return Latent(z_atom, z_bond, logdet_atom, logdet_bond)
 
     def forward(self, nodes: Nodes, edges: Edges) -> Latent:
-        """Latents of the molecules; with dequantisation noise in training mode, without in evaluation mode."""
+        """Returns latents of the molecules, with dequantisation noise in training mode only."""
         return self._encode(nodes, edges, noise=self.training)
 
     def bits_per_dim(self, latent: Latent) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Atoms' and bonds' negative log-likelihood per dimension in bits, as published."""
+        """Returns atoms' and bonds' negative log-likelihood per dimension in bits, as published."""
         z_atom, z_bond, logdet_atom, logdet_bond = latent
         return self._bits_per_dim(z_atom, logdet_atom), self._bits_per_dim(z_bond, logdet_bond)
 
@@ -160,32 +160,29 @@ class MoFlow(nn.Module):
         dims = z[0].numel()
         squares = z.flatten(1).square().sum(1)
         nll = (dims * (self.ln_var + math.log(2 * math.pi)) + squares * torch.exp(-self.ln_var)) / 2 - logdet
-        # The one bit more per dimension stems from 1-bit dequantisation; the published figures contain it.
+        # One bit per dimension for the 1-bit dequantisation, as in the published figures.
         return nll.mean() / (dims * math.log(2)) + 1
 
     def loss(self, latent: Latent) -> Float[Tensor, ""]:
-        """The training objective: atoms' plus bonds' bits per dimension."""
+        """Returns the training objective: atoms' plus bonds' bits per dimension."""
         atom, bond = self.bits_per_dim(latent)
         return atom + bond
 
     @torch.no_grad()
-    def likelihood(self, nodes: Nodes, edges: Edges, draws: int = 1) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Bits per dimension (atoms, bonds) of held-out molecules, to be called in evaluation mode.
+    def likelihood(self, nodes: Nodes, edges: Edges) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Returns bits per dimension (atoms, bonds) of held-out molecules; call it in evaluation mode.
 
-        Uses the noise of training, the mean over `draws` draws of it: without noise, the density at the corner of
-        each cell would be measured and not what training minimises.
+        Adds the noise of training: without it, the result would be the density at the corner of each cell.
         """
-        results = [torch.stack(self.bits_per_dim(self._encode(nodes, edges, noise=True))) for _ in range(draws)]
-        atom, bond = torch.stack(results).mean(0)
-        return atom, bond
+        return self.bits_per_dim(self._encode(nodes, edges, noise=True))
 
     def reverse(self, z_atom: Atoms, z_bond: Bonds) -> tuple[Atoms, Bonds]:
-        """Continuous atom classes and the discretised adjacency that they were generated for."""
+        """Returns continuous atom classes and the discretised adjacency that they are conditioned on."""
         adj = self._bonds(z_bond)
         return self._atoms(z_atom, adj), adj
 
     def _bonds(self, z_bond: Bonds) -> Bonds:
-        """Symmetric bond kinds as 0 and 1. Kinds that tie are all 1, as published."""
+        """Returns symmetric bond kinds as 0 and 1. Kinds that tie are all 1, as published."""
         adj = self._undo_scaling(self.bond_flow.reverse(z_bond))
         probabilities = torch.softmax((adj + adj.transpose(2, 3)) / 2, 1)
         return torch.floor(probabilities / probabilities.amax(1, keepdim=True))
@@ -197,7 +194,7 @@ class MoFlow(nn.Module):
         return (values + 0.5) * 2 if self.noise_scale == 0 else values
 
     def _discrete(self, x: Atoms, adj: Bonds) -> tuple[Nodes, Edges]:
-        """Most likely classes of the first `max_atoms` nodes, without bonds of an atom to itself."""
+        """Returns the most likely classes of the first `max_atoms` nodes, without self-loops."""
         atoms = self.max_atoms
         nodes = x[:, :atoms].argmax(2).to(torch.uint8)
         edges = adj[:, :, :atoms, :atoms].argmax(1).to(torch.uint8)
@@ -205,38 +202,29 @@ class MoFlow(nn.Module):
 
     @torch.no_grad()
     def decode(self, z_atom: Atoms, z_bond: Bonds) -> tuple[Nodes, Edges]:
-        """The molecules at these latents, as class indices. To be called in evaluation mode, like all below."""
+        """Returns the molecules at these latents as classes. Call it in evaluation mode, like all below."""
         return self._discrete(*self.reverse(z_atom, z_bond))
 
     @torch.no_grad()
     def sample(
-        self,
-        batch_size: int,
-        temperature: float,
-        generator: torch.Generator | None = None,
-        device: torch.device | None = None,
+        self, batch_size: int, temperature: float, generator: torch.Generator | None = None
     ) -> tuple[Nodes, Edges]:
-        """Molecules at latents drawn from the prior with its standard deviation times `temperature`.
-
-        The latents are drawn on `device` (the network's if None; a generator belongs to one) and then moved.
-        """
-        home, dtype = self.ln_var.device, self.ln_var.dtype
+        """Returns molecules at latents drawn from the prior, its standard deviation multiplied by `temperature`."""
+        device, dtype = self.ln_var.device, self.ln_var.dtype
         sigma = temperature * torch.exp(self.ln_var / 2)
         shapes = (self.num_nodes, self.num_atom_classes), (self.num_bond_classes, self.num_nodes, self.num_nodes)
-        drawn = [
-            torch.randn(batch_size, *shape, generator=generator, device=device or home, dtype=dtype) for shape in shapes
-        ]
-        z_atom, z_bond = (z.to(home) * sigma for z in drawn)
+        drawn = [torch.randn(batch_size, *shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
+        z_atom, z_bond = (z * sigma for z in drawn)
         return self.decode(z_atom, z_bond)
 
     @torch.no_grad()
     def encode(self, nodes: Nodes, edges: Edges) -> Latent:
-        """Latents of the molecules, without noise."""
+        """Returns latents of the molecules, without noise."""
         return self._encode(nodes, edges, noise=False)
 
     @torch.no_grad()
     def reconstruct(self, nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges]:
-        """The molecules after encoding and decoding, the atoms decoded for the true adjacency."""
+        """Returns the molecules after encoding and decoding; the atoms are decoded with the true adjacency."""
         latent = self.encode(nodes, edges)
         _, adj = self.one_hot(nodes, edges)
         return self._discrete(self._atoms(latent.z_atom, adj), self._bonds(latent.z_bond))
@@ -250,7 +238,7 @@ class MoFlow(nn.Module):
         edges1: UInt8[Tensor, "atoms atoms"],
         steps: int,
     ) -> tuple[UInt8[Tensor, "steps atoms"], UInt8[Tensor, "steps atoms atoms"]]:
-        """Molecules at `steps` latents evenly spaced on the line between two molecules, both ends included."""
+        """Returns molecules at `steps` evenly spaced latents between two molecules, both included."""
         latent = self.encode(torch.stack([nodes0, nodes1]), torch.stack([edges0, edges1]))
         share = torch.linspace(0, 1, steps, device=self.ln_var.device, dtype=self.ln_var.dtype)
         ends = (latent.z_atom, latent.z_bond)

@@ -1,4 +1,4 @@
-"""SE(3)-Transformer: attention on molecular graphs that turns with the molecule (arXiv:2006.10503).
+"""SE(3)-Transformer: equivariant attention on molecular graphs (arXiv:2006.10503).
 
 Everything here is plain torch:
 

@@ -17,7 +17,7 @@ from src.models.se3_transformer.radial import Sharing
 
 
 class AttentionSE3(nn.Module):
-    """Multi-head attention, see `attend`. Raises UserError where the heads do not divide the channels."""
+    """Multi-head attention, see `attend`. Raises UserError if the heads do not divide the channels."""
 
     def __init__(self, num_heads: int, key_fiber: Fiber, value_fiber: Fiber) -> None:
         super().__init__()
@@ -40,15 +40,14 @@ class AttentionSE3(nn.Module):
 
 
 class AttentionBlockSE3(nn.Module):
-    """Attention whose values and keys are one convolution, joined with the input and projected.
+    """Attention with values and keys from one convolution; its output is concatenated with the input and projected.
 
     Args:
-        edge_features, max_degree, sharing, use_layer_norm, edge_fiber: the convolution's.
-        channels_div: values have fiber_out's channels divided by this; keys and queries have the same in those degrees
-            that the input has.
-        low_memory: the convolution is computed again in the backward pass instead of kept.
+        edge_features, max_degree, sharing, use_layer_norm, edge_fiber: see `ConvSE3`.
+        channels_div: values have fiber_out's channels divided by this; keys and queries too, in the input's degrees.
+        low_memory: recompute the convolution in the backward pass (activation checkpointing).
 
-    Raises UserError where no degree is left to attend with.
+    Raises UserError if fiber_in and fiber_out have no degree in common.
     """
 
     def __init__(
@@ -94,27 +93,27 @@ class AttentionBlockSE3(nn.Module):
     ) -> Float[Tensor, "nodes features_out"]:
         query, graph, convolution = self.to_query(features), geometry.graph, self.to_value_key
         if geometry.wigner is not None:
-            # Messages stay as their edges see them: the kernel turns them on the way into the sums.
-            messages = convolved(convolution.edge_messages, features, geometry, edge_features, self.low_memory)
+            # Messages stay in the edge frames: the attention kernel rotates them before it sums.
+            messages = apply_convolution(convolution.edge_messages, features, geometry, edge_features, self.low_memory)
             value, key = convolution.layouts
             num_heads = self.attention.num_heads
             attended = dispatch.attend(messages, query, geometry.wigner, graph, value, key, num_heads)
         else:
-            value_key = convolved(convolution, features, geometry, edge_features, self.low_memory)
+            value_key = apply_convolution(convolution, features, geometry, edge_features, self.low_memory)
             widths = [self.attention.value_fiber.num_features, self.attention.key_fiber.num_features]
             value, key = value_key.split(widths, 1)
             attended = self.attention(value, key, query, graph)
         return self.project(attended, features)
 
 
-def convolved(
+def apply_convolution(
     convolution: Callable[..., Tensor],
     features: Float[Tensor, "nodes features_in"],
     geometry: Geometry,
     edge_features: EdgeFeatures,
     low_memory: bool,
 ) -> Float[Tensor, "rows features_out"]:
-    """The convolution's output; with `low_memory`, its intermediate values are computed again in the backward pass."""
+    """Returns the convolution's output; with `low_memory`, the backward pass recomputes it."""
     if not low_memory:
         return convolution(features, geometry, edge_features)
     arguments = (features, geometry, edge_features)

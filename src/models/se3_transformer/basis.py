@@ -1,12 +1,12 @@
-"""The angular part of a tensor-field convolution: which linear maps between degrees rotate along with an edge.
+"""The angular basis of a tensor-field convolution: the equivariant linear maps between degrees, for each edge.
 
-For an edge of direction r every equivariant map from degree `d_in` to degree `d_out` is a sum over
-J = |d_in - d_out| .. d_in + d_out of a weight times K_J(r) = sum_m Q_J[:, :, m] Y_J(r)[m], with Wigner 3j symbols Q_J
-and spherical harmonics Y_J, both e3nn's ("integral" normalisation). Equation 8 of arXiv:2006.10503.
+For an edge of direction r, every equivariant map from degree `d_in` to degree `d_out` is a sum over
+J = |d_in - d_out| .. d_in + d_out of a weight times K_J(r) = sum_m Q_J[:, :, m] Y_J(r)[m]. Q_J are e3nn's Wigner 3j
+symbols, Y_J its spherical harmonics ("integral" normalisation). Equation 8 of arXiv:2006.10503.
 
-Where the direction is e3nn's polar axis y, K_J couples a component m of the input with the components m and -m of the
-output alone: with a = K_J[m, m] and b = K_J[m, -m], [out_m, out_-m] = [[a, b], [-b, a]] [in_m, in_-m]. That is what the
-fast execution makes use of, as arXiv:2302.03655 does; `polar_coefficients` holds those a and b.
+If r is e3nn's polar axis y, K_J couples component m of the input only with components m and -m of the output: with
+a = K_J[m, m] and b = K_J[m, -m], [out_m, out_-m] = [[a, b], [-b, a]] [in_m, in_-m]. The fast execution uses this, as
+arXiv:2302.03655 does; `polar_coefficients` returns a and b.
 """
 
 from collections.abc import Iterable
@@ -21,26 +21,26 @@ Pair = tuple[int, int]  # degree in, degree out
 
 
 def num_frequencies(pair: Pair) -> int:
-    """How many J a pair of degrees has."""
+    """Returns the number of frequencies J of a pair of degrees."""
     return 2 * min(pair) + 1
 
 
 @cache
 def wigner_3j(d_in: int, d_out: int, j: int) -> Float[Tensor, "d_out d_in j"]:
-    """e3nn's Wigner 3j symbols in float64, of unit norm."""
+    """Returns e3nn's Wigner 3j symbols in float64, of unit norm."""
     return o3.wigner_3j(j, d_in, d_out, dtype=torch.float64).permute(2, 1, 0).contiguous()
 
 
 @cache
 def wigner_3j_on(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The same where it is needed; brought there once, because nothing may be while a CUDA graph is captured."""
+    """Returns `wigner_3j` on a device; cached, because a CUDA graph cannot capture the copy."""
     return wigner_3j(d_in, d_out, j).to(device, dtype)
 
 
 def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:
-    """For each pair K_J(r) as [edges, component in, J, component out], differentiable in `rel_pos`.
+    """Returns K_J(r) of each pair as [edges, component in, J, component out], differentiable in `rel_pos`.
 
-    Of an edge of length 0 only J = 0 is left, as with e3nn's normalised spherical harmonics.
+    For an edge of length 0 only J = 0 is not zero, as with e3nn's normalised spherical harmonics.
     """
     pairs = list(pairs)
     highest = max(d_in + d_out for d_in, d_out in pairs)
@@ -59,7 +59,7 @@ def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict
 
 @cache
 def polar_coefficients(pair: Pair) -> Float[Tensor, "terms frequencies"]:
-    """K_J in the direction of the polar axis, in float64: row 0 is m = 0, rows 2m - 1 and 2m are a and b of m > 0."""
+    """Returns K_J at the polar axis, in float64: row 0 is m = 0, rows 2m - 1 and 2m are a and b of m > 0."""
     d_in, d_out = pair
     polar = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     columns = []

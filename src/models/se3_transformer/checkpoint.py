@@ -1,10 +1,10 @@
-"""Weights from NVIDIA's layout and to it (DeepLearningExamples, DGLPyTorch/DrugDiscovery/SE3Transformer).
+"""Conversion of weights from and to NVIDIA's layout (DeepLearningExamples, DGLPyTorch/DrugDiscovery/SE3Transformer).
 
-There the way of fusing decides which pairs of degrees share a radial network, and how parameters are called:
-`conv` (everything), `conv_out.<degree>` or `conv_in.<degree>` (one degree out or in), `conv.<in>,<out>` (one pair). The
-rows of a radial network's last matrix are (channel out, channel in, frequency), the frequencies running over the pairs.
-A fused network multiplies what its (0, 0) pair gives by the constant harmonic of degree 0, an unfused one by 1; ours do
-the former where they serve more than that pair.
+In NVIDIA's code the fuse level decides which pairs of degrees share a radial network, and the parameters' names:
+`conv` (all pairs), `conv_out.<degree>` or `conv_in.<degree>` (one degree out or in), `conv.<in>,<out>` (one pair). The
+rows of a radial network's last matrix are (channel out, channel in, frequency); the frequencies run over the pairs. A
+fused network multiplies its (0, 0) pair by the constant harmonic of degree 0, an unfused one by 1. Our radial networks
+multiply by the harmonic unless (0, 0) is their only pair.
 
 NVIDIA's code pins e3nn 0.3.3. e3nn 0.5.0 negated some Wigner 3j symbols, so the weights that multiply those symbols
 change sign.
@@ -28,7 +28,7 @@ from src.models.se3_transformer.conv import ConvSE3
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
-from src.models.se3_transformer.radial import Group, RadialGroup
+from src.models.se3_transformer.radial import Group
 from src.training.checkpoints import read_checkpoint, shown
 
 Fuse = Literal["full", "partial", "none"]
@@ -38,9 +38,9 @@ Weights = dict[str, Tensor]
 Triple = tuple[int, ...]  # J, degree in and degree out, sorted
 
 NVIDIA_E3NN = "0.3.3"  # what every revision of NVIDIA's requirements.txt pins
-# Triples whose symbol e3nn 0.5.0 negated, in every order of the three, for degrees in and out up to 5. Before 0.5.0 the
-# symbols end at degree 11; degree 6 needs J = 12. Origin: o3.wigner_3j in float64. 0.3.0, 0.3.3, 0.4.0 and 0.4.4 agree,
-# and so do 0.5.0, 0.5.9 and 0.6.0. Apart from these signs both agree within 1e-15; their spherical harmonics are equal.
+# Triples (in any order) whose symbol e3nn 0.5.0 negated, for degrees in and out up to 5. Before 0.5.0 the symbols end
+# at degree 11, and degree 6 needs J = 12. Source: o3.wigner_3j in float64. 0.3.0, 0.3.3, 0.4.0 and 0.4.4 agree, and so
+# do 0.5.0, 0.5.9 and 0.6.0. Apart from these signs, old and new agree within 1e-15; spherical harmonics are equal.
 NEGATED: frozenset[Triple] = frozenset(
     {(1, 2, 2), (1, 3, 3), (1, 4, 4), (1, 5, 5), (3, 4, 6), (3, 5, 7), (4, 4, 5), (4, 5, 6), (5, 5, 5)}
 )
@@ -50,80 +50,86 @@ Y_0 = 0.5 / math.sqrt(math.pi)  # the spherical harmonic of degree 0
 
 
 def load_nvidia(path: Path, network: Network, e3nn: str = NVIDIA_E3NN) -> None:
-    """Puts the weights of a checkpoint that NVIDIA's training script wrote into the network.
+    """Loads a checkpoint of NVIDIA's training script into the network.
 
-    The file may also be its state_dict alone as safetensors. `e3nn` is the version of e3nn that the checkpoint was
-    trained with. Raises UserError, naming the key, for a file that is no such checkpoint or one of another network.
+    The file may also be its state_dict as safetensors. `e3nn` is the version of e3nn that the checkpoint was trained
+    with. Raises UserError, naming the key, for any other file and for a checkpoint of another network.
     """
-    theirs = read_tensors(path)
+    state_dict = read_tensors(path)
     try:
-        network.load_state_dict(from_nvidia(theirs, network, e3nn))
+        network.load_state_dict(from_nvidia(state_dict, network, e3nn))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def read_tensors(path: Path) -> Mapping[str, Tensor]:
-    """The state_dict in a checkpoint or a safetensors file. Raises UserError for a file that is neither."""
+    """Returns the state_dict of a checkpoint or a safetensors file. Raises UserError for any other file."""
     if path.suffix != ".safetensors":
         return read_checkpoint(path)["state_dict"]
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); give another") from None
+        raise UserError(f"{path}: not a readable safetensors file ({error}); give another file") from None
 
 
-def from_nvidia(theirs: Mapping[str, Tensor], network: Network, e3nn: str = NVIDIA_E3NN) -> Weights:
-    """The network's state_dict with the weights of NVIDIA's state_dict `theirs`, however it is fused.
+def from_nvidia(state_dict: Mapping[str, Tensor], network: Network, e3nn: str = NVIDIA_E3NN) -> Weights:
+    """Returns the network's state_dict with the weights of NVIDIA's `state_dict` of any fuse level.
 
-    Each convolution may be fused in another way, as in low_memory networks from before September 2022. A radial network
-    that NVIDIA shares and we do not is repeated. `e3nn` is the version of e3nn that `theirs` was trained with. Raises
-    UserError, naming the key, for a checkpoint of another network and for one that shares less than this network; and
-    for a version of e3nn whose symbols are not known.
+    Convolutions may differ in fuse level, as in low_memory networks from before September 2022. A radial network that
+    NVIDIA shares and this network does not is repeated. `e3nn` is the version that `state_dict` was trained with.
+    Raises UserError, naming the key, for a checkpoint of another network or with less sharing than this network, and
+    for a version of e3nn whose symbols are unknown.
     """
-    unread, negated = dict(theirs), negated_symbols(e3nn, network)
+    unread, negated = dict(state_dict), negated_symbols(e3nn, network)
 
     def take(key: str, shape: torch.Size) -> Tensor:
         found = unread.pop(key, None)
         if found is None or found.shape != shape:
-            there = shown(None if found is None else found.shape)
-            raise UserError(f"a checkpoint of another network: {key} is {there} there and {shown(shape)} here")
+            given = shown(None if found is None else found.shape)
+            raise UserError(
+                f"checkpoint of another network: {key} is {given} in the checkpoint and {shown(shape)} in this "
+                "network; build the network with the checkpoint's sizes"
+            )
         return found
 
     ours = {}
-    for our_key, their_shapes in _plain_keys(network):
-        ours[our_key] = torch.cat([take(key, shape) for key, shape in their_shapes.items()])
+    for our_key, nvidia_shapes in _plain_keys(network):
+        ours[our_key] = torch.cat([take(key, shape) for key, shape in nvidia_shapes.items()])
     for conv in _convolutions(network):
-        layouts = [conv.theirs(fuse) for fuse in FUSES]
-        radials = next((found for found in layouts if all(r.matrix in theirs for r in found)), layouts[0])
+        layouts = [conv.nvidia_radials(fuse) for fuse in FUSES]
+        radials = next((found for found in layouts if all(r.matrix in state_dict for r in found)), layouts[0])
         tensors = {key: take(key, shape) for radial in radials for key, shape in radial.shapes().items()}
-        ours |= converted(tensors, radials, conv.ours(), negated)
+        ours |= convert(tensors, radials, conv.our_radials(), negated)
     if unread:
-        raise UserError(f"a checkpoint of another network: {min(unread)} is absent here")
+        raise UserError(
+            f"checkpoint of another network: {min(unread)} is absent in this network; "
+            "build the network with the checkpoint's sizes"
+        )
     return ours
 
 
 def to_nvidia(network: Network, fuse: Fuse = "full", e3nn: str = NVIDIA_E3NN) -> Weights:
-    """The network's weights in NVIDIA's layout, as their code lays them out at this fuse level.
+    """Returns the network's weights in NVIDIA's layout at this fuse level.
 
-    `full` is theirs with tensor cores, `partial` without, `none` with low_memory. The layout is that of their code
-    since September 2022 (commit 2517f619); before, the last convolution was fused at every level. `e3nn` is the version
-    of e3nn that their code is to run with. Raises UserError where radial networks are less shared than that level
-    needs, and for a version of e3nn whose symbols are not known.
+    NVIDIA's code uses `full` with tensor cores, `partial` without, `none` with low_memory. The layout is that of its
+    code since September 2022 (commit 2517f619); before, the last convolution was fused at every level. `e3nn` is the
+    version that NVIDIA's code will run with. Raises UserError if radial networks are less shared than the fuse level
+    needs, and for a version of e3nn whose symbols are unknown.
     """
     negated = negated_symbols(e3nn, network)
-    ours, theirs = network.state_dict(), {}
-    for our_key, their_shapes in _plain_keys(network):
-        parts = ours[our_key].split([shape[0] for shape in their_shapes.values()])
-        theirs |= dict(zip(their_shapes, parts, strict=True))
+    ours, nvidia = network.state_dict(), {}
+    for our_key, nvidia_shapes in _plain_keys(network):
+        parts = ours[our_key].split([shape[0] for shape in nvidia_shapes.values()])
+        nvidia |= dict(zip(nvidia_shapes, parts, strict=True))
     for conv in _convolutions(network):
-        theirs |= converted(ours, conv.ours(), conv.theirs(fuse), negated)
-    return theirs
+        nvidia |= convert(ours, conv.our_radials(), conv.nvidia_radials(fuse), negated)
+    return nvidia
 
 
 def negated_symbols(e3nn: str, network: Network) -> frozenset[Triple]:
-    """The triples whose symbol has the opposite sign in that version of e3nn and in the installed one.
+    """Returns the triples whose symbols have opposite signs in that version of e3nn and in the installed one.
 
-    Raises UserError for a version that is not known, and for a network of degrees that it has no symbols for.
+    Raises UserError for an unknown version, and for degrees that it has no symbols for.
     """
     release = ".".join(e3nn.split(".")[:2])
     if release in ("0.5", "0.6"):
@@ -144,11 +150,11 @@ def negated_symbols(e3nn: str, network: Network) -> frozenset[Triple]:
 
 @dataclass(frozen=True)
 class Radial:
-    """One radial network in one of the layouts.
+    """One radial network in one of the two layouts.
 
-    hidden: prefix of the keys of its hidden layers, which have the names and shapes of `hidden_shapes`.
+    hidden: key prefix of its hidden layers, with names and shapes in `hidden_shapes`.
     matrix: key of its last matrix, [group.num_weights, mid_channels].
-    channels_out_first: the order of that matrix's rows is NVIDIA's. harmonic: what its (0, 0) pair is multiplied by.
+    channels_out_first: whether that matrix's rows have NVIDIA's order. harmonic: factor of its (0, 0) pair.
     """
 
     group: Group
@@ -163,8 +169,8 @@ class Radial:
         hidden = {self.hidden + name: shape for name, shape in self.hidden_shapes.items()}
         return {**hidden, self.matrix: torch.Size([self.group.num_weights, mid_channels])}
 
-    def unpacked(self, matrix: Tensor) -> dict[Pair, Tensor]:
-        """For each pair its rows as [frequencies, channels in, channels out, mid], to be multiplied by harmonic 1."""
+    def unpack(self, matrix: Tensor) -> dict[Pair, Tensor]:
+        """Returns each pair's rows as [frequencies, channels in, channels out, mid], scaled to a harmonic of 1."""
         pairs = list(self.group.pairs())
         sizes = [num_frequencies(pair) for pair in pairs]
         if self.channels_out_first:
@@ -180,28 +186,28 @@ class Radial:
             ]
         return {pair: part * self.harmonic if pair == (0, 0) else part for pair, part in zip(pairs, parts, strict=True)}
 
-    def packed(self, by_pair: Mapping[Pair, Tensor]) -> Tensor:
-        """The inverse of `unpacked`."""
+    def pack(self, by_pair: Mapping[Pair, Tensor]) -> Tensor:
+        """Inverts `unpack`."""
         parts = [by_pair[pair] / self.harmonic if pair == (0, 0) else by_pair[pair] for pair in self.group.pairs()]
         if self.channels_out_first:
             return torch.cat([part.permute(2, 1, 0, 3) for part in parts], 2).flatten(0, 2)
         return torch.cat([part.flatten(0, 2) for part in parts])
 
 
-def converted(
+def convert(
     tensors: Mapping[str, Tensor], sources: list[Radial], targets: list[Radial], negated: frozenset[Triple]
 ) -> Weights:
-    """The radial networks `targets` made of `sources`, which serve the same pairs.
+    """Returns the parameters of the radial networks `targets` from those of `sources`, for the same pairs of degrees.
 
-    `negated`: triples whose symbol has opposite signs on the two sides. Raises UserError where a target would need one
-    hidden layer for pairs whose sources have different ones.
+    `negated`: triples whose symbols have opposite signs in the two. Raises UserError if a target shares hidden layers
+    between pairs whose sources have different ones.
     """
     by_pair, source_of = {}, {}
     for source in sources:
-        for pair, rows in source.unpacked(tensors[source.matrix]).items():
+        for pair, rows in source.unpack(tensors[source.matrix]).items():
             by_pair[pair] = rows * rows.new_tensor(symbol_signs(pair, negated))[:, None, None, None]
         source_of |= dict.fromkeys(source.group.pairs(), source)
-    made = {}
+    parameters = {}
     for target in targets:
         used = {source_of[pair].hidden: None for pair in target.group.pairs()}
         for name in target.hidden_shapes:
@@ -209,54 +215,55 @@ def converted(
             if any(not torch.equal(value, values[0]) for value in values):
                 other = next(hidden for hidden in used if not torch.equal(tensors[hidden + name], values[0]))
                 raise UserError(
-                    f"{next(iter(used))}{name} and {other}{name} differ, but {target.hidden}{name} would have to "
-                    "be both: convert to a network with sharing=pairwise, or to fuse=none"
+                    f"{next(iter(used))}{name} and {other}{name} differ, but {target.hidden}{name} must equal both: "
+                    "convert to a network with sharing=pairwise, or to fuse=none"
                 )
-            made[target.hidden + name] = values[0]
-        made[target.matrix] = target.packed(by_pair)
-    return made
+            parameters[target.hidden + name] = values[0]
+        parameters[target.matrix] = target.pack(by_pair)
+    return parameters
 
 
 def symbol_signs(pair: Pair, negated: frozenset[Triple]) -> list[float]:
-    """For each frequency of the pair -1 where its symbol is negated, else 1."""
+    """Returns for each frequency of the pair -1 if its symbol is negated, else 1."""
     frequencies = range(abs(pair[0] - pair[1]), sum(pair) + 1)
     return [-1.0 if tuple(sorted((j, *pair))) in negated else 1.0 for j in frequencies]
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of the network with the prefixes of its keys in both layouts."""
+    """A convolution of the network with its key prefixes in both layouts."""
 
     module: ConvSE3
     our_prefix: str
-    their_prefix: str
+    nvidia_prefix: str
     max_degree: int
 
-    def ours(self) -> list[Radial]:
-        made = []
-        for number, module in enumerate(self._modules()):
+    def our_radials(self) -> list[Radial]:
+        radials = []
+        for number, module in enumerate(self.module.radial_groups()):
             prefix, harmonic = f"{self.our_prefix}groups.{number}.", 1.0 if module.group.is_scalar else Y_0
             hidden = f"{prefix}hidden.", self._hidden_shapes()
-            made.append(Radial(module.group, *hidden, f"{prefix}weight", channels_out_first=False, harmonic=harmonic))
-        return made
+            radials.append(
+                Radial(module.group, *hidden, f"{prefix}weight", channels_out_first=False, harmonic=harmonic)
+            )
+        return radials
 
-    def theirs(self, fuse: Fuse) -> list[Radial]:
-        made = []
-        for name, group in their_groups(self.module.fiber_in, self.module.fiber_out, self.max_degree, fuse).items():
-            prefix, harmonic = f"{self.their_prefix}{name}.radial_func.net.", 1.0 if name == "conv.0,0" else Y_0
-            last = f"{prefix}{len(self._modules()[0].hidden)}.weight"
-            made.append(Radial(group, prefix, self._hidden_shapes(), last, channels_out_first=True, harmonic=harmonic))
-        return made
-
-    def _modules(self) -> list[RadialGroup]:
-        return [module for module in self.module.groups if isinstance(module, RadialGroup)]
+    def nvidia_radials(self, fuse: Fuse) -> list[Radial]:
+        radials = []
+        for name, group in nvidia_groups(self.module.fiber_in, self.module.fiber_out, self.max_degree, fuse).items():
+            prefix, harmonic = f"{self.nvidia_prefix}{name}.radial_func.net.", 1.0 if name == "conv.0,0" else Y_0
+            last = f"{prefix}{len(next(self.module.radial_groups()).hidden)}.weight"
+            radials.append(
+                Radial(group, prefix, self._hidden_shapes(), last, channels_out_first=True, harmonic=harmonic)
+            )
+        return radials
 
     def _hidden_shapes(self) -> dict[str, torch.Size]:
-        return {name: value.shape for name, value in self._modules()[0].hidden.state_dict().items()}
+        return {name: value.shape for name, value in next(self.module.radial_groups()).hidden.state_dict().items()}
 
 
-def their_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse) -> dict[str, Group]:
-    """NVIDIA's radial networks of a convolution by the names of their modules, fused at most as `fuse` says."""
+def nvidia_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse) -> dict[str, Group]:
+    """Returns NVIDIA's radial networks of a convolution by module name, at most at fuse level `fuse`."""
     all_degrees = tuple(range(max_degree + 1))
     can_join_in, can_join_out = (f.equal_channels and f.degrees == all_degrees for f in (fiber_in, fiber_out))
     if fuse == "full" and can_join_in and can_join_out:
@@ -273,41 +280,41 @@ def their_groups(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, fuse: Fuse)
 
 
 def _layers(network: Network) -> tuple[SE3Transformer, str, str]:
-    """The transformer within the network, and what its keys begin with in our and in NVIDIA's layout."""
+    """Returns the network's transformer, and its key prefixes in both layouts."""
     if isinstance(network, SE3TransformerPooled):
         return network.transformer, "transformer.", "transformer.graph_modules."
     return network, "", "graph_modules."
 
 
 def _convolutions(network: Network) -> Iterator[Convolution]:
-    transformer, ours, theirs = _layers(network)
+    transformer, ours, nvidia = _layers(network)
     step = 2 if _has_norms(transformer) else 1
     for number, block in enumerate(transformer.blocks):
         assert isinstance(block, AttentionBlockSE3)
-        prefixes = f"{ours}blocks.{number}.to_value_key.", f"{theirs}{step * number}.to_key_value."
+        prefixes = f"{ours}blocks.{number}.to_value_key.", f"{nvidia}{step * number}.to_key_value."
         yield Convolution(block.to_value_key, *prefixes, transformer.max_degree)
-    prefixes = f"{ours}to_output.", f"{theirs}{step * len(transformer.blocks)}."
+    prefixes = f"{ours}to_output.", f"{nvidia}{step * len(transformer.blocks)}."
     yield Convolution(transformer.to_output, *prefixes, transformer.max_degree)
 
 
 def _plain_keys(network: Network) -> Iterator[tuple[str, dict[str, torch.Size]]]:
-    """Our keys outside the radial networks, with NVIDIA's keys for them and the shapes of those."""
-    transformer, ours, theirs = _layers(network)
+    """Yields our keys outside the radial networks, each with NVIDIA's keys and their shapes."""
+    transformer, ours, nvidia = _layers(network)
     step = 2 if _has_norms(transformer) else 1
     renamed = {
-        f"{ours}to_output.to_self.": f"{theirs}{step * len(transformer.blocks)}.to_kernel_self.",
+        f"{ours}to_output.to_self.": f"{nvidia}{step * len(transformer.blocks)}.to_kernel_self.",
         "head.": "mlp.",
     }
     for number in range(len(transformer.blocks)):
         for layer in ("to_query", "project"):
-            renamed[f"{ours}blocks.{number}.{layer}."] = f"{theirs}{step * number}.{layer}."
+            renamed[f"{ours}blocks.{number}.{layer}."] = f"{nvidia}{step * number}.{layer}."
     for key, value in network.state_dict().items():
-        for prefix, their_prefix in renamed.items():
+        for prefix, nvidia_prefix in renamed.items():
             if key.startswith(prefix):
-                yield key, {their_prefix + key.removeprefix(prefix): value.shape}
+                yield key, {nvidia_prefix + key.removeprefix(prefix): value.shape}
     for number, norm in enumerate(transformer.norms):
         if isinstance(norm, NormSE3):
-            module = f"{theirs}{step * number + 1}."
+            module = f"{nvidia}{step * number + 1}."
             for name in ("weight", "bias"):
                 counts = {f"{module}layer_norms.{degree}.{name}": count for degree, count in norm.fiber.items()}
                 if norm.fiber.equal_channels:

@@ -1,7 +1,7 @@
-"""Tensor-field convolution (arXiv:1802.08219) with the radial weights shared as `radial.Group`s say.
+"""Tensor-field convolution (arXiv:1802.08219), with radial networks shared by `radial.Group`.
 
-A message along an edge is W(r) f_source, W(r) being for each pair of degrees sum_J R_J(|r|, edge scalars) K_J(r). The
-`reference` execution is that formula with the basis K written out. The `fast` one computes the same function with the
+The message along an edge is W(r) f_source; for each pair of degrees, W(r) = sum_J R_J(|r|, edge scalars) K_J(r). The
+`reference` execution computes this formula with an explicit basis K. The `fast` one computes the same function of the
 same parameters in edge-aligned frames, where K is sparse.
 """
 
@@ -28,12 +28,12 @@ EdgeFeatures = Mapping[int, Float[Tensor, "edges _ _"]] | None
 
 @dataclass(frozen=True)
 class Geometry:
-    """What all convolutions need of a graph's edges, made once per forward pass.
+    """Edge quantities that all convolutions use, computed once per forward pass.
 
     Attributes:
-        radial_inputs: edge scalars, the length (in the unit of the positions) last.
-        basis: of the reference execution; None for the fast one.
-        wigner: of the fast execution, packed as in `frames.wigner`; None for the reference.
+        radial_inputs: edge scalars, with the length (in the unit of the positions) last.
+        basis: angular basis of the reference execution; None for the fast one.
+        wigner: Wigner matrices of the fast execution, packed as in `frames.wigner`; None for the reference.
     """
 
     graph: Graph
@@ -49,7 +49,7 @@ class Geometry:
         max_degree: int,
         execution: Execution,
     ) -> "Geometry":
-        """In the dtype of the positions, or autocast's. The fast execution gives no gradient to the positions."""
+        """Computes it in the positions' dtype, or autocast's. The fast execution gives no gradient to the positions."""
         rel_pos = graph.positions[graph.dst] - graph.positions[graph.src]
         radial_inputs = torch.cat([edge_scalars.to(rel_pos.dtype), rel_pos.norm(dim=1, keepdim=True)], 1)
         dtype = working_dtype(rel_pos)
@@ -62,26 +62,22 @@ class Geometry:
             packed = wigner(edge_rotations(rel_pos), max_degree)
         return cls(graph, radial_inputs, None, packed.to(dtype))
 
-    @property
-    def execution(self) -> Execution:
-        return "fast" if self.basis is None else "reference"
-
 
 class ConvSE3(nn.Module):
     """A tensor-field convolution.
 
     Args:
-        fiber_in, fiber_out: of the source nodes' features and of the messages.
-        edge_features: scalars of an edge without its length.
-        max_degree: the highest degree of the network; decides with `sharing` who shares (`radial.groups_of`).
-        sharing: see `radial.groups_of`.
+        fiber_in, fiber_out: fibers of the source nodes' features and of the messages.
+        edge_features: number of edge scalars without the length.
+        max_degree: the highest degree of the network. sharing: decides, with it, which pairs of degrees share a radial
+            network (`radial.groups_of`).
         self_interaction: adds to every message its destination's own features times a matrix per degree.
         use_layer_norm: normalises the hidden layers of the radial networks.
         pool: sum the messages at their destination; otherwise return them.
         mid_channels: width of the radial networks.
-        split: fibers that add up to `fiber_out`: the messages' columns are one flat fiber after the other, each output
-            degree's channels being dealt out in this order.
-        edge_fiber: degrees >= 1 of edge features, which stand behind the source's channels of the same degree.
+        split: fibers that add up to `fiber_out`. The messages' columns are these flat fibers one after the other; each
+            output degree's channels are assigned to them in this order.
+        edge_fiber: edge features of degrees >= 1, concatenated after the source's channels of the same degree.
     """
 
     def __init__(
@@ -102,6 +98,7 @@ class ConvSE3(nn.Module):
         super().__init__()
         self.fiber_nodes, self.fiber_out, self.pool = fiber_in, fiber_out, pool
         self.edge_fiber = edge_fiber or Fiber({})
+        # The convolution's input: source features and edge features.
         self.fiber_in = Fiber({d: count + self.edge_fiber.channels(d) for d, count in fiber_in.items()})
         self.outputs = split or (fiber_out,)
         groups = groups_of(self.fiber_in, fiber_out, max_degree, sharing)
@@ -127,13 +124,13 @@ class ConvSE3(nn.Module):
         geometry: Geometry,
         edge_features: EdgeFeatures = None,
     ) -> Float[Tensor, "_ outputs"]:
-        """Sums over incoming edges [nodes, fiber_out], or with `pool=False` messages [edges, outputs].
+        """Returns sums over incoming edges [nodes, fiber_out], or with `pool=False` messages [edges, outputs].
 
-        `edge_features` are of degrees >= 1 as {degree: [edges, channels, 2 degree + 1]}.
+        `edge_features` of degrees >= 1 are {degree: [edges, channels, 2 degree + 1]}.
         """
         graph = geometry.graph
         if self.pool:
-            # The sum of what each incoming edge adds: the node's own features times the number of such edges.
+            # Every incoming edge adds the node's own features once.
             own = graph.dst_ptr.diff()[:, None] * self._self_interaction(features) if self.to_self else 0
             return self._summed(features, geometry, edge_features) + own
         own = self._self_interaction(features)[graph.dst] if self.to_self else 0
@@ -143,16 +140,16 @@ class ConvSE3(nn.Module):
         graph = geometry.graph
         if geometry.wigner is None:
             return dispatch.sum_incoming(self._reference(features, geometry, edge_features), graph)
-        seen = self.edge_messages(features, geometry, edge_features)
-        return dispatch.sum_from_edges(seen, geometry.wigner, graph, self.layouts[0])
+        messages = self.edge_messages(features, geometry, edge_features)
+        return dispatch.sum_from_edges(messages, geometry.wigner, graph, self.layouts[0])
 
     def _messages(self, features: Tensor, geometry: Geometry, edge_features: EdgeFeatures) -> Tensor:
         if geometry.wigner is None:
             return self._reference(features, geometry, edge_features)
-        seen = self.edge_messages(features, geometry, edge_features)
-        parts = seen.split([layout.num_features for layout in self.layouts], 1)
-        turned = [layout.from_edge(part, geometry.wigner) for layout, part in zip(self.layouts, parts, strict=True)]
-        return torch.cat(turned, 1)
+        messages = self.edge_messages(features, geometry, edge_features)
+        parts = messages.split([layout.num_features for layout in self.layouts], 1)
+        rotated = [layout.from_edge(part, geometry.wigner) for layout, part in zip(self.layouts, parts, strict=True)]
+        return torch.cat(rotated, 1)
 
     def radial_groups(self) -> Iterator[RadialGroup]:
         for group in self.groups:
@@ -165,7 +162,7 @@ class ConvSE3(nn.Module):
         geometry: Geometry,
         edge_features: EdgeFeatures = None,
     ) -> Float[Tensor, "edges columns"]:
-        """Messages of the fast execution, seen from the edge frames: the columns of `self.layouts` side by side."""
+        """Returns the fast execution's messages in the edge frames: the columns of `self.layouts`, concatenated."""
         assert geometry.wigner is not None
         features = features.to(working_dtype(features))
         if self.edge_fiber:
@@ -186,7 +183,7 @@ class ConvSE3(nn.Module):
     def _joined(
         self, gathered: Float[Tensor, "edges features"], edge_features: EdgeFeatures
     ) -> Float[Tensor, "edges inputs"]:
-        """Source features with the edge features' channels behind theirs."""
+        """Returns source features with the edge features' channels appended."""
         if not self.edge_fiber:
             return gathered
         assert edge_features is not None

@@ -1,10 +1,10 @@
-"""What one molecule costs the SE(3)-Transformer: floating point operations (two per multiply-add) and bytes.
+"""The cost of one molecule in the SE(3)-Transformer: floating point operations (two per multiply-add) and bytes.
 
-Counted are products with parameters and with the basis, the convolution as published but without what it multiplies by
-zero: an edge's radial weights from its hidden layer, the source's features times the non-zero blocks of the basis, and
-the weights applied to that. Left out are the making of basis or frames (once per forward, 0.1%), attention's own sums,
-norms and other elementwise work. The published model trains QM9's mean molecule at 2.4 GFLOP; with the products of the
-zeros of NVIDIA's fused basis it is 3.4.
+Counted are products with parameters and with the basis, for the convolution as published but without products with
+zeros: radial weights from the hidden layer, source features times the non-zero blocks of the basis, and the weights
+applied to these. Not counted are the basis or frames (once per forward, 0.1%), attention's sums, norms and other
+elementwise work. Training the published model takes 2.4 GFLOP for QM9's mean molecule, and 3.4 with the products with
+zeros of NVIDIA's fused basis.
 """
 
 from collections.abc import Iterator
@@ -31,26 +31,26 @@ class Molecule:
     edges: float
 
 
-QM9 = Molecule(18.03, 37.28)  # with its bonds as edges
+QM9 = Molecule(18.03, 37.28)  # with bonds as edges
 
 
 class Macs(NamedTuple):
-    """Multiply-adds forward, and how many of the backward's (two per product) nobody wants the result of."""
+    """Multiply-adds of the forward pass, and those that the backward pass (two per product) skips for data."""
 
     forward: float
-    unwanted: float = 0.0
+    skipped: float = 0.0
 
     @staticmethod
     def total(parts: "Iterator[Macs]") -> "Macs":
         found = list(parts)
-        return Macs(sum(part.forward for part in found), sum(part.unwanted for part in found))
+        return Macs(sum(part.forward for part in found), sum(part.skipped for part in found))
 
     def times(self, count: float) -> "Macs":
-        return Macs(self.forward * count, self.unwanted * count)
+        return Macs(self.forward * count, self.skipped * count)
 
 
 def macs_per_molecule(network: SE3TransformerPooled, molecule: Molecule) -> Macs:
-    """Multiply-adds of one molecule. Atoms, bonds and distances are data: no gradient goes to them."""
+    """Returns the multiply-adds of one molecule. Atoms, bonds and distances are data and need no gradient."""
     body = network.transformer
     parts = []
     for number, block in enumerate(body.blocks):
@@ -58,56 +58,57 @@ def macs_per_molecule(network: SE3TransformerPooled, molecule: Molecule) -> Macs
         first = number == 0
         query = linear_macs(block.to_query)
         parts += [
-            conv_macs(block.to_value_key, of_data=first).times(molecule.edges),
+            conv_macs(block.to_value_key, input_is_data=first).times(molecule.edges),
             Macs(query, query if first else 0).times(molecule.nodes),
-            Macs(linear_macs(block.project), _of_input(block) if first else 0).times(molecule.nodes),
+            Macs(linear_macs(block.project), _input_projection_macs(block) if first else 0).times(molecule.nodes),
         ]
     output = body.to_output
     own = sum(prod(matrix.shape) * (2 * int(degree) + 1) for degree, matrix in output.to_self.items())
-    of_data = not len(body.blocks)
-    parts += [conv_macs(output, of_data).times(molecule.edges), Macs(own, own if of_data else 0).times(molecule.nodes)]
+    is_data = not len(body.blocks)
+    parts += [conv_macs(output, is_data).times(molecule.edges), Macs(own, own if is_data else 0).times(molecule.nodes)]
     parts.append(Macs(sum(prod(layer.weight.shape) for layer in network.head if isinstance(layer, nn.Linear))))
     return Macs.total(iter(parts))
 
 
-def conv_macs(conv: ConvSE3, of_data: bool) -> Macs:
-    """Of one edge, without self-interaction; `of_data` where the features are data rather than another layer's."""
+def conv_macs(conv: ConvSE3, input_is_data: bool) -> Macs:
+    """Returns the multiply-adds of one edge without self-interaction. Features that are data need no gradient."""
     parts = []
     for module in conv.groups:
         group = cast(RadialGroup, module).group
         first, second = (layer for layer in cast(RadialGroup, module).hidden if isinstance(layer, nn.Linear))
-        making = prod(second.weight.shape) + group.num_weights * second.out_features
-        parts += [Macs(prod(first.weight.shape), prod(first.weight.shape)), Macs(making)]
+        radial = prod(second.weight.shape) + group.num_weights * second.out_features
+        parts += [Macs(prod(first.weight.shape), prod(first.weight.shape)), Macs(radial)]
         for d_in, d_out in group.pairs():
             components = num_frequencies((d_in, d_out)) * (2 * d_out + 1)
-            # Degree 0 has one component: that product is a scaling.
+            # Degree 0 has one component: its product is a scaling.
             angular = group.inputs.channels(d_in) * (2 * d_in + 1) * components if d_in else 0
             applied = components * group.size((d_in, d_out))
-            # The basis is data as well: of the product with it, one half of the backward at least is unwanted.
-            parts += [Macs(angular, 2 * angular if of_data else angular), Macs(applied, applied if of_data else 0)]
+            # The basis is data too: at most one of its two backward products is needed.
+            angular_skipped, applied_skipped = (2 * angular, applied) if input_is_data else (angular, 0)
+            parts += [Macs(angular, angular_skipped), Macs(applied, applied_skipped)]
     return Macs.total(iter(parts))
 
 
-def _of_input(block: AttentionBlockSE3) -> float:
-    """Of one node, the part of the projection that the block's own input takes."""
+def _input_projection_macs(block: AttentionBlockSE3) -> float:
+    """Returns the multiply-adds of one node in the part of the projection that applies to the block's input."""
     fiber_in, fiber_out = block.to_query.sources[0], block.project.fiber_out
     return sum(count * fiber_out.channels(degree) * (2 * degree + 1) for degree, count in fiber_in.items())
 
 
 def linear_macs(linear: LinearSE3) -> float:
-    """Of one node."""
+    """Returns the multiply-adds of one node."""
     return sum(prod(matrix.shape) * (2 * int(degree) + 1) for degree, matrix in linear.weights.items())
 
 
 def bytes_per_molecule(
     network: SE3TransformerPooled, molecule: Molecule, batch_size: int, activation_bytes: int
 ) -> tuple[float, float]:
-    """Least bytes through device memory of one molecule in a batch: (forward, training).
+    """Returns the least bytes through device memory of one molecule in a batch: (forward, training).
 
-    forward: what a layer hands to the next (messages of an edge; queries, attended values and features of a node) is
-    written and read once, `activation_bytes` a number; radial weights and basis never leave the chip. Parameters (4
-    bytes) are read once per batch. Training: each of those is read once more, and its gradient written and read; a
-    parameter is read twice, its gradient written, and the optimiser's ADAM_BYTES pass.
+    Forward: each layer's output (messages of an edge; queries, attended values and features of a node) is written and
+    read once, `activation_bytes` per number; radial weights and basis stay on the chip. Parameters (4 bytes) are read
+    once per batch. Training: each output is also read again, and its gradient is written and read. A parameter is read
+    twice, its gradient is written, and the optimiser moves ADAM_BYTES.
     """
     per_edge, per_node = 0, network.transformer.to_output.fiber_out.num_features
     for module in network.transformer.blocks:
@@ -123,7 +124,7 @@ def bytes_per_molecule(
 
 
 def cost(network: SE3TransformerPooled, molecule: Molecule, batch_size: int, activation_bytes: int) -> Cost:
-    """Useful FLOPs and least bytes per molecule, for the distance to the hardware's limits."""
+    """Returns useful FLOPs and least bytes per molecule."""
     macs = macs_per_molecule(network, molecule)
-    training = 2 * (3 * macs.forward - macs.unwanted)
+    training = 2 * (3 * macs.forward - macs.skipped)
     return Cost(2 * macs.forward, training, *bytes_per_molecule(network, molecule, batch_size, activation_bytes))

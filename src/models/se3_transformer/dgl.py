@@ -1,4 +1,4 @@
-"""Graphs to DGL and back, with features in the layout that NVIDIA's code takes. DGL itself is needed only here."""
+"""Conversion of graphs to DGL and back, with features in the layout of NVIDIA's code. Only this module needs DGL."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -20,7 +20,7 @@ def to_dgl(
     node_features: Mapping[int, Float[Tensor, "nodes _ _"]],
     edge_features: Mapping[int, Float[Tensor, "edges _ _"]] | None = None,
 ) -> tuple[Any, ByName, ByName]:
-    """A batched DGLGraph with ndata `pos` and edata `rel_pos`, node features and edge features; without padding.
+    """Returns a batched DGLGraph with ndata `pos` and edata `rel_pos`, node and edge features; without padding.
 
     Raises UserError if DGL is not installed.
     """
@@ -28,19 +28,19 @@ def to_dgl(
     graph_ptr = graph.graph_ptr.tolist()
     nodes, edges = graph_ptr[-1], int(graph.dst_ptr[-1])
     src, dst, positions = graph.src[:edges], graph.dst[:edges], graph.positions[:nodes]
-    made = dgl.graph((src, dst), num_nodes=nodes)
-    made.set_batch_num_nodes(graph.graph_ptr.diff())
-    made.set_batch_num_edges(graph.dst_ptr[graph.graph_ptr].diff())
-    made.ndata["pos"] = positions
-    made.edata["rel_pos"] = positions[dst] - positions[src]
+    dgl_graph = dgl.graph((src, dst), num_nodes=nodes)
+    dgl_graph.set_batch_num_nodes(graph.graph_ptr.diff())
+    dgl_graph.set_batch_num_edges(graph.dst_ptr[graph.graph_ptr].diff())
+    dgl_graph.ndata["pos"] = positions
+    dgl_graph.edata["rel_pos"] = positions[dst] - positions[src]
     by_name = {str(degree): feature[:nodes] for degree, feature in node_features.items()}
-    return made, by_name, {str(degree): feature[:edges] for degree, feature in (edge_features or {}).items()}
+    return dgl_graph, by_name, {str(degree): feature[:edges] for degree, feature in (edge_features or {}).items()}
 
 
 def from_dgl(
     dgl_graph: Any, node_features: Mapping[str, Tensor], edge_features: Mapping[str, Tensor] | None = None
 ) -> tuple[Graph, ByDegree, ByDegree]:
-    """The graph of a (batched) DGLGraph with ndata `pos`, node features, and edge features in the graph's edge order.
+    """Returns the graph of a (batched) DGLGraph with ndata `pos`, node features, and edge features in its edge order.
 
     Raises UserError for a graph without positions.
     """
@@ -48,7 +48,7 @@ def from_dgl(
         raise UserError(f"the DGL graph has no ndata 'pos' but {sorted(dgl_graph.ndata)}: add the positions [nodes, 3]")
     src, dst = dgl_graph.edges()
     graph = Graph.build(dgl_graph.ndata["pos"], src, dst, dgl_graph.batch_num_nodes())
-    order = torch.argsort(dst, stable=True)  # the order that Graph.build gives the edges
+    order = torch.argsort(dst, stable=True)  # Graph.build's order of edges
     by_degree = {int(degree): feature for degree, feature in node_features.items()}
     return graph, by_degree, {int(degree): feature[order] for degree, feature in (edge_features or {}).items()}
 

@@ -1,4 +1,4 @@
-"""Fiber: how many channels a feature has in each degree, and where they stand in one flat tensor."""
+"""Fiber: the channels of a feature in each degree, and their layout in one flat tensor."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,8 +12,8 @@ from src.errors import UserError
 class Fiber:
     """An ordered map from degree to channels; a channel of degree d has 2d + 1 components. Immutable.
 
-    Features of a fiber are one tensor [nodes, num_features], degree by degree; within a degree component by component
-    (e3nn's order), the channels last. With equal channels C in degrees 0 .. L that is [nodes, (L + 1)^2, C].
+    Features of a fiber are one tensor [nodes, num_features], ordered by degree, then component (e3nn's order), then
+    channel. With equal channels C in degrees 0 .. L that is [nodes, (L + 1)^2, C].
 
     Raises UserError for a negative degree or fewer than one channel.
     """
@@ -31,7 +31,7 @@ class Fiber:
 
     @classmethod
     def create(cls, num_degrees: int, channels: int) -> "Fiber":
-        """Equal channels in degrees 0 .. num_degrees - 1."""
+        """Returns a fiber of equal channels in degrees 0 .. num_degrees - 1."""
         return cls(dict.fromkeys(range(num_degrees), channels))
 
     @property
@@ -40,56 +40,52 @@ class Fiber:
 
     @property
     def max_degree(self) -> int:
-        """The highest degree; -1 if there is none."""
+        """The highest degree; -1 without any."""
         return max(self._channels, default=-1)
 
     @property
     def equal_channels(self) -> int | None:
-        """The channels that all degrees have; None where they differ or there is no degree."""
+        """The channels of every degree; None if they differ or there is no degree."""
         counts = set(self._channels.values())
         return counts.pop() if len(counts) == 1 else None
 
     def channels(self, degree: int) -> int:
-        """Channels of this degree, 0 if it is absent."""
+        """Returns the channels of this degree, 0 if it is absent."""
         return self._channels.get(degree, 0)
 
     def items(self) -> tuple[tuple[int, int], ...]:
         return tuple(self._channels.items())
 
-    def offset(self, degree: int) -> int:
-        """The first column of this degree."""
-        return self._offsets[degree]
-
     def restricted(self, degrees: "Fiber") -> "Fiber":
-        """This fiber without the degrees that the other does not have."""
+        """Returns this fiber restricted to the degrees of the other."""
         return Fiber({degree: count for degree, count in self.items() if degree in degrees})
 
     def divided(self, divisor: int) -> "Fiber":
-        """Channels floor-divided. Raises UserError where none would be left."""
+        """Returns the fiber with channels floor-divided. Raises UserError if a degree would have none."""
         return Fiber({degree: count // divisor for degree, count in self.items()})
 
     def part(
         self, features: Float[Tensor, "nodes features"], degree: int
     ) -> Float[Tensor, "nodes components channels"]:
-        """A view of one degree."""
+        """Returns a view of one degree."""
         count = self._channels[degree]
         columns = features.narrow(1, self._offsets[degree], count * (2 * degree + 1))
         return columns.unflatten(1, (2 * degree + 1, count))
 
     def check(self, features: Mapping[int, Float[Tensor, "_ _ _"]], what: str) -> None:
-        """Raises UserError where features in the usual layout, {degree: [rows, channels, 2 degree + 1]}, are others."""
+        """Raises UserError unless features {degree: [rows, channels, 2 degree + 1]} have this fiber's shapes."""
         found = {degree: tuple(features[degree].shape[1:]) for degree in sorted(features)}
         expected = {degree: (count, 2 * degree + 1) for degree, count in self.items()}
         if found != expected:
             raise UserError(f"{what} have shapes {found} by degree; {self} needs {expected}")
 
     def flatten(self, features: Mapping[int, Float[Tensor, "nodes _ _"]]) -> Float[Tensor, "nodes features"]:
-        """Features in the usual layout as one tensor. Raises UserError where they are not of this fiber."""
+        """Returns features by degree as one flat tensor. Raises UserError if they are not of this fiber."""
         self.check(features, "features")
         return torch.cat([features[degree].transpose(1, 2).flatten(1) for degree in self], 1)
 
     def unflatten(self, features: Float[Tensor, "nodes features"]) -> dict[int, Float[Tensor, "nodes _ _"]]:
-        """The inverse of `flatten`: views."""
+        """Inverts `flatten`; returns views."""
         return {degree: self.part(features, degree).transpose(1, 2) for degree in self}
 
     def __add__(self, other: "Fiber") -> "Fiber":

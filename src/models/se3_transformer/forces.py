@@ -1,4 +1,4 @@
-"""Energies and the forces that follow from them, which the published code cannot give."""
+"""Energies and their forces, which the published code cannot compute."""
 
 import torch
 from jaxtyping import Float
@@ -16,16 +16,16 @@ def energy_and_forces(
     edge_features: Features | None = None,
     create_graph: bool = False,
 ) -> tuple[Float[Tensor, " graphs"], Float[Tensor, "nodes 3"]]:
-    """The network's one output as an energy, and forces = -d energy / d positions, in its unit per angstrom.
+    """Returns the network's single output as energy, and forces = -d energy / d positions in its unit per angstrom.
 
-    With `create_graph` both may go into a loss; otherwise they are detached. The reference execution runs. Raises
-    UserError for a network of several outputs.
+    With `create_graph` both can be used in a loss; otherwise they are detached. Uses the reference execution. Raises
+    UserError for a network with several outputs.
     """
     with torch.enable_grad():
         positions = graph.positions.detach().requires_grad_()
         outputs = network(graph._replace(positions=positions), node_features, edge_features)
         if outputs.shape[1] != 1:
-            raise UserError(f"a network of {outputs.shape[1]} outputs has no single energy: set output_dim=1")
+            raise UserError(f"a network with {outputs.shape[1]} outputs has no single energy: set output_dim=1")
         energy = outputs[:, 0]
         (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=create_graph)
     return (energy, -gradient) if create_graph else (energy.detach(), -gradient)

@@ -1,7 +1,7 @@
-"""Edge-aligned frames: rotations that take each edge to e3nn's polar axis, and features seen from there.
+"""Edge-aligned frames: rotations of each edge to e3nn's polar axis, and features in these frames.
 
-Seen from its own frame a message needs no basis: components of different |m| do not mix (see `basis`). Features in edge
-frames are kept m by m: all degrees' channels of m = 0, of m = +1, of m = -1, of m = +2 and so on (`EdgeLayout`).
+In its edge frame a message needs no basis: components of different |m| do not mix (see `basis`). Features in edge
+frames are ordered by m: all degrees' channels of m = 0, then of m = +1, m = -1, m = +2 and so on (`EdgeLayout`).
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from src.models.se3_transformer.fiber import Fiber
 
 
 def packed_size(max_degree: int) -> int:
-    """Numbers of one edge's Wigner matrices of degrees 0 .. max_degree."""
+    """Returns the number of entries of one edge's Wigner matrices of degrees 0 .. max_degree."""
     return sum((2 * degree + 1) ** 2 for degree in range(max_degree + 1))
 
 
 def packed_offset(degree: int) -> int:
-    """Where the matrix of a degree begins among them."""
+    """Returns the offset of a degree's matrix in the packed Wigner matrices."""
     return packed_size(degree - 1)
 
 
 def edge_rotations(rel_pos: Float[Tensor, "edges 3"]) -> Float[Tensor, "edges 3 3"]:
-    """Rotations that take each direction to the y axis; for a vector of length 0 some rotation.
+    """Returns rotations that take each direction to the y axis; for a vector of length 0 some rotation.
 
-    The turn about the edge is free, and no result depends on it.
+    The rotation about the edge is arbitrary, and no result depends on it.
     """
-    # Dividing by the largest component first keeps tiny vectors from vanishing when they are squared.
+    # Divided by the largest component first, because squares of tiny vectors underflow.
     scaled = rel_pos / rel_pos.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rel_pos.dtype).tiny)
     axis = torch.arange(3, device=rel_pos.device)
     is_null = (rel_pos == 0).all(1, keepdim=True)
@@ -42,9 +42,9 @@ def edge_rotations(rel_pos: Float[Tensor, "edges 3"]) -> Float[Tensor, "edges 3 
 
 
 def wigner(rotations: Float[Tensor, "edges 3 3"], max_degree: int) -> Float[Tensor, "edges packed"]:
-    """e3nn's Wigner matrices D_0, .., D_max of rotations, row by row, one degree after the other.
+    """Returns e3nn's Wigner matrices D_0, .., D_max of rotations, row by row, one degree after the other.
 
-    D_1 is the rotation itself in e3nn's basis; D_l is what remains of D_1 x D_(l-1) in degree l.
+    D_1 is the rotation itself in e3nn's basis; D_l is the degree l part of D_1 x D_(l-1).
     """
     matrices = [torch.ones_like(rotations[:, :1, :1]), rotations]
     for degree in range(2, max_degree + 1):
@@ -58,20 +58,20 @@ def wigner(rotations: Float[Tensor, "edges 3 3"], max_degree: int) -> Float[Tens
 
 
 def wigner_of(packed: Float[Tensor, "edges packed"], degree: int) -> Float[Tensor, "edges size size"]:
-    """A view of one degree's matrices."""
+    """Returns a view of one degree's matrices."""
     size = 2 * degree + 1
     return packed.narrow(1, packed_offset(degree), size * size).unflatten(1, (size, size))
 
 
 @dataclass(frozen=True)
 class EdgeLayout:
-    """Where the components of a fiber stand when seen from edge frames; those with |m| > `max_m` are not kept."""
+    """The column order of a fiber's features in edge frames; components with |m| > `max_m` are dropped."""
 
     fiber: Fiber
     max_m: int
 
     def rows(self) -> Iterator[tuple[int, int]]:
-        """(degree, signed m) of each block of channels, in order."""
+        """Yields (degree, signed m) of each block of channels, in order."""
         for m in range(min(self.max_m, self.fiber.max_degree) + 1):
             for sign in (1, -1)[: 2 if m else 1]:
                 for degree in self.fiber:
@@ -93,35 +93,35 @@ class EdgeLayout:
 
     @property
     def channels(self) -> int | None:
-        """The channels of every row where degrees 0, 1, .. have equally many: such features are one rectangle."""
+        """The channels of every row if degrees 0, 1, .. have equal channels (features are one rectangle), else None."""
         complete = self.fiber.degrees == tuple(range(len(self.fiber)))
         return self.fiber.equal_channels if complete else None
 
     def to_edge(
         self, features: Float[Tensor, "edges features"], packed: Float[Tensor, "edges packed"]
     ) -> Float[Tensor, "edges columns"]:
-        """Flat features of the fiber, one row an edge, seen from the edge frames."""
-        turned = {d: wigner_of(packed, d) @ self.fiber.part(features, d) for d in self.fiber}
-        return torch.cat([turned[degree][:, degree + m] for degree, m in self.rows()], 1)
+        """Returns the fiber's flat features, one row per edge, rotated into the edge frames."""
+        rotated = {d: wigner_of(packed, d) @ self.fiber.part(features, d) for d in self.fiber}
+        return torch.cat([rotated[degree][:, degree + m] for degree, m in self.rows()], 1)
 
     def from_edge(
         self, columns: Float[Tensor, "edges columns"], packed: Float[Tensor, "edges packed"]
     ) -> Float[Tensor, "edges features"]:
-        """The transpose of `to_edge`: flat features in the common frame."""
+        """Applies the transpose of `to_edge`; returns flat features in the common frame."""
         parts = []
         for degree, channels in self.fiber.items():
             high = min(degree, self.max_m)
-            seen = [columns.narrow(1, self.offsets[degree, m], channels) for m in range(-high, high + 1)]
+            components = [columns.narrow(1, self.offsets[degree, m], channels) for m in range(-high, high + 1)]
             matrices = wigner_of(packed, degree)[:, degree - high : degree + high + 1]
-            parts.append((matrices.transpose(1, 2) @ torch.stack(seen, 1)).flatten(1))
+            parts.append((matrices.transpose(1, 2) @ torch.stack(components, 1)).flatten(1))
         return torch.cat(parts, 1)
 
 
 @cache
 def rotation_table(layout: EdgeLayout, size: int, device: torch.device) -> Tensor:
-    """For each (row of the layout, flat component) the place in the packed Wigner matrices, -1 where it is zero.
+    """Returns for each (row of the layout, flat component) the index in the packed Wigner matrices, -1 for zero.
 
-    Returns int32 [size, size] for a layout whose rows have equal channels.
+    The table is int32 [size, size]; the layout's rows must have equal channels.
     """
     table = torch.full((size, size), -1, dtype=torch.int32)
     for row, (degree, m) in enumerate(layout.rows()):

@@ -1,4 +1,4 @@
-"""LinearSE3: channels of each degree mixed by a matrix of their own."""
+"""LinearSE3: one matrix per degree that mixes channels-Transformer section 2.4)."""
 
 import math
 
@@ -14,11 +14,11 @@ from src.models.se3_transformer.kernels import dispatch
 class LinearSE3(nn.Module):
     """A matrix [c_out, c_in] per degree, without bias, from N(0, 1) / sqrt(c_in).
 
-    Degrees that only the input has are dropped; degrees that no input has are zero and have no matrix.
+    Degrees that only the input has are dropped; output degrees that no input has are zero and have no matrix.
 
     Args:
-        sources: the input comes as several features, whose channels stand side by side in the matrices, in this order;
-            that saves writing them side by side. None for one input, of `fiber_in`.
+        sources: fibers of several inputs whose channels are concatenated in the matrices, in this order, which saves
+            concatenating the inputs. None for one input of `fiber_in`.
     """
 
     def __init__(self, fiber_in: Fiber, fiber_out: Fiber, sources: tuple[Fiber, ...] | None = None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.models.se3_transformer.attention import AttentionBlockSE3, convolved
+from src.models.se3_transformer.attention import AttentionBlockSE3, apply_convolution
 from src.models.se3_transformer.conv import ConvSE3, Execution, Geometry
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.kernels.dispatch import note
@@ -25,18 +25,18 @@ class SE3Transformer(nn.Module):
     """Attention blocks, each with its norm, and a convolution to the output.
 
     Args:
-        fiber_in, fiber_out: of the node features that come and go.
-        fiber_hidden: of the nodes between layers. fiber_edge: of the edge features, the distance excluded; those of
-            degree >= 1 count where the nodes have that degree too.
+        fiber_in, fiber_out: fibers of the node features at input and output.
+        fiber_hidden: fiber of the node features between layers. fiber_edge: fiber of the edge features without the
+            length; a degree >= 1 is used only if the nodes have it too.
         pooling: over the nodes of each molecule; None returns node features.
-        return_type: return this degree alone; None returns all.
+        return_type: return only this degree; None returns all.
         norm: a NormSE3 after each block. use_layer_norm: LayerNorm in the radial networks.
-        low_memory: convolutions are computed again in the backward pass instead of kept.
+        low_memory: recompute convolutions in the backward pass (activation checkpointing).
         sharing: `full` shares radial networks as NVIDIA's fully fused convolutions do, `pairwise` gives each pair of
             degrees its own.
         execution: `reference` computes the formula literally, `fast` the same function in less time and memory.
 
-    Raises UserError for arguments that do not fit each other.
+    Raises UserError for incompatible arguments.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class SE3Transformer(nn.Module):
     def forward(
         self, graph: Graph, node_features: Features, edge_features: Features | None = None
     ) -> Float[Tensor, "rows channels components"] | dict[int, Float[Tensor, "rows _ _"]]:
-        """Features as {degree: [nodes, channels, 2 degree + 1]}, or the one that `return_type` names.
+        """Returns features as {degree: [nodes, channels, 2 degree + 1]}, or the degree that `return_type` names.
 
-        With `pooling`, rows are molecules. The reference runs wherever only it can: for positions that want a gradient
-        and for graphs with two joined atoms at one place. Raises UserError for features of another fiber.
+        With `pooling`, rows are molecules. The reference execution always runs for positions that require a gradient
+        and for graphs with an edge of length 0. Raises UserError for features of another fiber.
         """
         dtype = next(self.parameters()).dtype
         graph = graph._replace(positions=graph.positions.to(dtype))
@@ -125,7 +125,7 @@ class SE3Transformer(nn.Module):
         features = self.fiber_in.flatten(nodes).to(dtype)
         for block, norm in zip(self.blocks, self.norms, strict=True):
             features = norm(block(features, geometry, edges))
-        features = convolved(self.to_output, features, geometry, edges, self.low_memory)
+        features = apply_convolution(self.to_output, features, geometry, edges, self.low_memory)
         if self.pooling is not None:
             features = pool(features, graph.graph_ptr, self.pooling)
         returned = self.fiber_out.unflatten(features)
@@ -133,24 +133,24 @@ class SE3Transformer(nn.Module):
 
     def _execution_for(self, graph: Graph) -> Execution:
         if not graph.distinct:
-            note("atoms at one place are joined by an edge: the reference execution runs, the fast one cannot")
+            note("an edge has length 0 (two atoms at one position): the reference execution runs, the fast one cannot")
             return "reference"
-        wants_gradient = torch.is_grad_enabled() and graph.positions.requires_grad
-        return "reference" if wants_gradient else self.execution
+        needs_gradient = torch.is_grad_enabled() and graph.positions.requires_grad
+        return "reference" if needs_gradient else self.execution
 
 
 class SE3TransformerPooled(nn.Module):
-    """An SE(3)-Transformer to scalars, pooled over each molecule, and two layers from there to the prediction.
+    """An SE(3)-Transformer to scalars, pooled over each molecule, and two linear layers to the prediction.
 
     The defaults are the published model for QM9: 9,279,553 parameters; 9,407,521 with `sharing="pairwise"`.
 
     Args:
-        num_degrees, num_channels: hidden features have degrees 0 .. num_degrees - 1 with so many channels each.
-        node_features, edge_features: scalars of a node, and of an edge without its length.
-        output_dim: numbers that are predicted for a molecule.
-        The others are SE3Transformer's.
+        num_degrees, num_channels: hidden features have `num_channels` channels in degrees 0 .. num_degrees - 1.
+        node_features, edge_features: number of scalars of a node, and of an edge without its length.
+        output_dim: number of values predicted for a molecule.
+        Others: see SE3Transformer.
 
-    Raises UserError for arguments that do not fit each other.
+    Raises UserError for incompatible arguments.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class SE3TransformerPooled(nn.Module):
     def forward(
         self, graph: Graph, node_features: Features, edge_features: Features | None = None
     ) -> Float[Tensor, "graphs outputs"]:
-        """The prediction for each molecule; see SE3Transformer."""
+        """Returns the prediction for each molecule; see SE3Transformer."""
         return self.head(self.transformer(graph, node_features, edge_features).squeeze(2))
 
 
 def by_degree(features: Features, fiber: Fiber, what: str) -> Mapping[int, Float[Tensor, "_ _ _"]]:
-    """Features in the usual layout {degree: [rows, channels, 2 degree + 1]}. Raises UserError if not of this fiber."""
+    """Returns features as {degree: [rows, channels, 2 degree + 1]}. Raises UserError if they are not of this fiber."""
     if isinstance(features, Tensor):
         features = {0: features[:, :, None]}
     fiber.check(features, what)

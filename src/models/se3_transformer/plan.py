@@ -1,7 +1,7 @@
-"""How one group of a convolution is carried out in edge frames: which columns meet which weights.
+"""The plan of one group's convolution in edge frames: which input columns multiply which weights.
 
-In its own frame a message of signed component m is, with the radial weights mixed into a and b (see `basis`),
-out_m = sum over channels in of a in_m + b in_-m, out_-m = a in_-m - b in_m, and for m = 0 the a term alone.
+With the radial weights mixed into a and b (see `basis`), the message of signed component m in its edge frame is
+out_m = sum over channels in of a in_m + b in_-m, out_-m = a in_-m - b in_m, and for m = 0 only the a term.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """All that reaches one output degree with one |m|.
+    """All products for one output degree and one |m|.
 
-    Mixed weights of term a are [num_inputs, channels, mid] from number `weight_a` * mid on, of term b (m > 0) likewise
-    from `weight_b` * mid on. `plus` and `minus` are the first of the `num_inputs` consecutive input columns.
+    Mixed weights of term a are [num_inputs, channels, mid] from offset `weight_a` * mid, those of term b (m > 0) from
+    offset `weight_b` * mid. `plus` and `minus` are the first of `num_inputs` consecutive input columns of m and -m.
     """
 
     m: int
@@ -47,14 +47,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """A group with the layouts of its input and outputs; `bases` are the first columns of the outputs' layouts."""
+    """A group with the layouts of its input and outputs."""
 
     group: Group
     source: EdgeLayout
     outputs: tuple[EdgeLayout, ...]
 
     def terms(self) -> Iterator[tuple[int, int, int, int]]:
-        """(m, term, degree out, degree in) in the order of the mixed weights; term 0 is a, 1 is b."""
+        """Yields (m, term, degree out, degree in) in the order of the mixed weights; term 0 is a, 1 is b."""
         for m in range(min(self.group.inputs.max_degree, self.group.outputs.max_degree) + 1):
             for term in range(2 if m else 1):
                 for d_out in self.group.outputs:
@@ -68,7 +68,7 @@ class Plan:
 
     @cached_property
     def mixing(self) -> Float[Tensor, "terms frequencies"]:
-        """From radial weights, pair by pair and J by J, to mixed ones, in float64."""
+        """The matrix from radial weights (by pair, then J) to mixed weights, in float64."""
         pairs = list(self.group.pairs())
         begins, total = {}, 0
         for pair in pairs:
@@ -84,7 +84,7 @@ class Plan:
         return torch.stack(rows)
 
     def mix(self, weight: Float[Tensor, "rows mid"]) -> Float[Tensor, " _"]:
-        """Radial weights as the blocks want them, one after the other."""
+        """Returns the mixed weights of all blocks, one after the other."""
         pairs, mid, mixing = list(self.group.pairs()), weight.shape[1], mixing_on(self, weight.device, weight.dtype)
         if len({self.group.size(pair) for pair in pairs}) == 1:
             return (mixing @ weight.view(mixing.shape[1], -1)).view(-1)
@@ -102,12 +102,12 @@ class Plan:
     def blocks(self) -> tuple[Block, ...]:
         first: dict[tuple[int, int, int], int] = {}  # the first mixed weight of each (m, term, degree out)
         inputs: dict[tuple[int, int], int] = {}
-        place = 0
+        offset = 0
         for m, term, d_out, d_in in self.terms():
-            first.setdefault((m, term, d_out), place)
+            first.setdefault((m, term, d_out), offset)
             if term == 0:
                 inputs[m, d_out] = inputs.get((m, d_out), 0) + self.group.inputs.channels(d_in)
-            place += self.group.size((d_in, d_out))
+            offset += self.group.size((d_in, d_out))
         blocks = []
         for (m, d_out), count in inputs.items():
             lowest = min(degree for degree in self.group.inputs if degree >= m)
@@ -126,7 +126,7 @@ class Plan:
         return tuple(blocks)
 
     def _pieces(self, degree: int, m: int) -> tuple[Piece, ...]:
-        """Where the channels of an output degree go: the outputs share them in their order."""
+        """Returns the columns of an output degree's channels, which are assigned to the outputs in order."""
         pieces, begin, base = [], 0, 0
         for layout in self.outputs:
             if width := layout.fiber.channels(degree):
@@ -139,5 +139,5 @@ class Plan:
 
 @cache
 def mixing_on(plan: Plan, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "terms frequencies"]:
-    """The plan's mixing where the weights are; brought there once, before a graph is captured."""
+    """Returns the plan's mixing on a device; cached, because a CUDA graph cannot capture the copy."""
     return plan.mixing.to(device, dtype)

@@ -11,7 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from src.system.files import written_atomically
 
 INK, FAINT, POINT = "#222222", "#777777", "#0072B2"
-CROWDED = 2000  # from so many molecules on their density is drawn instead of points
+DENSITY_FROM = 2000  # molecules from which a density is drawn instead of points
 
 
 def parity_picture(
@@ -21,16 +21,16 @@ def parity_picture(
     unit: str,
     path: Path,
 ) -> None:
-    """Writes a png of predicted against true values, the line on which they are equal, and the mean absolute error.
+    """Writes a PNG of predicted against true values, with the line of equality and the mean absolute error.
 
-    Raises UserError where the file cannot be written.
+    Raises UserError if the file cannot be written.
     """
     picture = Figure(figsize=(5, 4.8), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
     axes = picture.subplots()
     both = np.concatenate([predicted, true])
     margin = 0.03 * (both.max() - both.min()) or 1.0
     low, high = both.min() - margin, both.max() + margin
-    if len(true) < CROWDED:
+    if len(true) < DENSITY_FROM:
         axes.scatter(true, predicted, s=9, color=POINT, alpha=0.6, linewidths=0)
     else:
         extent = (low, high, low, high)

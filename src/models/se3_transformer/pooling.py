@@ -1,4 +1,4 @@
-"""Pooling: what the nodes of each molecule have in common, as one row a molecule."""
+"""Pooling of node features over each molecule."""
 
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ Pooling = Literal["max", "mean", "sum"]
 
 
 def check_pooling(kind: str) -> None:
-    """Raises UserError for a pooling that there is not."""
+    """Raises UserError for an unknown pooling."""
     if kind not in get_args(Pooling):
         raise UserError(f"pooling={kind} must be one of {', '.join(get_args(Pooling))}, or null for none")
 
@@ -20,10 +20,10 @@ def check_pooling(kind: str) -> None:
 def pool(
     features: Float[Tensor, "nodes features"], graph_ptr: Int[Tensor, " graphs_and_1"], kind: Pooling
 ) -> Float[Tensor, "graphs features"]:
-    """Each column's maximum, mean or sum over the nodes graph_ptr[g] .. graph_ptr[g + 1] - 1; 0 for empty molecules.
+    """Returns each column's maximum, mean or sum over nodes graph_ptr[g] .. graph_ptr[g + 1] - 1; 0 if there are none.
 
-    The gradient of a maximum goes to the first node that has it. Nodes from graph_ptr[-1] on take no part. The host
-    waits for nothing. Raises UserError for an unknown kind.
+    The gradient of a maximum goes to the first node that has it. Nodes from graph_ptr[-1] on (padding) are ignored.
+    Does not synchronise with the device. Raises UserError for an unknown kind.
     """
     check_pooling(kind)
     graphs = len(graph_ptr) - 1
@@ -43,10 +43,10 @@ def _maximum(
     nodes: Int64[Tensor, " nodes"],
     graphs: int,
 ) -> Float[Tensor, "graphs features"]:
-    """The maxima, read from the first node that has each, so that the gradient has one place to go."""
+    """Returns the maxima, each read from the first node that has it, so that the gradient goes to one node."""
     values, rows = features.detach(), graph_of[:, None].expand(features.shape)
     best = values.new_full((graphs + 1, features.shape[1]), -torch.inf).scatter_reduce(0, rows, values, "amax")
-    holders = (values == best[graph_of]) | values.isnan()  # a NaN must not vanish here
+    holders = (values == best[graph_of]) | values.isnan()  # a NaN equals nothing but must reach the result
     candidates = nodes[:, None].where(holders, len(nodes))
     first = candidates.new_full(best.shape, len(nodes)).scatter_reduce(0, rows, candidates, "amin")[:graphs]
     return features.gather(0, first.clamp_max(len(nodes) - 1))

@@ -1,4 +1,4 @@
-"""Radial networks: from an edge's scalars to the weights of its message, and the groups of degrees that share one."""
+"""Radial networks: from an edge's scalars to the weights of its message, and the pairs of degrees that share one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,37 +16,38 @@ Sharing = Literal["full", "pairwise"]
 
 @dataclass(frozen=True)
 class Group:
-    """Pairs of degrees whose radial weights are made from one hidden layer: all of `inputs` with all of `outputs`."""
+    """Pairs of degrees that share one radial network: all of `inputs` with all of `outputs`."""
 
     inputs: Fiber
     outputs: Fiber
 
     def pairs(self) -> Iterator[Pair]:
-        """Degrees in and out, the output's changing slowest."""
+        """Yields (degree in, degree out), the output's changing slowest."""
         for d_out in self.outputs:
             for d_in in self.inputs:
                 yield d_in, d_out
 
     def size(self, pair: Pair) -> int:
-        """Weights of a pair and frequency: channels in times channels out."""
+        """Returns the weights of a pair per frequency: channels in times channels out."""
         return self.inputs.channels(pair[0]) * self.outputs.channels(pair[1])
 
     @property
     def num_weights(self) -> int:
-        """Radial weights of one edge."""
+        """The number of radial weights of one edge."""
         return sum(num_frequencies(pair) * self.size(pair) for pair in self.pairs())
 
     @property
     def is_scalar(self) -> bool:
-        """Only degree 0 to degree 0: the original then takes the constant basis for 1 and leaves it out."""
+        """Whether the only pair is (0, 0); the original then replaces the constant basis by 1."""
         return list(self.pairs()) == [(0, 0)]
 
 
 def groups_of(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, sharing: Sharing) -> list[Group]:
-    """Which pairs share a hidden layer.
+    """Returns the groups of pairs that share a radial network.
 
-    pairwise: none do. full: all, where both sides have equal channels in every degree up to `max_degree`; else those
-    with one output degree, where the input has; else those with one input degree, where the output has; else none.
+    pairwise: one group per pair. full: a fiber is complete if it has equal channels in every degree up to `max_degree`.
+    If both are complete, one group; if only the input is, one per output degree; if only the output is, one per input
+    degree; else one per pair.
     """
 
     def complete(fiber: Fiber) -> bool:
@@ -64,11 +65,10 @@ def groups_of(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, sharing: Shari
 
 
 class RadialGroup(nn.Module):
-    """One hidden layer and the weights that follow from it linearly.
+    """The radial network of a group: hidden layers and a last matrix.
 
-    `hidden` takes an edge's scalars to [edges, mid_channels]; `weight` is [rows, mid_channels], its rows being, for
-    each pair of the group, J ascending, then channel in, then channel out. An edge's radial weights are
-    weight @ hidden.
+    `hidden` maps an edge's scalars to [edges, mid_channels]. `weight` is [rows, mid_channels]; rows are ordered by pair
+    of the group, then J ascending, channel in, channel out. An edge's radial weights are weight @ hidden.
     """
 
     def __init__(self, group: Group, edge_features: int, mid_channels: int, use_layer_norm: bool) -> None:
@@ -80,11 +80,11 @@ class RadialGroup(nn.Module):
             layers += [nn.LayerNorm(mid_channels)] if use_layer_norm else []
             layers += [nn.ReLU()]
         self.hidden = nn.Sequential(*layers)
-        bound = mid_channels**-0.5  # as torch's Linear, which the original has here
+        bound = mid_channels**-0.5  # as in torch's Linear, which the original uses here
         self.weight = nn.Parameter(torch.empty(group.num_weights, mid_channels).uniform_(-bound, bound))
 
     def radial_weights(self, hidden: Float[Tensor, "edges mid"]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:
-        """For each pair the weights [edges, frequencies, channels in, channels out] of every edge."""
+        """Returns for each pair the weights [edges, frequencies, channels in, channels out] of every edge."""
         pairs = list(self.group.pairs())
         sizes = [num_frequencies(pair) * self.group.size(pair) for pair in pairs]
         parts = nn.functional.linear(hidden, self.weight).split(sizes, dim=1)

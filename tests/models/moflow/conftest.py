@@ -1,4 +1,4 @@
-"""Tensors this small are slower on several threads than on one."""
+"""Runs these tests on one thread: tensors this small are slower on several."""
 
 from collections.abc import Iterator
 

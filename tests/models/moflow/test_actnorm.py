@@ -1,4 +1,4 @@
-"""Data-dependent initialisation: what it sets, when, and that ranks agree with one process."""
+"""Data-dependent initialisation: values, when it happens, and agreement of ranks with one process."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_initialised_channels_have_mean_0_and_std_1(shape: tuple[int, ...], dims
     assert_close(norm.scale.flatten(), 1 / (values.std(dims) + 1e-6))
 
 
-def test_batch_norm_is_torchs() -> None:
+def test_batch_norm_equals_torchs() -> None:
     torch.manual_seed(0)
     ours, theirs = BatchNorm(5), torch.nn.BatchNorm1d(5)
     for values in (torch.randn(4, 5, 3), 2 + torch.randn(4, 5, 3)):
@@ -38,8 +38,8 @@ def test_batch_norm_is_torchs() -> None:
     assert_close(ours.running_var, theirs.running_var)
 
 
-def noised(network: MoFlow, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """Fixes the noise, so that the pass that initialises can be repeated."""
+def fix_noise(network: MoFlow, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    """Fixes the noise, so that the initialising pass can be repeated; returns the molecules."""
     nodes, edges = make_molecules(BATCH)
     torch.manual_seed(2)
     x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
@@ -48,9 +48,9 @@ def noised(network: MoFlow, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Te
 
 
 def test_network_is_initialised_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first training step finds every ActNorm's output normalised: each saw what its forerunners make of the data."""
+    """The first training step has every ActNorm's output normalised: each was initialised after the steps before it."""
     network = make_network()
-    nodes, edges = noised(network, monkeypatch)
+    nodes, edges = fix_noise(network, monkeypatch)
     running = {name: value.clone() for name, value in network.named_buffers() if "running" in name}
     assert not network.initialized
     network.initialize(nodes, edges)
@@ -79,7 +79,7 @@ def test_initialisation_happens_once_and_survives_a_checkpoint() -> None:
 
 
 def initialise_one_rank(rank: int, world: int, folder: str) -> None:
-    """A process of its own: the samples of its rank, the noise of the whole batch."""
+    """Initialises in a process of its own, with the samples of its rank and their part of the batch's noise."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     torch.save(initialised_state(rank, world), f"{folder}/{rank}.pt")
@@ -92,9 +92,9 @@ def initialised_state(rank: int, world: int) -> dict[str, Tensor]:
     torch.manual_seed(2)
     x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
     bounds = torch.tensor([0, 5, BATCH]) if world > 1 else torch.tensor([0, BATCH])  # unequal shares
-    mine = slice(int(bounds[rank]), int(bounds[rank + 1]))
-    network.dequantise = lambda *_args, **_kwargs: (x[mine], adj[mine])  # type: ignore[method-assign]
-    network.initialize(nodes[mine], edges[mine])
+    own = slice(int(bounds[rank]), int(bounds[rank + 1]))
+    network.dequantise = lambda *_args, **_kwargs: (x[own], adj[own])  # type: ignore[method-assign]
+    network.initialize(nodes[own], edges[own])
     return network.state_dict()
 
 

@@ -1,4 +1,4 @@
-"""The atom flow: which row moves, inverse, log-determinants."""
+"""The atom flow: transformed row, inverse, log-determinants."""
 
 from inspect import unwrap
 
@@ -14,7 +14,7 @@ from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
 
 def inputs(network: MoFlow, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noised atom classes and the clean adjacency."""
+    """Returns noised atom classes and the clean adjacency."""
     x, adj = network.one_hot(*make_molecules(batch))
     return x + 0.6 * torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(5)), adj
 
@@ -32,7 +32,7 @@ def test_reverse_inverts_forward(logdet: str, execution: str, training: bool) ->
 
 
 @pytest.mark.parametrize("execution", ["reference", "fast"])
-def test_exact_log_determinant_is_the_jacobians(execution: str) -> None:
+def test_exact_log_determinant_equals_the_jacobians(execution: str) -> None:
     network = make_network(logdet="exact", execution=execution)
     flow = network.atom_flow.eval()
     x, adj = inputs(network, 1)
@@ -41,8 +41,8 @@ def test_exact_log_determinant_is_the_jacobians(execution: str) -> None:
     assert_close(log_det[0], torch.linalg.slogdet(jacobian.view(12, 12))[1], rtol=1e-9, atol=1e-9)
 
 
-def test_published_flow_is_the_literal_loop() -> None:
-    """Rows one by one as the paper's code has them, with every row's logits in the log-determinant."""
+def test_published_flow_equals_a_literal_loop_over_rows() -> None:
+    """Rows one by one as in the paper's code, with every row's logits in the log-determinant."""
     network = make_network(execution="fast")
     flow = network.atom_flow.eval()
     x, adj = inputs(network)
@@ -71,7 +71,7 @@ def test_published_flow_is_the_literal_loop() -> None:
     assert_close(log_det, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_step_moves_its_row_alone_and_rows_wrap_around() -> None:
+def test_a_step_transforms_only_its_row_and_rows_wrap_around() -> None:
     network = make_network()
     x, adj = inputs(network)
     for index, step in enumerate(steps_of(network.atom_flow)):
@@ -80,8 +80,8 @@ def test_a_step_moves_its_row_alone_and_rows_wrap_around() -> None:
         assert moved.tolist() == [node == index % 4 for node in range(4)]
 
 
-def test_a_moved_row_does_not_depend_on_what_it_is_moved_from() -> None:
-    """The coupling is masked: scale and shift of row i are functions of the other rows."""
+def test_scale_and_shift_do_not_depend_on_the_transformed_row() -> None:
+    """The row's output is affine in its input."""
     network = make_network()
     step = steps_of(network.atom_flow.eval())[1]
     x, adj = inputs(network)
@@ -93,7 +93,7 @@ def test_a_moved_row_does_not_depend_on_what_it_is_moved_from() -> None:
     assert_close((step(again, relations_of(adj))[0] - step(x, relations_of(adj))[0])[:, 1], 2 * slopes)
 
 
-def test_relations_are_receiver_first_behind_the_identity() -> None:
+def test_relations_are_receiver_first_with_the_identity_as_relation_0() -> None:
     _, adj = make_network().one_hot(*make_molecules(2))
     adj = adj + torch.arange(16).view(4, 4)  # no longer symmetric
     relations = relations_of(adj)
@@ -104,6 +104,6 @@ def test_relations_are_receiver_first_behind_the_identity() -> None:
         assert relations_of(adj).dtype == torch.bfloat16
 
 
-def test_unknown_log_determinant_is_refused() -> None:
+def test_an_unknown_log_determinant_is_refused() -> None:
     with pytest.raises(UserError, match="logdet=right"):
         unwrap(AtomFlow.__init__)(torch.nn.Module(), 4, 3, 4, 1, 4, (4,), "right", "fast")  # past the type checker

@@ -35,7 +35,7 @@ def test_reverse_inverts_forward(conv_lu: int, training: bool) -> None:
 
 
 @pytest.mark.parametrize("conv_lu", [0, 1, 2])
-def test_log_determinant_is_the_jacobians(conv_lu: int) -> None:
+def test_log_determinant_equals_the_jacobians(conv_lu: int) -> None:
     flow = make_network(conv_lu=conv_lu).bond_flow.eval()
     adj = random_adjacency(1)
     jacobian = torch.autograd.functional.jacobian(lambda value: flow(value)[0], adj)
@@ -70,7 +70,7 @@ def test_1x1_convolutions_start_as_rotations() -> None:
 
 
 @pytest.mark.parametrize(("changes", "word"), [({"fold": 3}, "bond_squeeze=3"), ({"conv_lu": 3}, "conv_lu=3")])
-def test_impossible_sizes_are_named(changes: dict[str, int], word: str) -> None:
+def test_impossible_sizes_are_refused_by_name(changes: dict[str, int], word: str) -> None:
     sizes = {"num_nodes": 4, "num_kinds": 4, "fold": 2, "num_flows": 1, "conv_lu": 2, **changes}
     with pytest.raises(UserError, match=word):
         BondFlow(hidden=(4, 4), execution="fast", **sizes)

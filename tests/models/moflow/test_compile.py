@@ -1,4 +1,4 @@
-"""The flow steps compile whole, and one graph serves all atom steps."""
+"""The flow steps compile without graph breaks, and one graph serves all atom steps."""
 
 import json
 import subprocess
@@ -7,12 +7,12 @@ import sys
 from tests.support import ROOT
 
 
-def test_one_graph_for_all_atom_steps() -> None:
+def test_one_graph_serves_all_atom_steps() -> None:
     script = ROOT / "tests" / "support" / "compiled_steps.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     published, exact, sizes = json.loads(done.stdout.splitlines()[-1])
-    assert published["graphs"] == 2 * (1 + 2)  # both ways: 5 atom steps, 4 bond steps of which 2 exchange halves
+    assert published["graphs"] == 2 * (1 + 2)  # forward, reverse: 1 for atom steps, 2 for bond steps (swap)
     assert exact["graphs"] == 2 * (1 + 1)
     assert published["deviation"] < 1e-10 and exact["deviation"] < 1e-10
     assert sizes == 5

@@ -1,4 +1,4 @@
-"""The formulas against what torch counts, at full width (with tensors that hold no numbers, so it costs nothing)."""
+"""The formulas against torch's FLOP counter, at full width (with fake tensors, which compute nothing)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def counted(function: Callable[[], object]) -> int:
 @pytest.mark.parametrize("execution", ["reference", "fast"])
 @pytest.mark.parametrize("logdet", ["published", "exact"])
 @pytest.mark.parametrize("sizes", [{}, QM9, ROTATED], ids=["zinc", "qm9", "zinc with 1x1 convolutions"])
-def test_formula_is_what_torch_counts(sizes: dict[str, Any], logdet: LogDet, execution: Execution) -> None:
+def test_formula_equals_torchs_count(sizes: dict[str, Any], logdet: LogDet, execution: Execution) -> None:
     batch = 4
     with FakeTensorMode():
         network = MoFlow(
@@ -38,13 +38,13 @@ def test_formula_is_what_torch_counts(sizes: dict[str, Any], logdet: LogDet, exe
         forward = counted(lambda: network(*molecules))
         training = counted(lambda: network.loss(network(*molecules)).backward())
         sampling = counted(lambda: network.decode(latent.z_atom, latent.z_bond))
-        # Products that make a weight belong to the step, not to a sample.
+        # Products that form a weight are counted once per step, not per sample.
         convs = [step.conv for step in steps_of(network.bond_flow) if step.conv is not None]
-        making = sum(counted(conv.matrix) for conv in convs)
+        weight_flops = sum(counted(conv.matrix) for conv in convs)
     flops = flops_per_sample(network, execution)
-    assert forward == batch * flops.forward + making
-    assert training == batch * flops.training + 3 * making
-    assert sampling == batch * flops.sampling + making
+    assert forward == batch * flops.forward + weight_flops
+    assert training == batch * flops.training + 3 * weight_flops
+    assert sampling == batch * flops.sampling + weight_flops
 
 
 def test_useful_work_of_the_published_model() -> None:
@@ -53,12 +53,12 @@ def test_useful_work_of_the_published_model() -> None:
     assert flops_per_sample(published).training == pytest.approx(3.30e9, rel=2e-3)
     assert flops_per_sample(published, "reference").training == pytest.approx(5.09e9, rel=2e-3)
     assert flops_per_sample(exact).training < 0.5 * flops_per_sample(published).training
-    # The bonds' useful taps are 16 of the 36 that a convolution carries out.
+    # The bonds' useful taps are 16 of the 36 that a convolution computes.
     taps = 4 * (800 * 512 + 512 * 512 + 512 * 1600) * 4
     assert flops_per_sample(exact).sampling == pytest.approx(2 * 10 * taps, rel=0.05)
 
 
-def test_bytes_shrink_with_the_batch_to_the_activations() -> None:
+def test_parameter_bytes_per_sample_shrink_with_the_batch() -> None:
     with torch.device("meta"):
         network = MoFlow()
     small, large = (bytes_per_sample(network, size, 2) for size in (512, 1024))

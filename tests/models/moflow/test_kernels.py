@@ -1,4 +1,4 @@
-"""The fast kernels are the reference kernels: outputs, log-determinants and every gradient, in float64."""
+"""The fast kernels equal the reference kernels: outputs, log-determinants and every gradient, in float64."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ def leaf(*shape: int) -> torch.Tensor:
 
 
 def assert_same_function(first, second, inputs) -> None:
-    """Equal outputs, and equal gradients for a random direction."""
+    """Checks that outputs, and gradients for a fixed direction, are equal."""
     results = []
     for function in (first, second):
         output = function(*inputs)
@@ -27,13 +27,13 @@ def assert_same_function(first, second, inputs) -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_dense_matrix_is_the_padded_convolution(memory_format: torch.memory_format) -> None:
+def test_dense_product_equals_the_padded_convolution(memory_format: torch.memory_format) -> None:
     torch.manual_seed(0)
     weight = leaf(5, 3, 3, 3).detach().contiguous(memory_format=memory_format).requires_grad_()
     assert_same_function(fast.conv3x3, reference.conv3x3, [leaf(2, 4, 3), weight, leaf(5)])
 
 
-def test_graph_conv_sums_neighbours_first() -> None:
+def test_fast_graph_conv_equals_the_reference() -> None:
     torch.manual_seed(0)
     relations = torch.randint(0, 2, (2, 4, 4, 4)).double()
     relations[:, :, 0] = torch.eye(4)
@@ -41,8 +41,8 @@ def test_graph_conv_sums_neighbours_first() -> None:
     assert_same_function(fast.graph_conv, reference.graph_conv, inputs)
 
 
-def test_reference_graph_conv_is_the_formula() -> None:
-    """Term by term, edge types fastest in the rows of the edge weight."""
+def test_reference_graph_conv_equals_the_formula() -> None:
+    """Term by term; the edge type is the fastest index of the edge weight's rows."""
     torch.manual_seed(0)
     x, own, own_bias, edge, edge_bias = leaf(1, 3, 2), leaf(4, 2), leaf(4), leaf(8, 2), leaf(8)
     adj = torch.rand(2, 3, 3, dtype=torch.float64)
@@ -59,8 +59,8 @@ def test_reference_graph_conv_is_the_formula() -> None:
 
 @pytest.mark.parametrize("squeeze", [2, 1])
 @pytest.mark.parametrize("logdet", ["published", "exact"])
-def test_whole_network_agrees(logdet: str, squeeze: int) -> None:
-    """Training mode; squeeze 1 has 4x4 maps, where the fast execution falls back to convolutions."""
+def test_executions_of_the_whole_network_agree(logdet: str, squeeze: int) -> None:
+    """In training mode; squeeze 1 has 4x4 maps, for which the fast execution falls back to convolutions."""
     nodes, edges = make_molecules(5)
     results = []
     for execution in ("reference", "fast"):
@@ -78,7 +78,7 @@ def test_whole_network_agrees(logdet: str, squeeze: int) -> None:
             assert_close(gradient, other)
 
 
-def test_execution_can_be_changed_and_shares_the_state_dict() -> None:
+def test_executions_share_the_state_dict_and_can_be_switched() -> None:
     nodes, edges = make_molecules(2)
     network = make_network(execution="reference").eval()
     state = {name: value.clone() for name, value in network.state_dict().items()}
@@ -90,8 +90,8 @@ def test_execution_can_be_changed_and_shares_the_state_dict() -> None:
     assert list(state) == list(make_network(execution="fast").state_dict())
 
 
-def test_one_row_updates_its_statistics_as_all_rows_do() -> None:
-    """The exact log-determinant in training mode: the fast execution normalises the step's own row alone."""
+def test_the_fast_execution_updates_statistics_of_the_own_row_only() -> None:
+    """With the exact log-determinant in training mode; the own row gets the same statistics as in the reference."""
     nodes, edges = make_molecules(5)
     networks = {e: make_network(logdet="exact", execution=e) for e in ("reference", "fast")}
     before = make_network(logdet="exact")

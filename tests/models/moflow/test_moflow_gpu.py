@@ -1,4 +1,4 @@
-"""MoFlow on a GPU: one CUDA graph, compiled steps and the fast products change nothing but the time."""
+"""MoFlow on a GPU: the CUDA graph, compiled steps and the fast products give the eager results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from src.report.record import Record
 from src.run import train
 from tests.support.tiny_run import SMILES, tiny_config
 
-# torch warns of what single precision gives away, in other words with every release.
+# torch warns about TF32, with other words in every release.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 CUDA = torch.device("cuda")
@@ -28,21 +28,21 @@ ON_GPU = [
 
 
 def trained(home: Path, *overrides: str) -> tuple[Record, dict[str, Tensor]]:
-    """The record of a tiny run on the GPU, 8 or 9 steps an epoch, and the weights of its last checkpoint."""
+    """Trains on the GPU, 8 or 9 steps per epoch; returns the record and the weights of the last checkpoint."""
     home.mkdir(exist_ok=True)
     record = train(tiny_config(home, *ON_GPU, *overrides))
     checkpoint = torch.load(home / "outputs" / "moflow" / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     return record, {name: value.cpu() for name, value in checkpoint["state_dict"].items() if "network." in name}
 
 
-def figures(record: Record, name: str) -> list[Any]:
-    """One value for every step."""
+def values(record: Record, name: str) -> list[Any]:
+    """Returns one value for every step."""
     return [row[name] for row in record.history if name in row]
 
 
 @pytest.fixture
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every molecule gets the same dequantisation noise; drawn once per shape, so that a graph only reads it."""
+    """Gives every molecule the same dequantisation noise, drawn once per shape, so that a graph only reads it."""
     drawn: dict[tuple[int, ...], Tensor] = {}
 
     def share(values: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def exact_products() -> Iterator[None]:
-    """Single precision without TensorFloat-32."""
+    """Turns TF32 off."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -71,7 +71,7 @@ def exact_products() -> Iterator[None]:
 
 
 def molecules() -> tuple[Tensor, Tensor]:
-    """The tiny run's molecules on the GPU."""
+    """Returns the tiny run's molecules on the GPU."""
     graphs = []
     for smiles in SMILES:
         try:
@@ -83,7 +83,7 @@ def molecules() -> tuple[Tensor, Tensor]:
 
 
 def make_network(**changes: Any) -> MoFlow:
-    """A small network on the GPU of which every parameter has a value of its own."""
+    """Returns a small network on the GPU with noise added to every parameter."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "bond_hidden": (32, 32), "num_bond_flows": 3, "gnn_channels": 16, "atom_hidden": (32, 16), "num_atom_flows": 5,
@@ -98,34 +98,34 @@ def make_network(**changes: Any) -> MoFlow:
 def test_graph_and_compilation_give_the_losses_and_weights_of_the_eager_step(same_noise: None, tmp_path: Path) -> None:
     """Within rounding of float32 over two epochs; the graph is replayed from the fourth step on."""
     eager, weights = trained(tmp_path / "eager", "fit.max_epochs=2", "execution.graph=off", "execution.compile=off")
-    losses = figures(eager, "loss")
+    losses = values(eager, "loss")
     assert len(losses) > 10
     assert losses[-1] < losses[0]
     for graph, compiled in (("on", "off"), ("off", "on"), ("on", "on")):
         choice = [f"execution.graph={graph}", f"execution.compile={compiled}"]
         record, again = trained(tmp_path / f"{graph}_{compiled}", "fit.max_epochs=2", *choice)
-        assert figures(record, "loss") == pytest.approx(losses, rel=1e-4), choice
-        assert figures(record, "grad_norm") == pytest.approx(figures(eager, "grad_norm"), rel=1e-2), choice
+        assert values(record, "loss") == pytest.approx(losses, rel=1e-4), choice
+        assert values(record, "grad_norm") == pytest.approx(values(eager, "grad_norm"), rel=1e-2), choice
         assert record.samples == eager.samples
         torch.testing.assert_close(again, weights, rtol=1e-3, atol=1e-4)
 
 
 def test_a_graph_draws_new_noise_at_every_step(tmp_path: Path) -> None:
-    """All training molecules in one batch and a learning rate of 0: nothing but the noise and rounding is new."""
+    """With all training molecules in one batch and a learning rate of 0, losses differ by noise and rounding only."""
     overrides = ["hp.lr=0", "fit.max_epochs=12", "hp.batch_size=70", "execution.graph=on", "execution.compile=off"]
     record, _ = trained(tmp_path, *overrides)
-    losses = figures(record, "loss")
+    losses = values(record, "loss")
     assert len(losses) == 12
     replayed = losses[3:]
     assert max(replayed) - min(replayed) > 1e-3
     assert len(set(replayed)) > len(replayed) // 2
 
 
-def test_mixed_precision_trains_in_the_graph(tmp_path: Path) -> None:
+def test_mixed_precision_trains_in_a_graph(tmp_path: Path) -> None:
     overrides = ["precision=amp", "fit.max_epochs=10", "hp.lr=2e-3", "execution.graph=on", "execution.compile=on"]
     record, weights = trained(tmp_path, *overrides)
-    losses, scales = figures(record, "loss"), figures(record, "loss_scale")
-    assert None not in losses  # a record holds None for what is not finite
+    losses, scales = values(record, "loss"), values(record, "loss_scale")
+    assert None not in losses  # a record holds None for values that are not finite
     assert sum(losses[-8:]) < sum(losses[:8]) - 8 * 0.05
     assert None not in scales and min(scales) >= 1
     assert all(value.isfinite().all() for value in weights.values())
@@ -133,12 +133,12 @@ def test_mixed_precision_trains_in_the_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logdet", ["published", "exact"])
-def test_the_fast_products_are_the_reference_ones(logdet: str, exact_products: None) -> None:
+def test_the_fast_products_equal_the_reference(logdet: str, exact_products: None) -> None:
     batch = molecules()
     results = []
     for execution in ("reference", "fast"):
         network = make_network(logdet=logdet, execution=execution)
-        torch.manual_seed(1)  # of the noise
+        torch.manual_seed(1)  # the same noise
         latent = network(*batch)
         loss = network.loss(latent)
         loss.backward()
@@ -148,19 +148,19 @@ def test_the_fast_products_are_the_reference_ones(logdet: str, exact_products: N
 
 
 @pytest.mark.parametrize("graph", ["off", "on"])
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(graph: str, tmp_path: Path) -> None:
-    """With the real noise. Rounding differs: the straight run replays where the resumed one warms up again."""
+def test_a_resumed_run_gives_the_losses_and_weights_of_an_uninterrupted_one(graph: str, tmp_path: Path) -> None:
+    """With random noise. Rounding differs: the uninterrupted run replays while the resumed one warms up again."""
     choice = [f"execution.graph={graph}", "execution.compile=off"]
     straight, weights = trained(tmp_path / "straight", "fit.max_epochs=2", *choice)
     trained(tmp_path / "halves", "fit.max_epochs=1", *choice)
     checkpoint = tmp_path / "halves" / "outputs" / "moflow" / "run" / "checkpoints" / "last.ckpt"
     resumed, again = trained(tmp_path / "halves", "fit.max_epochs=2", f"ckpt_path={checkpoint}", *choice)
-    losses = figures(resumed, "loss")
-    assert losses == pytest.approx(figures(straight, "loss")[-len(losses) :], rel=1e-4)
+    losses = values(resumed, "loss")
+    assert losses == pytest.approx(values(straight, "loss")[-len(losses) :], rel=1e-4)
     torch.testing.assert_close(again, weights, rtol=1e-3, atol=1e-4)
 
 
-def test_captured_sampling_gives_other_molecules_at_every_call_and_the_same_for_a_seed() -> None:
+def test_captured_sampling_draws_new_molecules_at_every_call_and_repeats_with_a_seed() -> None:
     network = make_network().eval()
     with torch.inference_mode():
         sample = Graphed(lambda: network.sample(64, 1.0), graph=True)

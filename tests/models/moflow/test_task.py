@@ -1,4 +1,4 @@
-"""MoFlow keeps the contract of a Task, and what is its own."""
+"""MoFlow's task: the contract of a Task, ActNorm initialisation and evaluation."""
 
 from itertools import pairwise
 from math import prod
@@ -31,14 +31,14 @@ class TestMoFlow(TaskContract):
         return tiny_config(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """A 3x3 convolution of a 2x2 map carries out 36 products, of which 16 lie inside."""
+        """A 3x3 convolution of a 2x2 map computes 36 products, of which 16 lie inside."""
         network = task.network
         assert isinstance(network, MoFlow)
         widths = [800, 8, 8, 1600]  # half of the channels in; scale and shift of the other half out
         waste = 2 * len(network.bond_flow.steps) * (36 - 16) * sum(map(prod, pairwise(widths)))
         return waste, 3 * waste  # backward is every product twice
 
-    def test_actnorm_sees_the_first_batch_alone(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_the_first_batch_initialises_actnorm(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[ActNorm] = []
         initialize = ActNorm.initialize
         monkeypatch.setattr(ActNorm, "initialize", lambda norm, v: (seen.append(norm), initialize(norm, v))[1])
@@ -52,10 +52,10 @@ class TestMoFlow(TaskContract):
         fit(self.job(home, "actnorm_resumed", "fit.max_epochs=2", f"ckpt_path={last}"))
         assert not seen
 
-    def test_evaluations_judge_as_many_molecules_as_asked_for(
+    def test_evaluations_generate_the_configured_number_of_molecules(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Here training molecules are what is generated: all valid, none new, and one of eight twice."""
+        """With training molecules as the generated ones: all valid, none novel, and one of eight twice."""
         sizes: list[int] = []
 
         def generate(task: MoFlowTask, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ class TestMoFlow(TaskContract):
         assert record.final_metric is not None and record.final_metric.value == final["nuv"]
         assert (home / "judged" / "molecules.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_nothing_is_drawn_where_nothing_is_valid(
+    def test_without_valid_molecules_there_is_no_picture(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         nothing = np.zeros((16, 38), np.uint8), np.zeros((16, 38, 38), np.uint8)
@@ -86,7 +86,7 @@ class TestMoFlow(TaskContract):
         assert not (home / "nothing" / "molecules.png").exists()
         assert "no valid molecule was generated" in capsys.readouterr().out
 
-    def test_held_out_bits_weigh_every_molecule_alike(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_held_out_bits_weigh_every_molecule_equally(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
             assert not network.training
             return torch.tensor(float(len(nodes))), torch.tensor(2.0 * len(nodes))
@@ -97,7 +97,7 @@ class TestMoFlow(TaskContract):
         bits = {name: job.task.metrics[f"val_bits_{name}"] for name in ("atom", "bond")}
         assert bits == pytest.approx({"atom": (8 * 8 + 4 * 4) / 12, "bond": 2 * (8 * 8 + 4 * 4) / 12})
 
-    def test_held_out_bits_that_are_not_a_number_are_seen(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nan_held_out_bits_are_refused(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
             return torch.tensor(float("nan") if len(nodes) == 4 else 1.0), torch.tensor(1.0)
 
@@ -105,5 +105,5 @@ class TestMoFlow(TaskContract):
         job = self.job(home, "not_a_number", "datamodule.source.held_out_share=0.15")
         with pytest.raises(UserError, match="the metric val_bits_atom is infinite or NaN"):
             fit(job)
-        job.task.teardown("fit")  # as `train` does, for Lightning leaves it out
+        job.task.teardown("fit")  # as `train` does, because Lightning skips it after an error
         assert job.task.metrics["val_bits_bond"] == 1.0

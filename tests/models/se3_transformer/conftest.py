@@ -1,4 +1,4 @@
-"""Tensors this small are slower on several threads than on one; tests that need DGL or Triton run where it is there."""
+"""Runs these tests on one thread (tensors this small are slower on several); skips those of missing packages."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

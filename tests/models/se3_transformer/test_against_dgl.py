@@ -1,4 +1,4 @@
-"""Our graph operations against DGL's, and graphs there and back. Collected only where DGL is installed."""
+"""Graph operations and conversions against DGL. Collected only if DGL is installed."""
 
 import math
 
@@ -17,22 +17,22 @@ from tests.support.se3_small import SIZES, padded, random_features, random_graph
 NODES, EDGES = Fiber({0: 6, 1: 2}), Fiber({0: 4, 2: 1})
 
 
-def test_a_padded_batch_arrives_without_padding() -> None:
+def test_to_dgl_drops_padding() -> None:
     graph = random_graph()
     full = padded(graph, nodes=2, edges=3, graphs=1)
     nodes, edges = random_features(NODES, len(full.positions)), random_features(EDGES, len(full.src))
-    theirs, node_features, edge_features = to_dgl(full, nodes, edges)
-    assert theirs.batch_num_nodes().tolist() == [*SIZES, 0]
-    assert theirs.num_nodes() == 11 and theirs.num_edges() == len(graph.src)
-    src, dst = theirs.edges()
+    dgl_graph, node_features, edge_features = to_dgl(full, nodes, edges)
+    assert dgl_graph.batch_num_nodes().tolist() == [*SIZES, 0]
+    assert dgl_graph.num_nodes() == 11 and dgl_graph.num_edges() == len(graph.src)
+    src, dst = dgl_graph.edges()
     assert torch.equal(src, graph.src) and torch.equal(dst, graph.dst)
-    assert_close(theirs.edata["rel_pos"], graph.positions[dst] - graph.positions[src])
+    assert_close(dgl_graph.edata["rel_pos"], graph.positions[dst] - graph.positions[src])
     assert {name: tuple(x.shape) for name, x in node_features.items()} == {"0": (11, 6, 1), "1": (11, 2, 3)}
     assert {name: tuple(x.shape[1:]) for name, x in edge_features.items()} == {"0": (4, 1), "2": (1, 5)}
-    assert [part.num_edges() for part in dgl.unbatch(theirs)] == theirs.batch_num_edges().tolist()
+    assert [part.num_edges() for part in dgl.unbatch(dgl_graph)] == dgl_graph.batch_num_edges().tolist()
 
 
-def test_there_and_back_is_the_same() -> None:
+def test_a_graph_is_the_same_after_to_dgl_and_from_dgl() -> None:
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
     again, node_features, edge_features = from_dgl(*to_dgl(graph, nodes, edges))
@@ -41,11 +41,11 @@ def test_there_and_back_is_the_same() -> None:
     assert_close((node_features, edge_features), (nodes, edges), rtol=0, atol=0)
 
 
-def test_edges_in_their_order_come_in_ours_with_their_features() -> None:
+def test_from_dgl_sorts_edges_and_their_features() -> None:
     src, dst = torch.tensor([0, 0, 1, 2, 3, 4]), torch.tensor([1, 2, 0, 0, 4, 3])
-    theirs = dgl.batch([dgl.graph((src[:4], dst[:4])), dgl.graph((src[4:] - 3, dst[4:] - 3))])
-    theirs.ndata["pos"] = torch.randn(5, 3, generator=seeded(0))
-    graph, _, edges = from_dgl(theirs, {}, {"0": torch.stack([src, dst], 1)[:, :, None].float()})
+    dgl_graph = dgl.batch([dgl.graph((src[:4], dst[:4])), dgl.graph((src[4:] - 3, dst[4:] - 3))])
+    dgl_graph.ndata["pos"] = torch.randn(5, 3, generator=seeded(0))
+    graph, _, edges = from_dgl(dgl_graph, {}, {"0": torch.stack([src, dst], 1)[:, :, None].float()})
     assert torch.equal(edges[0][:, :, 0].long(), torch.stack([graph.src, graph.dst], 1))
     assert graph.graph_ptr.tolist() == [0, 3, 5] and graph.dst.tolist() == [0, 0, 1, 2, 3, 4]
 
@@ -55,32 +55,32 @@ def test_a_graph_without_positions_is_refused() -> None:
         from_dgl(dgl.graph(([0], [1])), {})
 
 
-def test_softmax_over_edges_is_theirs() -> None:
+def test_softmax_over_edges_equals_dgls() -> None:
     graph = random_graph()
     logits = torch.randn(len(graph.src), 3, dtype=torch.float64, generator=seeded(1))
-    theirs = dgl.ops.edge_softmax(to_dgl(graph, {})[0], logits)
-    assert_close(segment_softmax(logits, graph.dst, len(graph.positions)), theirs, rtol=0, atol=1e-12)
+    expected = dgl.ops.edge_softmax(to_dgl(graph, {})[0], logits)
+    assert_close(segment_softmax(logits, graph.dst, len(graph.positions)), expected, rtol=0, atol=1e-12)
 
 
-def test_attention_is_made_of_their_operations() -> None:
+def test_attention_equals_dgls_operations() -> None:
     graph, fiber, heads = random_graph(), Fiber.create(3, 4), 2
-    theirs = to_dgl(graph, {})[0]
+    dgl_graph = to_dgl(graph, {})[0]
     edges, nodes = len(graph.src), len(graph.positions)
     value, key, query = (random_features(fiber, n, seed=seed) for seed, n in enumerate((edges, edges, nodes)))
     keys, queries = (torch.cat([x.reshape(len(x), heads, -1) for x in part.values()], 2) for part in (key, query))
-    logits = dgl.ops.e_dot_v(theirs, keys, queries).squeeze(2) / math.sqrt(fiber.num_features)
-    weights = dgl.ops.edge_softmax(theirs, logits)
+    logits = dgl.ops.e_dot_v(dgl_graph, keys, queries).squeeze(2) / math.sqrt(fiber.num_features)
+    weights = dgl.ops.edge_softmax(dgl_graph, logits)
     weighted = {d: (weights[:, :, None, None] * x.unflatten(1, (heads, -1))).flatten(1, 2) for d, x in value.items()}
-    expected = {degree: dgl.ops.copy_e_sum(theirs, x) for degree, x in weighted.items()}
+    expected = {degree: dgl.ops.copy_e_sum(dgl_graph, x) for degree, x in weighted.items()}
     flat_value, flat_key, flat_query = (fiber.flatten(x) for x in (value, key, query))
     result = attend(flat_value, flat_key, flat_query, graph, heads, fiber, fiber)
     assert_close(fiber.unflatten(result), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["max", "mean", "sum"])
-def test_pooling_is_theirs(kind: Pooling) -> None:
+def test_pooling_equals_dgls(kind: Pooling) -> None:
     graph = random_graph()
-    theirs = to_dgl(graph, {})[0]
-    theirs.ndata["x"] = torch.randn(len(graph.positions), 4, dtype=torch.float64, generator=seeded(2))
-    expected = dgl.readout_nodes(theirs, "x", op=kind)
-    assert_close(pool(theirs.ndata["x"], graph.graph_ptr, kind), expected, rtol=0, atol=1e-12)
+    dgl_graph = to_dgl(graph, {})[0]
+    dgl_graph.ndata["x"] = torch.randn(len(graph.positions), 4, dtype=torch.float64, generator=seeded(2))
+    expected = dgl.readout_nodes(dgl_graph, "x", op=kind)
+    assert_close(pool(dgl_graph.ndata["x"], graph.graph_ptr, kind), expected, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Attention against a loop over nodes and heads; the attention block's symmetry, gradients and executions."""
+"""Attention against a loop over nodes and heads; equivariance, gradients and executions of the block."""
 
 import math
 
@@ -12,18 +12,18 @@ from src.errors import UserError
 from src.models.se3_transformer import AttentionBlockSE3, AttentionSE3, Fiber, Geometry
 from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels.reference import attend
-from tests.support.se3_small import moved, padded, random_features, random_graph, seeded, turned, turned_flat
+from tests.support.se3_small import moved, padded, random_features, random_graph, rotated, rotated_flat, seeded
 
 FIBERS = [
     (Fiber.create(3, 4), Fiber.create(3, 4)),
     (Fiber({0: 4}), Fiber.create(4, 4)),
     (Fiber({0: 2, 2: 6}), Fiber({0: 4, 1: 2, 2: 6})),
-]  # of the keys and of the values
+]  # (keys, values)
 HEADS = 2
 
 
 def inputs(graph: Graph, key_fiber: Fiber, value_fiber: Fiber, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Values, keys and queries."""
+    """Returns values, keys and queries."""
     edges, nodes = len(graph.src), len(graph.positions)
     rows = (value_fiber, edges), (key_fiber, edges), (key_fiber, nodes)
     return [fiber.flatten(random_features(fiber, n, dtype, seed)) for seed, (fiber, n) in enumerate(rows)]
@@ -32,32 +32,32 @@ def inputs(graph: Graph, key_fiber: Fiber, value_fiber: Fiber, dtype: torch.dtyp
 def attention_of_each_node(
     value: Tensor, key: Tensor, query: Tensor, graph: Graph, key_fiber: Fiber, value_fiber: Fiber
 ) -> Tensor:
-    """Attention by its definition, one node and head at a time."""
+    """Computes the attention of Fuchs et al. 2020, one node and head at a time."""
     values, keys, queries = value_fiber.unflatten(value), key_fiber.unflatten(key), key_fiber.unflatten(query)
     columns = sum(channels * (2 * degree + 1) for degree, channels in key_fiber.items())
     result = {d: torch.zeros(len(query), c, 2 * d + 1, dtype=value.dtype) for d, c in value_fiber.items()}
     for node in range(len(query)):
         edges = [edge for edge in range(int(graph.dst_ptr[-1])) if graph.dst[edge] == node]
         for head in range(HEADS if edges else 0):
-            mine = {d: slice(head * c // HEADS, (head + 1) * c // HEADS) for d, c in value_fiber.items()}
-            asked = {d: slice(head * c // HEADS, (head + 1) * c // HEADS) for d, c in key_fiber.items()}
-            products = [(keys[d][edges, s] * queries[d][node, s]).sum((1, 2)) for d, s in asked.items()]
+            value_slices = {d: slice(head * c // HEADS, (head + 1) * c // HEADS) for d, c in value_fiber.items()}
+            key_slices = {d: slice(head * c // HEADS, (head + 1) * c // HEADS) for d, c in key_fiber.items()}
+            products = [(keys[d][edges, s] * queries[d][node, s]).sum((1, 2)) for d, s in key_slices.items()]
             logits = torch.stack(products).sum(0) / math.sqrt(columns)
             for edge, weight in zip(edges, logits.softmax(0), strict=True):
-                for degree, channels in mine.items():
+                for degree, channels in value_slices.items():
                     result[degree][node, channels] += weight * values[degree][edge, channels]
     return value_fiber.flatten(result)
 
 
 @pytest.mark.parametrize(("key_fiber", "value_fiber"), FIBERS)
-def test_attention_is_a_loop_over_nodes_and_heads(key_fiber: Fiber, value_fiber: Fiber) -> None:
+def test_attention_equals_a_loop_over_nodes_and_heads(key_fiber: Fiber, value_fiber: Fiber) -> None:
     graph = random_graph()
     value, key, query = inputs(graph, key_fiber, value_fiber)
     result = AttentionSE3(HEADS, key_fiber, value_fiber)(value, key, query, graph)
     expected = attention_of_each_node(value, key, query, graph, key_fiber, value_fiber)
     assert_close(result, expected, rtol=0, atol=1e-12)
-    alone = graph.dst_ptr.diff() == 0
-    assert alone.sum() == 2 and not result[alone].any() and result[~alone].all()
+    isolated = graph.dst_ptr.diff() == 0
+    assert isolated.sum() == 2 and not result[isolated].any() and result[~isolated].all()
 
 
 @pytest.mark.parametrize(("key_fiber", "value_fiber"), FIBERS)
@@ -66,11 +66,11 @@ def test_attention_is_equivariant(key_fiber: Fiber, value_fiber: Fiber, dtype: t
     graph, attention = random_graph(dtype=dtype), AttentionSE3(HEADS, key_fiber, value_fiber)
     value, key, query = inputs(graph, key_fiber, value_fiber, dtype)
     result = attention(value, key, query, graph)
-    rotated = turned_flat(value, value_fiber), turned_flat(key, key_fiber), turned_flat(query, key_fiber)
-    assert_close(attention(*rotated, graph), turned_flat(result, value_fiber), rtol=0, atol=atol)
+    arguments = rotated_flat(value, value_fiber), rotated_flat(key, key_fiber), rotated_flat(query, key_fiber)
+    assert_close(attention(*arguments, graph), rotated_flat(result, value_fiber), rtol=0, atol=atol)
 
 
-def test_padded_edges_take_no_part_and_get_no_gradient() -> None:
+def test_padded_edges_have_no_effect_and_no_gradient() -> None:
     fiber, graph = Fiber.create(2, 4), random_graph()
     full = padded(graph, nodes=1, edges=3, graphs=2)
     tensors = [x.requires_grad_() for x in inputs(full, fiber, fiber)]
@@ -86,7 +86,7 @@ def test_padded_edges_take_no_part_and_get_no_gradient() -> None:
         assert x.grad is not None and not x.grad[rows:].any()
 
 
-def test_softmax_is_safe_for_large_logits() -> None:
+def test_softmax_of_large_logits_is_finite() -> None:
     fiber, graph = Fiber.create(2, 4), random_graph()
     value, key, query = inputs(graph, fiber, fiber)
     key = (1e4 * key).requires_grad_()
@@ -96,7 +96,7 @@ def test_softmax_is_safe_for_large_logits() -> None:
     assert result.abs().max() <= value.abs().max()
 
 
-def test_halves_are_summed_in_float32() -> None:
+def test_float16_attention_sums_in_float32() -> None:
     fiber, nodes = Fiber({0: 8}), 64
     src, dst = (torch.arange(nodes) != torch.arange(nodes)[:, None]).nonzero().T
     graph = Graph.build(torch.randn(nodes, 3, generator=seeded(0)), src, dst)
@@ -108,7 +108,7 @@ def test_halves_are_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("key_fiber", "value_fiber"), FIBERS)
-def test_gradients_of_attention_are_numerically_right(key_fiber: Fiber, value_fiber: Fiber) -> None:
+def test_gradients_of_attention_equal_numerical_ones(key_fiber: Fiber, value_fiber: Fiber) -> None:
     graph = random_graph((3, 1, 2))
     tensors = [x.requires_grad_() for x in inputs(graph, key_fiber, value_fiber)]
 
@@ -142,14 +142,14 @@ def test_block_is_equivariant(
     result = block(features, Geometry.of(graph, scalars, degree, execution), edges)
     geometry = Geometry.of(moved(graph), scalars, degree, execution)
     assert_close(
-        block(turned_flat(features, fiber_in), geometry, turned(edges)),
-        turned_flat(result, fiber_out),
+        block(rotated_flat(features, fiber_in), geometry, rotated(edges)),
+        rotated_flat(result, fiber_out),
         rtol=0,
         atol=atol,
     )
 
 
-def test_gradient_of_a_block_is_numerically_right() -> None:
+def test_gradient_of_a_block_equals_the_numerical_one() -> None:
     torch.manual_seed(0)
     fiber = Fiber.create(2, 4)
     block = AttentionBlockSE3(fiber, fiber, 0, 1, num_heads=HEADS).double()

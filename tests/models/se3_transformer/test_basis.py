@@ -1,4 +1,4 @@
-"""The angular basis and what is left of it at the polar axis, against e3nn."""
+"""The angular basis and its coefficients at the polar axis, against e3nn."""
 
 import pytest
 import torch
@@ -18,19 +18,19 @@ def directions(count: int = 5) -> Tensor:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_every_map_turns_with_the_edge(pair: tuple[int, int]) -> None:
+def test_every_map_is_equivariant(pair: tuple[int, int]) -> None:
     d_in, d_out = pair
     rel_pos = directions()
     basis = pair_basis(rel_pos, [pair])[pair]
     assert basis.shape == (5, 2 * d_in + 1, num_frequencies(pair), 2 * d_out + 1)
-    turned = pair_basis(rel_pos @ o3.angles_to_matrix(*ANGLES).T, [pair])[pair]
+    rotated = pair_basis(rel_pos @ o3.angles_to_matrix(*ANGLES).T, [pair])[pair]
     expected = torch.einsum("li,eijo,ko->eljk", wigner_matrix(d_in), basis, wigner_matrix(d_out))
-    assert_close(turned, expected, rtol=0, atol=1e-12)
+    assert_close(rotated, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_maps_of_different_frequencies_are_orthogonal(pair: tuple[int, int]) -> None:
-    """And of squared norm 1 / 4 pi: 3j symbols of unit norm, |Y_J|^2 = (2J + 1) / 4 pi."""
+    """Their squared norm is 1 / 4 pi: 3j symbols have unit norm, |Y_J|^2 = (2J + 1) / 4 pi."""
     basis = pair_basis(directions(), [pair])[pair].transpose(1, 2).flatten(2)
     products = basis @ basis.transpose(1, 2)
     expected = torch.eye(num_frequencies(pair), dtype=torch.float64) / (4 * torch.pi)
@@ -38,8 +38,8 @@ def test_maps_of_different_frequencies_are_orthogonal(pair: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("pair", [(0, 0), (0, 2), (1, 0), (1, 2), (3, 1)])
-def test_frequencies_ascend_and_components_are_those_of_e3nn(pair: tuple[int, int]) -> None:
-    """As the tensor product of e3nn whose output is sqrt(2 degree + 1) times the contraction with the 3j symbol."""
+def test_frequencies_ascend_and_components_equal_e3nns(pair: tuple[int, int]) -> None:
+    """Against e3nn's tensor product, whose output is sqrt(2 degree + 1) times the contraction with the 3j symbol."""
     d_in, d_out = pair
     rel_pos = directions()
     basis = pair_basis(rel_pos, [pair])[pair]
@@ -53,7 +53,7 @@ def test_frequencies_ascend_and_components_are_those_of_e3nn(pair: tuple[int, in
         ).double()  # fmt: skip
         harmonics = o3.spherical_harmonics(j, rel_pos, normalize=True, normalization="integral")
         message = torch.einsum("ei,eio->eo", features, basis[:, :, number])
-        assert_close(message, product(harmonics, features), rtol=1e-6, atol=1e-6)  # its symbols are float32
+        assert_close(message, product(harmonics, features), rtol=1e-6, atol=1e-6)  # e3nn's symbols here are float32
 
 
 def test_degree_zero_to_one_is_the_direction() -> None:
@@ -62,7 +62,7 @@ def test_degree_zero_to_one_is_the_direction() -> None:
     assert_close(basis[:, 0, 0], rel_pos / rel_pos.norm(dim=1, keepdim=True) / (4 * torch.pi) ** 0.5)
 
 
-def test_degree_one_to_one_is_the_scalar_the_cross_and_the_traceless_product() -> None:
+def test_degree_one_to_one_has_a_scalar_a_cross_and_a_traceless_product() -> None:
     """In that order; the cross product changes its sign with the direction, the others do not."""
     rel_pos = directions()
     basis, opposite = (pair_basis(sign * rel_pos, [(1, 1)])[1, 1] for sign in (1, -1))
@@ -80,7 +80,7 @@ def test_degree_one_to_one_is_the_scalar_the_cross_and_the_traceless_product() -
 
 
 @pytest.mark.parametrize("pair", [(0, 0), (1, 1), (2, 2), (1, 2), (3, 3)])
-def test_of_an_edge_of_length_zero_the_constant_alone_is_left(pair: tuple[int, int]) -> None:
+def test_an_edge_of_length_zero_has_only_the_constant_map(pair: tuple[int, int]) -> None:
     basis = pair_basis(torch.zeros(2, 3, dtype=torch.float64), [pair])[pair]
     first = int(pair[0] == pair[1])  # pairs of different degrees have no J = 0
     size = 2 * pair[0] + 1
@@ -90,7 +90,7 @@ def test_of_an_edge_of_length_zero_the_constant_alone_is_left(pair: tuple[int, i
     assert not basis[:, :, first:].any()
 
 
-def test_the_length_does_not_matter_and_gradients_flow() -> None:
+def test_the_basis_does_not_depend_on_the_length_and_is_differentiable() -> None:
     rel_pos = directions().requires_grad_()
     pairs = [(0, 1), (2, 2)]
     assert_close(pair_basis(rel_pos, pairs), pair_basis(1e-3 * rel_pos, pairs))
@@ -98,7 +98,7 @@ def test_the_length_does_not_matter_and_gradients_flow() -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_at_the_polar_axis_the_coefficients_are_all_there_is(pair: tuple[int, int]) -> None:
+def test_polar_coefficients_give_the_basis_at_the_polar_axis(pair: tuple[int, int]) -> None:
     d_in, d_out = pair
     basis = pair_basis(POLAR, [pair])[pair][0]  # component in, J, component out
     coefficients = polar_coefficients(pair)
@@ -110,12 +110,12 @@ def test_at_the_polar_axis_the_coefficients_are_all_there_is(pair: tuple[int, in
         expected[d_in + m, :, d_out + m], expected[d_in - m, :, d_out + m] = a, b
         expected[d_in + m, :, d_out - m], expected[d_in - m, :, d_out - m] = -b, a
     assert_close(basis, expected, rtol=0, atol=1e-14)
-    assert coefficients[:, 0].any() and coefficients.abs().amax(1).min() > 1e-3  # every term and J is there
+    assert coefficients[:, 0].any() and coefficients.abs().amax(1).min() > 1e-3  # every term and J occurs
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_coefficients_are_orthonormal_up_to_a_scale_where_m_counts_twice(pair: tuple[int, int]) -> None:
-    """So mixing loses nothing and needs no inverse but its transpose."""
+def test_coefficients_are_orthonormal_up_to_a_scale_if_m_counts_twice(pair: tuple[int, int]) -> None:
+    """So mixing is invertible, with its transpose as inverse."""
     scaled = polar_coefficients(pair).clone() * (4 * torch.pi) ** 0.5
     scaled[1:] *= 2**0.5
     assert_close(scaled @ scaled.T, torch.eye(len(scaled), dtype=torch.float64), rtol=0, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Checkpoints of NVIDIA's layout: what the converted network computes, the keys, and back again."""
+"""NVIDIA's checkpoints: predictions of the converted network, keys, and conversion in both directions."""
 
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,17 @@ NODES, EDGES = Fiber({0: 6}), Fiber({0: 4})
 def small_network(**arguments: Any) -> SE3TransformerPooled:
     torch.manual_seed(0)
     network = SE3TransformerPooled(**(SMALL | arguments), execution="reference").double()
-    for parameter in network.parameters():  # layer norms and their biases start as ones and zeros
+    for parameter in network.parameters():  # layer norms are initialised to ones and zeros
         parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
     return network
 
 
-def random_like(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+def random_like(nvidia: dict[str, Tensor]) -> dict[str, Tensor]:
     generator = seeded(2)
-    return {k: 0.5 * torch.randn(v.shape, dtype=torch.float64, generator=generator) for k, v in theirs.items()}
+    return {k: 0.5 * torch.randn(v.shape, dtype=torch.float64, generator=generator) for k, v in nvidia.items()}
 
 
-def test_the_table_of_symbols_is_complete_and_differs_in_signs_alone() -> None:
+def test_the_table_of_symbols_is_complete_and_differs_only_in_signs() -> None:
     degrees = range(symbols.MAX_DEGREE + 1)
     triples = {(j, i, o) for i in degrees for o in degrees for j in range(abs(i - o), i + o + 1)}
     assert symbols.table().keys() == triples
@@ -53,16 +53,16 @@ def test_the_table_of_symbols_is_complete_and_differs_in_signs_alone() -> None:
 
 
 @pytest.mark.parametrize("num_degrees", range(2, 7))
-def test_symbols_of_e3nn_0_3_3_from_their_weights(num_degrees: int) -> None:
-    """Prediction and its gradients, those by NVIDIA's weights passing through the conversion."""
+def test_from_nvidia_accounts_for_the_symbols_of_e3nn_0_3_3(num_degrees: int) -> None:
+    """Compares the prediction and its gradients; those of NVIDIA's weights go through the conversion."""
     network = small_network(num_degrees=num_degrees, num_channels=4)
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
-    theirs = {key: value.requires_grad_() for key, value in random_like(to_nvidia(network)).items()}
+    nvidia = {key: value.requires_grad_() for key, value in random_like(to_nvidia(network)).items()}
     graph = graph._replace(positions=graph.positions.requires_grad_())
-    leaves = [graph.positions, *theirs.values()]
-    result = functional_call(network, from_nvidia(theirs, network), (graph, nodes, edges))
-    expected = literal.predict(theirs, graph, nodes, edges, num_heads=2, channels_out=4 * num_degrees)
+    leaves = [graph.positions, *nvidia.values()]
+    result = functional_call(network, from_nvidia(nvidia, network), (graph, nodes, edges))
+    expected = literal.predict(nvidia, graph, nodes, edges, num_heads=2, channels_out=4 * num_degrees)
     assert expected.std() > 1e-3
     assert_close(result, expected, rtol=1e-9, atol=1e-10)
     gradients = (torch.autograd.grad(value.square().sum(), leaves) for value in (result, expected))
@@ -70,23 +70,23 @@ def test_symbols_of_e3nn_0_3_3_from_their_weights(num_degrees: int) -> None:
 
 
 @pytest.mark.parametrize("num_degrees", range(2, 7))
-def test_symbols_of_e3nn_0_3_3_to_their_weights(num_degrees: int) -> None:
-    """Prediction, its gradient by the positions, and its derivative along a change of our weights and theirs."""
+def test_to_nvidia_accounts_for_the_symbols_of_e3nn_0_3_3(num_degrees: int) -> None:
+    """Compares the prediction, its gradient by positions, and its derivative along a change of both weights."""
     network, change = (small_network(num_degrees=num_degrees, num_channels=4) for _ in range(2))
     for parameter in [*network.parameters(), *change.parameters()]:
         parameter.data = 0.5 * torch.randn(parameter.shape, dtype=torch.float64)
-    theirs = {key: value.clone().requires_grad_() for key, value in to_nvidia(network).items()}
+    nvidia = {key: value.clone().requires_grad_() for key, value in to_nvidia(network).items()}
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
     graph = graph._replace(positions=graph.positions.requires_grad_())
     result = network(graph, nodes, edges)
-    expected = literal.predict(theirs, graph, nodes, edges, num_heads=2, channels_out=4 * num_degrees)
+    expected = literal.predict(nvidia, graph, nodes, edges, num_heads=2, channels_out=4 * num_degrees)
     assert expected.std() > 1e-3
     assert_close(result, expected, rtol=1e-9, atol=1e-10)
     along = []
     for value, weights, changes in (
         (result, dict(network.named_parameters()), dict(change.named_parameters())),
-        (expected, theirs, to_nvidia(change)),
+        (expected, nvidia, to_nvidia(change)),
     ):
         by_positions, *by_weights = torch.autograd.grad(value.square().sum(), [graph.positions, *weights.values()])
         pairs = zip(weights, by_weights, strict=True)
@@ -95,18 +95,18 @@ def test_symbols_of_e3nn_0_3_3_to_their_weights(num_degrees: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("e3nn", "those"),
+    ("e3nn", "version_symbols"),
     [("0.4.4", symbols.of_e3nn_0_3_3), ("0.5.0", symbols.installed), ("0.6.0", symbols.installed)],
 )
-def test_symbols_are_those_of_the_version_given(e3nn: str, those: symbols.Symbols, tmp_path: Path) -> None:
+def test_symbols_are_those_of_the_given_version(e3nn: str, version_symbols: symbols.Symbols, tmp_path: Path) -> None:
     network, path = small_network(), tmp_path / "model.pth"
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
-    theirs = to_nvidia(network, e3nn=e3nn)
+    nvidia = to_nvidia(network, e3nn=e3nn)
     result = network(graph, nodes, edges)
-    expected = literal.predict(theirs, graph, nodes, edges, num_heads=2, channels_out=24, symbols=those)
+    expected = literal.predict(nvidia, graph, nodes, edges, num_heads=2, channels_out=24, symbols=version_symbols)
     assert_close(result, expected, rtol=1e-9, atol=1e-10)
-    torch.save({"state_dict": theirs}, path)
+    torch.save({"state_dict": nvidia}, path)
     for parameter in network.parameters():
         parameter.data.zero_()
     load_nvidia(path, network, e3nn=e3nn)
@@ -131,18 +131,18 @@ def test_degrees_without_symbols_in_e3nn_0_3_3_are_refused() -> None:
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("num_degrees", [1, 3])
 @pytest.mark.parametrize("fuse", FUSES)
-def test_their_formula_with_their_weights_gives_our_prediction(fuse: Fuse, num_degrees: int, norms: bool) -> None:
+def test_nvidias_formula_gives_our_prediction(fuse: Fuse, num_degrees: int, norms: bool) -> None:
     template = small_network(num_degrees=num_degrees, norm=norms, use_layer_norm=norms)
     network = small_network(num_degrees=num_degrees, norm=norms, use_layer_norm=norms, sharing="pairwise")
-    theirs = random_like(to_nvidia(template, fuse))
-    network.load_state_dict(from_nvidia(theirs, network))
+    nvidia = random_like(to_nvidia(template, fuse))
+    network.load_state_dict(from_nvidia(nvidia, network))
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
-    expected = literal.predict(theirs, graph, nodes, edges, num_heads=2, channels_out=8 * num_degrees)
+    expected = literal.predict(nvidia, graph, nodes, edges, num_heads=2, channels_out=8 * num_degrees)
     assert expected.std() > 1e-3
     assert_close(network(graph, nodes, edges), expected, rtol=1e-9, atol=1e-10)
     if fuse == "full":
-        template.load_state_dict(from_nvidia(theirs, template))
+        template.load_state_dict(from_nvidia(nvidia, template))
         assert_close(template(graph, nodes, edges), expected, rtol=1e-9, atol=1e-10)
 
 
@@ -156,16 +156,16 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("edge_fiber", [Fiber({0: 2}), Fiber({0: 2, 2: 1})])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_their_convolutions_are_ours(name: str, edge_fiber: Fiber) -> None:
+def test_nvidias_convolutions_equal_ours(name: str, edge_fiber: Fiber) -> None:
     fiber_in, fiber_out = CONVOLUTIONS[name]
     torch.manual_seed(1)
     hidden = Fiber.create(3, 2)
     network = SE3Transformer(fiber_in, fiber_out, hidden, edge_fiber, num_layers=0, execution="reference").double()
-    theirs = to_nvidia(network)
-    assert_close(from_nvidia(theirs, network), dict(network.state_dict()))
+    nvidia = to_nvidia(network)
+    assert_close(from_nvidia(nvidia, network), dict(network.state_dict()))
     graph = random_graph()
     nodes, edges = random_features(fiber_in, len(graph.positions)), random_features(edge_fiber, len(graph.src))
-    state = literal.below(theirs, "graph_modules.0.")
+    state = literal.below(nvidia, "graph_modules.0.")
     if edge_fiber == Fiber({0: 2}):
         assert any(key.startswith(f"{name}.") for key in state)
     messages = literal.conv(state, nodes, edges, graph, dict(fiber_out.items()))
@@ -175,19 +175,19 @@ def test_their_convolutions_are_ours(name: str, edge_fiber: Fiber) -> None:
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("fuse", FUSES)
-def test_there_and_back_is_the_same(fuse: Fuse, norm: bool) -> None:
+def test_weights_are_the_same_after_to_nvidia_and_from_nvidia(fuse: Fuse, norm: bool) -> None:
     network = small_network(norm=norm)
     assert_close(from_nvidia(to_nvidia(network, fuse), network), dict(network.state_dict()), rtol=1e-15, atol=0)
 
 
 def test_unequal_channels_have_a_layer_norm_per_degree() -> None:
     network = SE3Transformer(Fiber({0: 3}), Fiber({0: 2}), Fiber({0: 4, 1: 8}), num_layers=1, num_heads=2)
-    theirs = to_nvidia(network)
-    shapes = {key: tuple(value.shape) for key, value in theirs.items() if key.startswith("graph_modules.1.")}
+    nvidia = to_nvidia(network)
+    shapes = {key: tuple(value.shape) for key, value in nvidia.items() if key.startswith("graph_modules.1.")}
     assert shapes == {
         f"graph_modules.1.layer_norms.{d}.{n}": (c,) for n in ("weight", "bias") for d, c in ((0, 4), (1, 8))
     }
-    assert_close(from_nvidia(theirs, network), dict(network.state_dict()))
+    assert_close(from_nvidia(nvidia, network), dict(network.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -201,37 +201,37 @@ def test_unequal_channels_have_a_layer_norm_per_degree() -> None:
 def test_the_last_convolution_is_fused_like_the_others(fuse: Fuse, modules: set[str]) -> None:
     fiber = Fiber.create(2, 4)
     network = SE3Transformer(fiber, fiber, fiber, num_layers=1, num_heads=2)
-    theirs = to_nvidia(network, fuse)
+    nvidia = to_nvidia(network, fuse)
     for prefix in ("graph_modules.0.to_key_value.", "graph_modules.2."):
-        names = {key.split(".radial_func")[0] for key in literal.below(theirs, prefix) if ".radial_func" in key}
+        names = {key.split(".radial_func")[0] for key in literal.below(nvidia, prefix) if ".radial_func" in key}
         assert names == modules
-    assert_close(from_nvidia(theirs, network), dict(network.state_dict()))
+    assert_close(from_nvidia(nvidia, network), dict(network.state_dict()))
 
 
-def test_a_low_memory_network_comes_back_with_its_own_weights() -> None:
+def test_weights_of_low_memory_are_the_same_after_both_conversions() -> None:
     network = small_network(sharing="pairwise")
-    theirs = random_like(to_nvidia(network, "none"))
-    network.load_state_dict(from_nvidia(theirs, network))
-    assert_close(to_nvidia(network, "none"), theirs, rtol=1e-15, atol=0)
+    nvidia = random_like(to_nvidia(network, "none"))
+    network.load_state_dict(from_nvidia(nvidia, network))
+    assert_close(to_nvidia(network, "none"), nvidia, rtol=1e-15, atol=0)
 
 
 def test_a_low_memory_network_from_before_september_2022_is_read() -> None:
-    """Their last convolution was then fused at every level."""
+    """NVIDIA's last convolution was then fused at every level."""
     template, network = small_network(), small_network(sharing="pairwise")
     last = "transformer.graph_modules.4."
-    theirs = {key: value for key, value in to_nvidia(template, "none").items() if not key.startswith(last)}
-    theirs |= {key: value for key, value in to_nvidia(template, "full").items() if key.startswith(last)}
-    assert f"{last}conv_out.0.radial_func.net.6.weight" in theirs
-    theirs = random_like(theirs)
-    network.load_state_dict(from_nvidia(theirs, network))
+    nvidia = {key: value for key, value in to_nvidia(template, "none").items() if not key.startswith(last)}
+    nvidia |= {key: value for key, value in to_nvidia(template, "full").items() if key.startswith(last)}
+    assert f"{last}conv_out.0.radial_func.net.6.weight" in nvidia
+    nvidia = random_like(nvidia)
+    network.load_state_dict(from_nvidia(nvidia, network))
     graph = random_graph()
     nodes, edges = random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
-    expected = literal.predict(theirs, graph, nodes, edges, num_heads=2, channels_out=24)
+    expected = literal.predict(nvidia, graph, nodes, edges, num_heads=2, channels_out=24)
     assert_close(network(graph, nodes, edges), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_keys_and_sizes_of_the_published_model() -> None:
-    """Sizes as counted in NVIDIA's networks with tensor cores, without, and with low_memory."""
+def test_keys_and_sizes_are_those_of_the_published_model() -> None:
+    """Sizes were counted in NVIDIA's networks with tensor cores, without, and with low_memory."""
     network = SE3TransformerPooled()
     sizes = {fuse: sum(value.numel() for value in to_nvidia(network, fuse).values()) for fuse in FUSES}
     assert sizes == {"full": 9_279_553, "partial": 9_304_321, "none": 9_407_521}
@@ -247,24 +247,26 @@ def test_keys_and_sizes_of_the_published_model() -> None:
     assert shapes["14.to_kernel_self.0"] == (128, 32) and shapes["mlp.2.weight"] == (1, 128)
 
 
-def test_less_sharing_than_is_needed_is_refused_both_ways() -> None:
+def test_less_sharing_than_needed_is_refused_in_both_directions() -> None:
     pairwise, full = small_network(sharing="pairwise"), small_network()
     with pytest.raises(UserError, match=r"blocks\.1\..* differ.*conv\.radial_func.*sharing=pairwise"):
         to_nvidia(pairwise, "full")
-    theirs = to_nvidia(full, "none")
+    nvidia = to_nvidia(full, "none")
     key = "transformer.graph_modules.2.to_key_value.conv.1,2.radial_func.net.0.bias"
-    theirs[key] = theirs[key] + 1
+    nvidia[key] = nvidia[key] + 1
     with pytest.raises(UserError, match=r"conv\.1,2\.radial_func\.net\.0\.bias differ"):
-        from_nvidia(theirs, full)
+        from_nvidia(nvidia, full)
 
 
-def test_a_checkpoint_of_another_network_names_the_key(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network_is_refused_by_key(tmp_path: Path) -> None:
     network, path = small_network(), tmp_path / "model.pth"
     for other, message in {
-        small_network(num_channels=16): r"0\.to_query\.weights\.0 is \(8, 6\) there and \(4, 6\) here",
-        small_network(num_layers=1): r"graph_modules\.2\.to_query\.weights\.0 is absent there",
-        small_network(num_layers=3): r"graph_modules\.4\.to_kernel_self\.0 is absent there",
-        small_network(num_degrees=2): r"0\.project\.weights\.2 is absent there",
+        small_network(
+            num_channels=16
+        ): r"0\.to_query\.weights\.0 is \(8, 6\) in the checkpoint and \(4, 6\) in this network",
+        small_network(num_layers=1): r"graph_modules\.2\.to_query\.weights\.0 is absent in the checkpoint",
+        small_network(num_layers=3): r"graph_modules\.4\.to_kernel_self\.0 is absent in the checkpoint",
+        small_network(num_degrees=2): r"0\.project\.weights\.2 is absent in the checkpoint",
     }.items():
         torch.save({"state_dict": to_nvidia(other), "epoch": 99}, path)
         with pytest.raises(UserError, match=message) as raised:
@@ -273,11 +275,11 @@ def test_a_checkpoint_of_another_network_names_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.pth", "model.safetensors"])
-def test_a_file_is_loaded(tmp_path: Path, name: str) -> None:
+def test_both_file_formats_are_loaded(tmp_path: Path, name: str) -> None:
     network, path = small_network(), tmp_path / name
     expected = {key: value.clone() for key, value in network.state_dict().items()}
-    theirs = {key: value.clone(memory_format=torch.contiguous_format) for key, value in to_nvidia(network).items()}
-    save_file(theirs, path) if path.suffix == ".safetensors" else torch.save({"state_dict": theirs}, path)
+    nvidia = {key: value.clone(memory_format=torch.contiguous_format) for key, value in to_nvidia(network).items()}
+    save_file(nvidia, path) if path.suffix == ".safetensors" else torch.save({"state_dict": nvidia}, path)
     for parameter in network.parameters():
         parameter.data.zero_()
     load_nvidia(path, network)

@@ -1,4 +1,4 @@
-"""The convolution: a loop over edges says what it is, both executions compute it; who shares radial networks."""
+"""The convolution against a loop over edges, agreement of the executions, and sharing of radial networks."""
 
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def features_of(graph: Graph, case: Case) -> tuple[Tensor, ByDegree | None]:
 def message_of_edge(
     conv: ConvSE3, edge: int, graph: Graph, scalars: Tensor, nodes: ByDegree, ends: ByDegree
 ) -> ByDegree:
-    """One message from the formula: {degree: [channels, components]}."""
+    """Returns one message from the formula: {degree: [channels, components]}."""
     rel_pos = graph.positions[graph.dst[edge]] - graph.positions[graph.src[edge]]
     inputs = torch.cat([scalars[edge], rel_pos.norm()[None]])
     source = {d: torch.cat([x[graph.src[edge]], *[ends[e][edge] for e in ends if e == d]]) for d, x in nodes.items()}
@@ -92,7 +92,7 @@ def message_of_edge(
 
 
 def columns_of(message: ByDegree, outputs: tuple[Fiber, ...]) -> Tensor:
-    """One row: each output fiber flat, taking its channels in turn."""
+    """Returns one row: each output fiber flat, with its channels taken in order."""
     row, begin = [], dict.fromkeys(message, 0)
     for fiber in outputs:
         for degree, count in fiber.items():
@@ -102,7 +102,7 @@ def columns_of(message: ByDegree, outputs: tuple[Fiber, ...]) -> Tensor:
 
 
 @EVERY
-def test_messages_are_a_loop_over_edges(name: str) -> None:
+def test_messages_equal_a_loop_over_edges(name: str) -> None:
     case, graph = CASES[name], random_graph((4, 2))
     conv, geometry = convolution(case), geometry_of(graph, case, "reference")
     nodes, ends = features_of(graph, case)
@@ -117,8 +117,8 @@ def test_messages_are_a_loop_over_edges(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("pool", [False, True])
-def test_executions_are_one_function_with_one_gradient(name: str, pool: bool) -> None:
-    """With padding, of which pooled sums see nothing."""
+def test_executions_agree_in_outputs_and_gradients(name: str, pool: bool) -> None:
+    """With padding, which must not affect pooled sums."""
     case, graph = CASES[name], padded(random_graph(), nodes=2, edges=3, graphs=1)
     if pool and "split" in case.arguments:
         case = case._replace(arguments={})
@@ -146,8 +146,7 @@ def test_pooling_sums_the_messages_at_their_destination(name: str) -> None:
     assert_close(sums, expected, rtol=0, atol=1e-11)
 
 
-def test_the_number_of_messages_a_node_gets_is_that_of_its_own_features() -> None:
-    """One for every incoming edge, none where there is none."""
+def test_every_incoming_edge_adds_the_nodes_own_features_once() -> None:
     case, graph = CASES["own features"], random_graph()
     conv = convolution(case, pool=True)
     with torch.no_grad():
@@ -177,13 +176,13 @@ def single(degree: int, channels: int = 4) -> Fiber:
         (UNEQUAL, EQUAL, 2, "full", [(single(0), EQUAL), (single(1, 2), EQUAL), (single(2, 3), EQUAL)]),
         (Fiber({0: 2, 1: 3}), Fiber({0: 2, 1: 3}), 1, "full",
          [(single(i, 2 + i), single(o, 2 + o)) for o in range(2) for i in range(2)]),
-        # Complete is what has all degrees of the network, not of its own.
+        # A fiber is complete if it has all degrees of the network.
         (Fiber.create(2, 4), Fiber.create(2, 4), 2, "full",
          [(single(i), single(o)) for o in range(2) for i in range(2)]),
         (single(0), single(0), 0, "full", [(single(0), single(0))]),
     ],
 )  # fmt: skip
-def test_who_shares_a_radial_network(
+def test_groups_follow_from_sharing_and_complete_fibers(
     fiber_in: Fiber, fiber_out: Fiber, max_degree: int, sharing: Sharing, expected: list[tuple[Fiber, Fiber]]
 ) -> None:
     assert groups_of(fiber_in, fiber_out, max_degree, sharing) == [Group(*fibers) for fibers in expected]
@@ -204,7 +203,7 @@ def test_who_shares_a_radial_network(
         ("own features of some", 1, (1 + 3 + 3) * 3 * 2, 3 * 2),
     ],
 )
-def test_parameters_are_those_of_the_groups(name: str, networks: int, weights: int, own: int) -> None:
+def test_parameter_counts_follow_from_the_groups(name: str, networks: int, weights: int, own: int) -> None:
     case = CASES[name]
     hidden = (SCALARS + 1) * 8 + 8 + 8 * 8 + 8 + (2 * 2 * 8 if "use_layer_norm" in case.arguments else 0)
     conv = convolution(case)
@@ -214,7 +213,7 @@ def test_parameters_are_those_of_the_groups(name: str, networks: int, weights: i
 
 @EVERY
 def test_mixing_is_orthogonal_up_to_a_scale(name: str) -> None:
-    """Terms of m > 0 count twice; scalars alone are not scaled."""
+    """Terms of m > 0 count twice; groups of only (0, 0) are not scaled."""
     for plan in convolution(CASES[name]).plans:
         twice = torch.tensor([1 + (m > 0) for m, *_ in plan.terms()], dtype=torch.float64)
         scaled = plan.mixing * (twice.sqrt() * (1 if plan.group.is_scalar else (4 * torch.pi) ** 0.5))[:, None]
@@ -223,8 +222,7 @@ def test_mixing_is_orthogonal_up_to_a_scale(name: str) -> None:
 
 
 @EVERY
-def test_mixed_weights_stand_where_the_blocks_look_for_them(name: str) -> None:
-    """Each block's weights are its own and all are some block's."""
+def test_blocks_partition_the_mixed_weights(name: str) -> None:
     for plan in convolution(CASES[name]).plans:
         mixed = plan.mix(torch.ones(plan.group.num_weights, 2, dtype=torch.float64))
         seen = torch.zeros(len(mixed) // 2)
@@ -235,16 +233,16 @@ def test_mixed_weights_stand_where_the_blocks_look_for_them(name: str) -> None:
 
 
 def test_weights_of_unequal_channels_are_mixed_pair_by_pair() -> None:
-    """As by the mixing matrix, where that cannot be applied at once."""
+    """Against the mixing matrix, which cannot be applied at once here."""
     fiber = Fiber({0: 2, 1: 3})
     plan = Plan(Group(fiber, fiber), EdgeLayout(fiber, 1), (EdgeLayout(fiber, 1),))
     weight = torch.randn(plan.group.num_weights, 5, dtype=torch.float64, generator=seeded(0))
     sizes = {pair: plan.group.size(pair) for pair in plan.group.pairs()}
-    blocks, place = [], 0
+    blocks, offset = [], 0
     for pair, size in sizes.items():
         for _ in range(2 * min(pair) + 1):
-            blocks.append((pair, weight[place : place + size]))
-            place += size
+            blocks.append((pair, weight[offset : offset + size]))
+            offset += size
     expected = [
         sum(plan.mixing[row, i] * rows for i, (pair, rows) in enumerate(blocks) if pair == (d_in, d_out))
         for row, (_, _, d_out, d_in) in enumerate(plan.terms())

@@ -1,4 +1,4 @@
-"""The formulas against what torch counts, at full width (with tensors that hold no numbers, so it costs nothing)."""
+"""The formulas against torch's FLOP counter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,14 +32,14 @@ def counted(function: Callable[[], object]) -> int:
     ],
     ids=str,
 )
-def test_formula_is_what_torch_counts(sizes: dict[str, Any]) -> None:
+def test_formula_equals_torchs_count(sizes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = SE3TransformerPooled(**{**SMALL, **sizes, "execution": "reference"})
     nodes, edges = 5, 12
     here = torch.randint(nodes, (edges,))
     graph = Graph.build(torch.randn(nodes, 3), here, (here + torch.randint(1, nodes, (edges,))) % nodes)
     features = torch.randn(nodes, 6), torch.randn(edges, 4)
-    network(graph, *features)  # makes what is kept
+    network(graph, *features)  # fills caches
     predicted: list[torch.Tensor] = []
     forward = counted(lambda: predicted.append(network(graph, *features)))
     backward = counted(lambda: predicted[0].sum().backward())
@@ -53,13 +53,13 @@ def test_useful_work_of_the_published_model() -> None:
     with torch.device("meta"):
         network = SE3TransformerPooled()
     macs = macs_per_molecule(network, QM9)
-    # Leads: 1.44 M to make radial weights, 0.035 M for features times basis, 0.22 M to apply the weights to that.
+    # By hand: 1.44 M for radial weights, 0.035 M for features times basis, 0.22 M to apply the weights to these.
     layer = 45_056 * 32 + 32 * (1092 - 84 // 2) + 216 * 32 * 32
     assert macs.forward / QM9.edges == pytest.approx(6 * layer, rel=0.1)
     assert cost(network, QM9, 240, 2).flops_training == pytest.approx(2.41e9, rel=2e-3)
 
 
-def test_bytes_shrink_with_the_batch_to_what_layers_hand_on() -> None:
+def test_parameter_bytes_per_molecule_shrink_with_the_batch() -> None:
     with torch.device("meta"):
         network = SE3TransformerPooled()
     parameters = 9_279_553

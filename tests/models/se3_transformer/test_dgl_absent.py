@@ -1,4 +1,4 @@
-"""Without DGL the conversion says what to install, and nothing else needs it."""
+"""Without DGL, the error message of a conversion says what to install."""
 
 import sys
 

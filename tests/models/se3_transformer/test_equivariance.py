@@ -1,4 +1,4 @@
-"""The whole network turns with the molecule, is blind to order and neighbours; executions are one function."""
+"""Equivariance of the whole network, independence of order, batch and padding, and agreement of the executions."""
 
 from typing import Any
 
@@ -13,7 +13,17 @@ from src.models.se3_transformer.conv import Execution
 from src.models.se3_transformer.kernels.dispatch import note
 from src.models.se3_transformer.pooling import Pooling
 from src.models.se3_transformer.radial import Sharing
-from tests.support.se3_small import SHIFT, SIZES, ByDegree, moved, padded, random_features, random_graph, seeded, turned
+from tests.support.se3_small import (
+    SHIFT,
+    SIZES,
+    ByDegree,
+    moved,
+    padded,
+    random_features,
+    random_graph,
+    rotated,
+    seeded,
+)
 
 IN, EDGE = Fiber({0: 5, 1: 2}), Fiber({0: 3, 1: 2})
 PRECISIONS = pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
@@ -26,7 +36,7 @@ def small_network(fiber_out: Fiber, fiber_hidden: Fiber, dtype: torch.dtype, **a
     network = SE3Transformer(IN, fiber_out, fiber_hidden, **arguments)
     for name, parameter in network.named_parameters():
         if name.startswith("norms") and name.endswith("bias"):
-            parameter.data.fill_(0.5)  # a ReLU that lets most through, so that high degrees matter
+            parameter.data.fill_(0.5)  # keeps most ReLUs active, so that high degrees contribute
     return network.to(dtype)
 
 
@@ -39,22 +49,22 @@ def inputs(graph: Graph) -> tuple[ByDegree, ByDegree]:
 @PRECISIONS
 @pytest.mark.parametrize("sharing", ["full", "pairwise"])
 @pytest.mark.parametrize("num_degrees", [1, 2, 3, 4])
-def test_network_turns_with_the_molecule(
+def test_network_is_equivariant(
     num_degrees: int, sharing: Sharing, dtype: torch.dtype, atol: float, execution: Execution
 ) -> None:
-    """On a molecule with an isolated atom, a single atom, and another molecule."""
+    """For a batch of a molecule with an isolated atom, a single atom, and another molecule."""
     out = Fiber.create(4, 3)
     network = small_network(out, Fiber.create(num_degrees, 8), dtype, sharing=sharing, execution=execution)
     graph = random_graph(dtype=dtype)
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
     assert all(feature.std() > 0.01 for feature in result.values())
-    assert_close(network(moved(graph), turned(nodes), turned(edges)), turned(result), rtol=0, atol=atol)
+    assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
 
 
 @EXECUTIONS
 @PRECISIONS
-def test_the_published_model_turns(dtype: torch.dtype, atol: float, execution: Execution) -> None:
+def test_the_published_model_is_equivariant(dtype: torch.dtype, atol: float, execution: Execution) -> None:
     torch.manual_seed(0)
     network = SE3TransformerPooled(execution=execution).to(dtype)
     graph = random_graph(dtype=dtype)
@@ -70,7 +80,7 @@ def test_the_published_model_turns(dtype: torch.dtype, atol: float, execution: E
 @EXECUTIONS
 @PRECISIONS
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 1), (2, 1), (5,)])
-def test_network_turns_with_few_atoms(
+def test_network_is_equivariant_for_few_atoms(
     sizes: tuple[int, ...], dtype: torch.dtype, atol: float, execution: Execution
 ) -> None:
     network = small_network(Fiber.create(3, 2), Fiber.create(3, 4), dtype, execution=execution)
@@ -78,23 +88,23 @@ def test_network_turns_with_few_atoms(
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
     assert all(feature.isfinite().all() for feature in result.values())
-    assert_close(network(moved(graph), turned(nodes), turned(edges)), turned(result), rtol=0, atol=atol)
+    assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
 
 
 @EXECUTIONS
 @PRECISIONS
-def test_network_with_unequal_channels_turns(dtype: torch.dtype, atol: float, execution: Execution) -> None:
+def test_network_with_unequal_channels_is_equivariant(dtype: torch.dtype, atol: float, execution: Execution) -> None:
     hidden = Fiber({0: 8, 1: 4, 3: 12})
     network = small_network(Fiber({0: 2, 2: 3}), hidden, dtype, execution=execution)
     graph = random_graph(dtype=dtype)
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
     assert result[2].std() > 0.01
-    assert_close(network(moved(graph), turned(nodes), turned(edges)), turned(result), rtol=0, atol=atol)
+    assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
 
 
 @PRECISIONS
-def test_coincident_atoms_run_the_reference_and_turn(
+def test_coincident_atoms_use_the_reference_and_stay_equivariant(
     dtype: torch.dtype, atol: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     note.cache_clear()
@@ -107,8 +117,8 @@ def test_coincident_atoms_run_the_reference_and_turn(
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
     assert all(feature.isfinite().all() for feature in result.values())
-    assert_close(network(moved(graph), turned(nodes), turned(edges)), turned(result), rtol=0, atol=atol)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] and "one place" in caplog.text
+    assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "has length 0" in caplog.text
 
 
 @EXECUTIONS
@@ -120,8 +130,8 @@ def test_order_of_atoms_and_edges_does_not_matter(execution: Execution) -> None:
     within = [torch.randperm(size, generator=seeded(size)) for size in SIZES]
     order = torch.cat([first + part for first, part in zip((0, 6, 7), within, strict=True)])
     shuffle = torch.randperm(len(graph.src), generator=seeded(9))
-    place = order.argsort()
-    src, dst = place[graph.src[shuffle]], place[graph.dst[shuffle]]
+    new_index = order.argsort()
+    src, dst = new_index[graph.src[shuffle]], new_index[graph.dst[shuffle]]
     shuffled = Graph.build(graph.positions[order], src, dst, SIZES)
     edges = {degree: feature[shuffle][dst.argsort(stable=True)] for degree, feature in edges.items()}
     expected = {degree: feature[order] for degree, feature in result.items()}
@@ -148,15 +158,15 @@ def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(pooling: Pooling,
     together = network(graph, nodes, edges)
     for number in range(len(SIZES)):
         first, last = graph.graph_ptr[number], graph.graph_ptr[number + 1]
-        mine = slice(graph.dst_ptr[first], graph.dst_ptr[last])
-        alone = Graph.build(graph.positions[first:last], graph.src[mine] - first, graph.dst[mine] - first)
-        assert_close(network(alone, nodes[first:last], edges[mine]), together[number : number + 1], rtol=0, atol=1e-11)
+        own = slice(graph.dst_ptr[first], graph.dst_ptr[last])
+        alone = Graph.build(graph.positions[first:last], graph.src[own] - first, graph.dst[own] - first)
+        assert_close(network(alone, nodes[first:last], edges[own]), together[number : number + 1], rtol=0, atol=1e-11)
 
 
 @EXECUTIONS
 @pytest.mark.parametrize("pooling", ["max", "mean", "sum"])
 def test_padding_changes_neither_predictions_nor_gradients(pooling: Pooling, execution: Execution) -> None:
-    """Even where the padding's features are not zero."""
+    """Even if the padding's features are not zero."""
     network, graph = pooled_network(pooling=pooling, execution=execution), random_graph()
     nodes, edges = scalars(graph)
     expected = network(graph, nodes, edges)
@@ -172,7 +182,7 @@ def test_padding_changes_neither_predictions_nor_gradients(pooling: Pooling, exe
 
 @pytest.mark.parametrize("sharing", ["full", "pairwise"])
 @pytest.mark.parametrize("hidden", [Fiber.create(4, 4), Fiber({0: 8, 1: 4, 3: 12})])
-def test_executions_are_one_function_with_one_gradient(hidden: Fiber, sharing: Sharing) -> None:
+def test_executions_agree_in_outputs_and_gradients(hidden: Fiber, sharing: Sharing) -> None:
     graph = random_graph()
     nodes, edges = inputs(graph)
     nodes = {degree: feature.requires_grad_() for degree, feature in nodes.items()}
@@ -188,7 +198,7 @@ def test_executions_are_one_function_with_one_gradient(hidden: Fiber, sharing: S
 
 @EXECUTIONS
 @pytest.mark.parametrize("num_degrees", [1, 3])
-def test_low_memory_gives_the_same_numbers_and_gradients(num_degrees: int, execution: Execution) -> None:
+def test_low_memory_gives_the_same_outputs_and_gradients(num_degrees: int, execution: Execution) -> None:
     graph = random_graph()
     results = []
     for low_memory in (False, True):
@@ -199,7 +209,7 @@ def test_low_memory_gives_the_same_numbers_and_gradients(num_degrees: int, execu
 
 
 @EXECUTIONS
-def test_low_memory_keeps_less(execution: Execution) -> None:
+def test_low_memory_saves_fewer_tensors(execution: Execution) -> None:
     graph, kept = random_graph((12, 12)), []
     for low_memory in (False, True):
         network, sizes = pooled_network(low_memory=low_memory, execution=execution), []
@@ -214,7 +224,7 @@ def test_low_memory_keeps_less(execution: Execution) -> None:
     assert kept[1] < kept[0] / 2
 
 
-def test_shift_alone_changes_nothing() -> None:
+def test_a_shift_changes_nothing() -> None:
     network, graph = pooled_network(), random_graph()
     shifted = graph._replace(positions=graph.positions + 100 * SHIFT)
     assert_close(network(shifted, *scalars(graph)), network(graph, *scalars(graph)), rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""The contraction's kernels, interpreted on the CPU, against plain torch in float64: values and all gradients."""
+"""The contraction kernels, interpreted on the CPU, against plain torch in float64: values and all gradients."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from src.models.se3_transformer.radial import Group
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import contraction, plan_of
 
-SINGLE, HALF = 3e-6, 2e-3  # of the largest number; a half rounds at 5e-4, and so do results and gradients
+SINGLE, HALF = 3e-6, 2e-3  # relative to the largest number; float16 inputs, results and gradients round at 5e-4
 FOUR = Fiber.create(4, 4)
 
 
@@ -22,8 +22,8 @@ FOUR = Fiber.create(4, 4)
     [
         (Fiber.create(3, 4), (Fiber.create(3, 4),)),
         (FOUR, (FOUR, FOUR)),  # value and key
-        (Fiber({0: 6}), (FOUR, Fiber({0: 4}))),  # the first block, whose keys have one degree alone
-        (Fiber.create(2, 3), (Fiber.create(2, 5),)),  # nothing is a power of two or fills its tile
+        (Fiber({0: 6}), (FOUR, Fiber({0: 4}))),  # the first block, whose keys have one degree
+        (Fiber.create(2, 3), (Fiber.create(2, 5),)),  # no size is a power of two or fills its tile
         (Fiber.create(2, 4), (Fiber.create(4, 4),)),  # degrees that only the output has
         (Fiber.create(4, 4), (Fiber.create(2, 4),)),  # and those that only the input has
         (Fiber({0: 4, 1: 3, 3: 5}), (Fiber({0: 6, 3: 2}),)),  # one pair of several: other columns get no gradient
@@ -32,12 +32,12 @@ FOUR = Fiber.create(4, 4)
         (Fiber({0: 5}), (Fiber({0: 7}),)),  # scalars to scalars, which have no basis
     ],
 )
-def test_contraction_is_the_plain_one(inputs: Fiber, outputs: tuple[Fiber, ...]) -> None:
+def test_contraction_equals_the_reference(inputs: Fiber, outputs: tuple[Fiber, ...]) -> None:
     assert contraction(fused, plan_of(inputs, *outputs), 37, 16, torch.float32).largest < SINGLE
 
 
 @pytest.mark.parametrize("width", [16, 48, 80, 96, 112, 128])
-def test_outputs_wider_than_a_tile_come_in_chunks(width: int) -> None:
+def test_outputs_wider_than_a_tile_are_split(width: int) -> None:
     assert contraction(fused, plan_of(Fiber({0: 3}), Fiber({0: width})), 20, 16, torch.float32).largest < SINGLE
     assert contraction(fused, plan_of(Fiber({1: 3}), Fiber({1: width})), 20, 16, torch.float32).largest < SINGLE
 
@@ -49,7 +49,7 @@ def test_edges_need_not_fill_a_tile(edges: int) -> None:
 
 
 @pytest.mark.parametrize("mid", [16, 32, 64])
-def test_radial_networks_have_three_widths(mid: int) -> None:
+def test_three_widths_of_radial_networks_are_supported(mid: int) -> None:
     plan = plan_of(Fiber.create(2, 4), Fiber.create(2, 4))
     assert contraction(fused, plan, 9, mid, torch.float32).largest < SINGLE
 
@@ -61,21 +61,21 @@ def test_columns_in_runs_of_sixteen_are_aligned(channels: int, is_aligned: bool)
     assert contraction(fused, plan, 10, 16, torch.float32).largest < SINGLE
 
 
-def test_aligned_starts_are_not_enough_where_the_inner_width_is_rounded_up() -> None:
-    """112 = 64 + 32 + 16 has three chunks and is held as 128."""
+def test_a_plan_is_not_aligned_if_the_inner_width_is_rounded_up() -> None:
+    """112 = 64 + 32 + 16 has three chunks and is padded to 128."""
     plan = plan_of(Fiber({1: 4}), Fiber({1: 112}))
     assert inner_widths(112) == (128, 0) and not aligned(plan)
 
 
 @pytest.mark.parametrize("inputs", [Fiber.create(3, 4), Fiber({0: 6})])
-def test_contraction_of_halves_has_single_sums(inputs: Fiber) -> None:
+def test_float16_contraction_sums_in_float32(inputs: Fiber) -> None:
     found = contraction(fused, plan_of(inputs, FOUR, Fiber({0: 4})), 70, 16, torch.float16)
     assert found.largest < HALF
-    assert found.gradients[0] < SINGLE  # the hidden layer's, of which nothing is ever rounded to a half
+    assert found.gradients[0] < SINGLE  # the hidden layer's, which is never rounded to float16
 
 
-def test_no_column_of_the_result_is_left_unwritten() -> None:
-    """Nor of the gradient: where a group does not reach them they are zero."""
+def test_columns_outside_the_group_are_zero() -> None:
+    """In the result and in the gradient."""
     plan = Plan(Group(Fiber({1: 4}), Fiber({1: 4})), EdgeLayout(Fiber.create(3, 4), 2), (EdgeLayout(FOUR, 2),))
     hidden, columns = random(5, 16, seed=0).float(), random(5, plan.source.num_features, seed=1).float()
     columns.requires_grad_()
@@ -90,8 +90,8 @@ def test_no_column_of_the_result_is_left_unwritten() -> None:
     assert len(reached) == 3
 
 
-def test_columns_of_other_groups_reach_nothing() -> None:
-    """Not even where they are NaN and stand in one tile with this group's."""
+def test_columns_of_other_groups_have_no_effect() -> None:
+    """Not even if they are NaN and in the same tile as this group's."""
     plan = plan_of(Fiber({0: 3, 1: 5}), Fiber.create(2, 4))
     assert plan.group.inputs == Fiber({0: 3})
     weights = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms()) * 16
@@ -105,7 +105,7 @@ def test_columns_of_other_groups_reach_nothing() -> None:
     assert gradients[1][:, :3].all() and not gradients[1][:, 3:].any()
 
 
-def test_what_a_tile_cannot_hold_is_not_supported() -> None:
+def test_plans_that_do_not_fit_a_tile_are_not_supported() -> None:
     narrow = plan_of(Fiber.create(2, 4), Fiber.create(2, 64))
     wide = plan_of(Fiber.create(2, 4), Fiber.create(2, 65))
     assert [mid for mid in range(1, 130) if fused.contraction.supported(narrow, mid)] == [16, 32, 64]
@@ -113,7 +113,7 @@ def test_what_a_tile_cannot_hold_is_not_supported() -> None:
 
 
 def test_outputs_of_unequal_channels_are_not_supported() -> None:
-    """Blocks of one m would be several jobs, whose gradients of the same columns would overwrite each other."""
+    """Blocks of one m would become several jobs that overwrite each other's gradients of the same columns."""
     inputs, outputs = Fiber.create(2, 4), Fiber({0: 4, 1: 8})
     plan = Plan(Group(inputs, outputs), EdgeLayout(inputs, 1), (EdgeLayout(outputs, 1),))
     assert len(outputs_of(plan)) == 3 and not fused.contraction.supported(plan, 32)
@@ -143,8 +143,8 @@ def test_chunks_cover_a_width_with_powers_of_two(width: int) -> None:
 
 @pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_edges_come_last_with_zeros_behind_them(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
+def test_edges_last_transposes_and_pads_with_zeros(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
     matrix = random(columns, rows, seed=0).to(dtype).t()  # not contiguous
-    turned = edges_last(matrix, length)
-    assert turned.is_contiguous() and turned.shape == (columns, length)
-    assert torch.equal(turned[:, :rows], matrix.t()) and not turned[:, rows:].any()
+    transposed = edges_last(matrix, length)
+    assert transposed.is_contiguous() and transposed.shape == (columns, length)
+    assert torch.equal(transposed[:, :rows], matrix.t()) and not transposed[:, rows:].any()

@@ -9,7 +9,7 @@ from src.models.se3_transformer.kernels import fused
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import attention, gathering, packed, ragged, summing
 
-SINGLE, HALF = 3e-6, 3e-3  # of the largest number; a half rounds at 5e-4
+SINGLE, HALF = 3e-6, 3e-3  # relative to the largest number; float16 rounds at 5e-4
 PADDED = ragged((5, 1, 4), pad=(3, 6))
 LAYOUTS = [
     EdgeLayout(Fiber({0: 5}), 0),
@@ -27,12 +27,12 @@ def layout(degrees: int, channels: int, max_m: int | None = None) -> EdgeLayout:
 
 
 @pytest.mark.parametrize("shape", LAYOUTS)
-def test_gathering_is_the_plain_one(shape: EdgeLayout) -> None:
+def test_gathering_equals_plain_torch(shape: EdgeLayout) -> None:
     assert gathering(fused, shape, PADDED, torch.float32).largest < SINGLE
 
 
 @pytest.mark.parametrize("shape", LAYOUTS)
-def test_summing_is_the_plain_one(shape: EdgeLayout) -> None:
+def test_summing_equals_plain_torch(shape: EdgeLayout) -> None:
     assert summing(fused, shape, PADDED, torch.float32).largest < SINGLE
 
 
@@ -40,28 +40,28 @@ def test_summing_is_the_plain_one(shape: EdgeLayout) -> None:
     ("value", "key", "heads"),
     [
         (layout(4, 8), layout(4, 8), 1),
-        (layout(3, 8), layout(3, 8), 8),  # a channel a head
+        (layout(3, 8), layout(3, 8), 8),  # one channel per head
         (layout(3, 16), layout(1, 16), 4),  # the first block's keys: one degree
         (layout(2, 12), layout(2, 12), 3),  # channels that are no power of two, but each head's are
         (layout(1, 6), layout(1, 6), 3),
-        (layout(4, 4, max_m=1), layout(2, 4), 2),  # what an input of two degrees reaches
+        (layout(4, 4, max_m=1), layout(2, 4), 2),  # messages of an input with two degrees
         (layout(2, 24), layout(2, 24, max_m=0), 6),
         (layout(5, 4), layout(5, 4), 2),
     ],
 )
-def test_attention_is_the_plain_one(value: EdgeLayout, key: EdgeLayout, heads: int) -> None:
+def test_attention_equals_the_reference(value: EdgeLayout, key: EdgeLayout, heads: int) -> None:
     assert attention(fused, value, key, heads, PADDED, torch.float32).largest < SINGLE
 
 
-def test_edge_kernels_take_halves() -> None:
+def test_edge_kernels_support_float16() -> None:
     shape = layout(3, 8)
     assert gathering(fused, shape, PADDED, torch.float16).largest < HALF
     assert summing(fused, shape, PADDED, torch.float16).largest < HALF
     assert attention(fused, shape, shape, 2, PADDED, torch.float16).largest < HALF
 
 
-def test_attention_survives_large_logits() -> None:
-    """Of +-1000, whose exponentials no float32 holds; the softmax is then all but a choice of one edge."""
+def test_attention_of_large_logits_is_finite() -> None:
+    """With logits of +-1000, whose exponentials overflow float32."""
     graph, shape = ragged((6,)), layout(2, 4)
     turns = packed(graph, 1).float()
     messages = 60 * random(len(graph.src), 2 * shape.num_features, seed=0).float().requires_grad_()
@@ -72,8 +72,8 @@ def test_attention_survives_large_logits() -> None:
     assert result[0].eq(0).all() and result[1:].ne(0).all()
 
 
-def test_padding_reaches_nothing_and_gets_no_gradient() -> None:
-    """Not even where its numbers are NaN."""
+def test_padding_has_no_effect_and_no_gradient() -> None:
+    """Even if it contains NaN."""
     shape, real = layout(3, 4), int(PADDED.dst_ptr[-1])
     turns = packed(PADDED, 2).float()
     turns[real:] = torch.nan
@@ -82,23 +82,23 @@ def test_padding_reaches_nothing_and_gets_no_gradient() -> None:
     columns, messages = (random(len(PADDED.src), n * shape.num_features, seed=n).float() for n in (1, 2))
     columns[real:], messages[real:] = torch.nan, torch.nan
     leaves = [x.requires_grad_() for x in (features, columns, messages)]
-    seen = fused.edges.gather_to_edges(features, turns, PADDED, shape)
+    gathered = fused.edges.gather_to_edges(features, turns, PADDED, shape)
     sums = fused.edges.sum_from_edges(columns, turns, PADDED, shape)
     query = features.detach().nan_to_num().requires_grad_()
     attended = fused.edges.attend(messages, query, turns, PADDED, shape, shape, 2)
-    assert not seen[real:].any() and all(x.isfinite().all() for x in (seen, sums, attended))
+    assert not gathered[real:].any() and all(x.isfinite().all() for x in (gathered, sums, attended))
     gradients = torch.autograd.grad(
-        [seen, sums, attended], [*leaves, query], [torch.ones_like(x) for x in (seen, sums, attended)]
+        [gathered, sums, attended], [*leaves, query], [torch.ones_like(x) for x in (gathered, sums, attended)]
     )
     assert all(gradient.isfinite().all() for gradient in gradients)
     nodes = int(PADDED.graph_ptr[-1])
     for gradient, first in zip(gradients, (nodes, real, real, nodes), strict=True):
         assert gradient[:first].any() and not gradient[first:].any()
-    alone = PADDED.dst_ptr.diff() == 0
-    assert 5 < alone.sum() < len(alone) and not sums[alone].any() and not attended[alone].any()
+    isolated = PADDED.dst_ptr.diff() == 0
+    assert 5 < isolated.sum() < len(isolated) and not sums[isolated].any() and not attended[isolated].any()
 
 
-def test_edges_where_no_node_has_any() -> None:
+def test_a_graph_of_padded_edges_gives_no_error() -> None:
     graph, shape = ragged((1, 1), pad=(2, 5)), layout(2, 4)
     assert not int(graph.dst_ptr[-1])
     for found in (
@@ -109,7 +109,7 @@ def test_edges_where_no_node_has_any() -> None:
         assert found.largest == 0
 
 
-def test_only_rectangles_that_one_warp_holds_are_supported() -> None:
+def test_only_rectangles_that_fit_a_tile_are_supported() -> None:
     assert fused.edges.supported(layout(5, 128))
     assert not fused.edges.supported(layout(6, 4)) and not fused.edges.supported(layout(2, 129))
     for fiber in (Fiber({0: 4, 1: 8}), Fiber({0: 4, 2: 4}), Fiber({1: 4})):
@@ -119,11 +119,11 @@ def test_only_rectangles_that_one_warp_holds_are_supported() -> None:
 @pytest.mark.parametrize(
     ("channels", "heads", "supported"), [(8, 2, True), (12, 3, True), (12, 2, False), (8, 3, False), (8, 16, False)]
 )
-def test_heads_have_a_power_of_two_channels(channels: int, heads: int, supported: bool) -> None:
+def test_heads_must_have_a_power_of_two_channels(channels: int, heads: int, supported: bool) -> None:
     shape = layout(3, channels)
     assert fused.edges.attention_supported(shape, shape, heads) is supported
 
 
-def test_values_and_keys_have_equally_many_channels() -> None:
+def test_values_and_keys_must_have_equal_channels() -> None:
     assert not fused.edges.attention_supported(layout(2, 8), layout(2, 16), 2)
     assert not fused.edges.attention_supported(layout(2, 8), EdgeLayout(Fiber({1: 8}), 1), 2)

@@ -26,16 +26,16 @@ from tests.support.se3_kernels import (
     summing,
 )
 
-# torch warns of what single precision gives away, in other words with every release.
+# torch warns about TF32, with other words in every release.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 CUDA = "cuda"
 
 
 class Precision(NamedTuple):
-    """`product`: error of a product of many terms; `short`: where kernels give TF32 three products, or need none.
+    """Error bounds. `product`: of products of many terms; `short`: of kernels that use TF32x3 or no products.
 
-    Errors are the largest difference beside the largest number.
+    Errors are the largest difference relative to the largest number.
     """
 
     name: str
@@ -70,7 +70,7 @@ def fused() -> Any:
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """About 4000 edges, a good part of the nodes without any, and padding."""
+    """Returns a graph of about 4000 edges, with isolated nodes and padding."""
     return ragged([18, 1, 9, 25, 2] * 8, pad=(37, 211), device=CUDA)
 
 
@@ -89,15 +89,15 @@ def layout(degrees: int, channels: int, max_m: int | None = None) -> EdgeLayout:
         (Fiber({0: 4, 1: 3, 3: 5}), (Fiber({0: 6, 3: 2}),), 3000, 64),
     ],
 )
-def test_contraction(
+def test_contraction_equals_the_reference(
     inputs: Fiber, outputs: tuple[Fiber, ...], edges: int, mid: int, precision: Precision, fused: Any
 ) -> None:
     found = contraction(fused, plan_of(inputs, *outputs), edges, mid, precision.dtype, CUDA)
     assert found.largest < precision.product, found
 
 
-def test_a_contraction_gives_the_same_numbers_every_time(precision: Precision, fused: Any) -> None:
-    """A product that still reads registers while they are written again shows as numbers that change."""
+def test_contraction_is_deterministic(precision: Precision, fused: Any) -> None:
+    """A product that reads registers while they are overwritten would give changing results."""
     plan = plan_of(Fiber.create(4, 32), Fiber.create(4, 16), Fiber.create(4, 16))
     size = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms())
     hidden, weights = (random(*shape, seed=1, device=CUDA).float() for shape in ((9000, 32), (size * 32,)))
@@ -112,7 +112,9 @@ def test_a_contraction_gives_the_same_numbers_every_time(precision: Precision, f
 
 
 @pytest.mark.parametrize("shape", [layout(4, 32), layout(4, 16, max_m=1), layout(3, 5), layout(5, 64)])
-def test_gathering_and_summing(shape: EdgeLayout, precision: Precision, fused: Any, graph: Graph) -> None:
+def test_gathering_and_summing_equal_plain_torch(
+    shape: EdgeLayout, precision: Precision, fused: Any, graph: Graph
+) -> None:
     for found in (gathering(fused, shape, graph, precision.dtype), summing(fused, shape, graph, precision.dtype)):
         assert found.largest < precision.short, found
 
@@ -126,7 +128,7 @@ def test_gathering_and_summing(shape: EdgeLayout, precision: Precision, fused: A
         (layout(4, 16, max_m=1), layout(2, 16), 2),
     ],
 )
-def test_attention(
+def test_attention_equals_the_reference(
     value: EdgeLayout, key: EdgeLayout, heads: int, precision: Precision, fused: Any, graph: Graph
 ) -> None:
     found = attention(fused, value, key, heads, graph, precision.dtype)
@@ -134,14 +136,16 @@ def test_attention(
 
 
 @pytest.mark.parametrize("fiber", [Fiber.create(4, 32), Fiber.create(3, 12), Fiber.create(5, 64)])
-def test_norm(fiber: Fiber, precision: Precision, fused: Any) -> None:
+def test_norm_equals_the_reference(fiber: Fiber, precision: Precision, fused: Any) -> None:
     found = normalising(fused, fiber, 1003, precision.dtype, CUDA)
     assert max(found.output, *found.gradients[1:]) < precision.short, found
-    assert found.gradients[0] < max(1e-3, precision.short), found  # of scalars near 0: what two large numbers leave
+    assert found.gradients[0] < max(1e-3, precision.short), found  # cancellation for scalars near 0
 
 
 @pytest.mark.parametrize(("degrees", "inner", "outer"), [(4, (16, 32), 32), (1, (6,), 16), (3, (5, 7), 33)])
-def test_linear(degrees: int, inner: tuple[int, ...], outer: int, precision: Precision, fused: Any) -> None:
+def test_linear_equals_the_reference(
+    degrees: int, inner: tuple[int, ...], outer: int, precision: Precision, fused: Any
+) -> None:
     found = multiplying(fused, degrees, inner, outer, 1500, precision.dtype, CUDA)
     assert found.largest < precision.product, found
 
@@ -149,10 +153,10 @@ def test_linear(degrees: int, inner: tuple[int, ...], outer: int, precision: Pre
 @pytest.mark.parametrize("precision", PRECISIONS[:2], ids=lambda precision: precision.name, indirect=True)
 @pytest.mark.parametrize("wants_inputs", [False, True])
 @pytest.mark.parametrize(("scalars", "mid", "norm"), [(5, 32, True), (5, 32, False), (1, 16, True), (16, 64, True)])
-def test_radial_networks(
+def test_radial_networks_equal_plain_torch(
     scalars: int, mid: int, norm: bool, wants_inputs: bool, precision: Precision, fused: Any
 ) -> None:
-    """In float32 whatever the rest is; under TF32 with three products. An edge or two may pass a ReLU differently."""
+    """In float32, with TF32x3 under TF32. A few edges may differ in the sign at a ReLU."""
     found = hidden_layer(fused, scalars, mid, norm, 20_000, wants_inputs, CUDA)
     assert found.output < 2e-5, found
     assert max(found.gradients[wants_inputs:]) < 0.05, found
@@ -161,20 +165,20 @@ def test_radial_networks(
 def outcome(
     execution: Execution, dtype: torch.dtype, half: torch.dtype | None = None, dense: bool = False, **arguments: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Predictions for a padded batch and the gradients of all parameters; `half`: autocast's dtype."""
+    """Returns predictions for a padded batch and the gradients of all parameters; `half`: autocast's dtype."""
     torch.manual_seed(0)
     network = SE3TransformerPooled(**({"num_layers": 3, "pooling": "sum"} | arguments), execution=execution)
     for name, parameter in network.named_parameters():
         if "norms" in name and name.endswith("bias"):
-            parameter.data.fill_(0.5)  # a ReLU that lets most through, so that high degrees matter
+            parameter.data.fill_(0.5)  # keeps most ReLUs active, so that high degrees contribute
     network.to(CUDA, dtype)
-    # In half precision no atom is without edges: gradients of its zeros, which NormSE3 scales up, would overflow.
+    # In half precision every atom has edges: NormSE3 would scale up the gradient of zeros until it overflows.
     graph = ragged([9, 5, 12, 7], pad=(5, 30), dense=dense, device=CUDA)
     graph = graph._replace(positions=graph.positions.to(dtype))
     nodes, edges = (random(len(x), c, seed=c, device=CUDA).to(dtype) for x, c in ((graph.positions, 6), (graph.src, 4)))
     with torch.autocast(CUDA, half or torch.float16, enabled=half is not None):
         prediction = network(graph, nodes, edges)
-    # A gradient of 1 for each prediction: rounding of predictions does not reach the gradients.
+    # The gradient of each prediction is 1, so that rounding of predictions does not affect gradients.
     prediction.float().sum().backward()
     return prediction.detach(), {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
 
@@ -189,10 +193,10 @@ def outcome(
     ],
 )
 @pytest.mark.parametrize("arguments", [{}, {"num_degrees": 3, "sharing": "pairwise", "low_memory": True}])
-def test_a_network_on_kernels_is_the_float64_reference(
+def test_a_network_on_kernels_is_close_to_the_float64_reference(
     arguments: dict[str, Any], matmul: str, half: torch.dtype | None, value: float, gradient: float
 ) -> None:
-    """Errors add up over layers; gradients are compared as a whole, each beside its own length."""
+    """Errors accumulate over layers; gradients are compared as one vector, relative to its norm."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(matmul)
     try:
@@ -202,12 +206,12 @@ def test_a_network_on_kernels_is_the_float64_reference(
     expected, exact = outcome("reference", torch.float64, dense=half is not None, **arguments)
     assert error(found, expected) < value
     assert gradients.keys() == exact.keys()
-    mine, theirs = (torch.cat([g[name].double().flatten() for name in exact]) for g in (gradients, exact))
-    assert float((mine - theirs).norm() / theirs.norm()) < gradient
+    actual, target = (torch.cat([g[name].double().flatten() for name in exact]) for g in (gradients, exact))
+    assert float((actual - target).norm() / target.norm()) < gradient
 
 
-def test_float64_takes_plain_torch() -> None:
-    """The fast execution in float64 is exact; kernels would give that away."""
+def test_float64_uses_plain_torch() -> None:
+    """The fast execution in float64 is exact; the kernels would round."""
     assert dispatch.fused_for(torch.ones(1, dtype=torch.float64, device=CUDA)) is None
     found, gradients = outcome("fast", torch.float64, num_layers=2)
     expected, exact = outcome("reference", torch.float64, num_layers=2)
@@ -215,8 +219,8 @@ def test_float64_takes_plain_torch() -> None:
     assert all(error(gradients[name], exact[name]) < 1e-5 for name in exact)
 
 
-def test_an_older_gpu_takes_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """With the same numbers and one line in the log, however often it is asked."""
+def test_an_older_gpu_uses_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """With the same results and a single line in the log."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     kernels.note.cache_clear()
     found, _ = outcome("fast", torch.float32, num_layers=1)
@@ -227,8 +231,8 @@ def test_an_older_gpu_takes_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog:
     assert len(lines) == 1 and "older than the fused kernels need" in lines[0]
 
 
-def test_the_same_numbers_twice() -> None:
-    """No sum of the kernels depends on the order in which programs end, as torch's pooled sums do."""
+def test_the_network_is_deterministic() -> None:
+    """No sum of the kernels depends on the order of programs, unlike torch's pooled sums."""
     first, second = (outcome("fast", torch.float32, torch.float16, dense=True, pooling="max") for _ in range(2))
     assert torch.equal(first[0], second[0])
     assert [name for name, gradient in first[1].items() if not torch.equal(gradient, second[1][name])] == []

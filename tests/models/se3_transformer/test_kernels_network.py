@@ -1,4 +1,4 @@
-"""The whole network on the fused kernels, interpreted on the CPU; and when plain torch takes their place."""
+"""The whole network on the fused kernels, interpreted on the CPU, and the fallback to plain torch."""
 
 import logging
 import sys
@@ -22,38 +22,38 @@ MODULES = contraction, edges, linear, norm, radial, transpose
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Tensors of the CPU take the fused kernels, too; the names of those that ran."""
+    """Makes CPU tensors use the fused kernels; returns the names of the kernels launched."""
     names: set[str] = set()
     start = shared.launch
 
-    def noting(kernel: Any, *arguments: Any, **constants: Any) -> None:
+    def record(kernel: Any, *arguments: Any, **constants: Any) -> None:
         names.add(kernel.fn.__name__)
         start(kernel, *arguments, **constants)
 
     for module in MODULES:
-        monkeypatch.setattr(module, "launch", noting)
+        monkeypatch.setattr(module, "launch", record)
     monkeypatch.setattr(dispatch, "fused_for", lambda tensor: fused if tensor.dtype != torch.float64 else None)
     return names
 
 
 @pytest.fixture(autouse=True)
-def said_anew() -> Iterator[None]:
-    """Nothing was said, nothing looked for before the test, nor is after it."""
-    for known in (shared.note, shared.package):
-        known.cache_clear()
+def empty_caches() -> Iterator[None]:
+    """Clears the caches of log lines and packages before and after each test."""
+    for cached in (shared.note, shared.package):
+        cached.cache_clear()
     yield
-    for known in (shared.note, shared.package):
-        known.cache_clear()
+    for cached in (shared.note, shared.package):
+        cached.cache_clear()
 
 
 def outcome(execution: Execution, dtype: torch.dtype, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Predictions for a padded batch with an atom that has no edges, and the gradients of all parameters."""
+    """Returns predictions for a padded batch with an isolated atom, and the gradients of all parameters."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_layers": 2, "num_degrees": 2, "num_channels": 4, "num_heads": 2, "pooling": "sum"}
     network = SE3TransformerPooled(**(sizes | arguments), execution=execution).to(dtype)
     for name, parameter in network.named_parameters():
         if "norms" in name and name.endswith("bias"):
-            parameter.data.fill_(0.5)  # a ReLU that lets most through, so that high degrees matter
+            parameter.data.fill_(0.5)  # keeps most ReLUs active, so that high degrees contribute
     graph = padded(random_graph((5, 1, 3), dtype), nodes=2, edges=3, graphs=1)
     nodes, edges = (random(len(x), c, seed=c).to(dtype) for x, c in ((graph.positions, 6), (graph.src, 4)))
     prediction = network(graph, nodes, edges)
@@ -64,7 +64,7 @@ def outcome(execution: Execution, dtype: torch.dtype, **arguments: Any) -> tuple
 @pytest.mark.parametrize(
     "arguments", [{"num_degrees": 3, "num_channels": 8}, {"low_memory": True, "use_layer_norm": False}]
 )
-def test_the_network_on_kernels_is_the_reference(arguments: dict[str, Any], launched: set[str]) -> None:
+def test_the_network_on_kernels_equals_the_reference(arguments: dict[str, Any], launched: set[str]) -> None:
     expected, expected_gradients = outcome("reference", torch.float64, **arguments)
     assert not launched
     prediction, gradients = outcome("fast", torch.float32, **arguments)
@@ -85,18 +85,16 @@ def test_the_network_on_kernels_is_the_reference(arguments: dict[str, Any], laun
         assert error(gradient, expected_gradients[name]) < 1e-4, name
 
 
-def test_the_network_with_a_group_for_each_pair_of_degrees(launched: set[str]) -> None:
-    """One group a pair: several contractions are added up."""
+def test_the_network_with_pairwise_sharing_equals_the_reference(launched: set[str]) -> None:
+    """With one group per pair, several contractions are added."""
     expected, expected_gradients = outcome("reference", torch.float64, sharing="pairwise")
     prediction, gradients = outcome("fast", torch.float32, sharing="pairwise")
     assert error(prediction, expected) < 1e-5 and "contract" in launched
     assert all(error(gradient, expected_gradients[name]) < 1e-4 for name, gradient in gradients.items())
 
 
-def test_a_convolution_that_no_tile_holds_runs_in_plain_torch(
-    launched: set[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """With the same numbers and one line in the log, however often it runs."""
+def test_an_unsupported_convolution_uses_plain_torch(launched: set[str], caplog: pytest.LogCaptureFixture) -> None:
+    """With the same results and a single line in the log."""
     graph = random_graph(dtype=torch.float32)
     geometry = Geometry.of(graph, random(len(graph.src), 2, seed=0).float(), 1, "fast")
     features = random(len(graph.positions), 16, seed=1).float()
@@ -112,12 +110,12 @@ def test_a_convolution_that_no_tile_holds_runs_in_plain_torch(
     assert len(caplog.records) == 1
     record = caplog.records[0]
     assert record.levelno == logging.WARNING and record.getMessage() == (
-        "the fused contraction does not hold Group(inputs=Fiber({0: 4, 1: 4}), outputs=Fiber({0: 4, 1: 4})); "
+        "the fused contraction does not support Group(inputs=Fiber({0: 4, 1: 4}), outputs=Fiber({0: 4, 1: 4})); "
         "plain torch computes the same, more slowly"
     )
 
 
-def test_features_that_are_no_rectangle_run_in_plain_torch(launched: set[str]) -> None:
+def test_features_with_unequal_channels_use_plain_torch(launched: set[str]) -> None:
     graph, fiber = random_graph(dtype=torch.float32), Fiber({0: 4, 1: 8})
     geometry = Geometry.of(graph, random(len(graph.src), 2, seed=0).float(), 1, "fast")
     torch.manual_seed(0)
@@ -132,7 +130,7 @@ def test_features_that_are_no_rectangle_run_in_plain_torch(launched: set[str]) -
     assert error(found, expected.detach()) < 1e-5
 
 
-def test_without_triton_the_log_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_triton_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delattr(kernels, "fused")
     monkeypatch.setitem(sys.modules, "src.models.se3_transformer.kernels.fused", None)
     assert dispatch.kernels() is None and dispatch.kernels() is None
@@ -140,5 +138,5 @@ def test_without_triton_the_log_says_so_once(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_tensors_of_the_cpu_take_plain_torch(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+def test_cpu_tensors_use_plain_torch(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     assert dispatch.fused_for(torch.ones(1, dtype=dtype)) is None and not caplog.records

@@ -10,24 +10,24 @@ from src.models.se3_transformer.radial import Group, RadialGroup
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import hidden_layer, multiplying, normalising
 
-SINGLE, HALF = 5e-6, 2e-3  # of the largest number; a half rounds at 5e-4
+SINGLE, HALF = 5e-6, 2e-3  # relative to the largest number; float16 rounds at 5e-4
 
 
 @pytest.mark.parametrize("fiber", [Fiber({0: 8}), Fiber.create(2, 3), Fiber.create(4, 16), Fiber.create(5, 12)])
 @pytest.mark.parametrize("nodes", [1, 4, 11])
-def test_norm_is_the_plain_one(fiber: Fiber, nodes: int) -> None:
+def test_norm_equals_the_reference(fiber: Fiber, nodes: int) -> None:
     found = normalising(fused, fiber, nodes, torch.float32)
     assert max(found.output, *found.gradients[1:]) < SINGLE
-    assert found.gradients[0] < 3e-5  # of scalars near 0: what is left of two large numbers
+    assert found.gradients[0] < 3e-5  # cancellation for scalars near 0
 
 
-def test_lengths_below_the_smallest_count_as_it() -> None:
-    """And as a constant: a smallest length of 1.5 is above about half of them."""
+def test_lengths_are_clamped_to_the_smallest() -> None:
+    """Clamped lengths have no gradient; 1.5 clamps about half of them."""
     fiber = Fiber.create(3, 8)
     assert normalising(fused, fiber, 9, torch.float32, smallest=1.5).largest < SINGLE
 
 
-def test_norm_of_halves_is_computed_in_single() -> None:
+def test_norm_of_float16_is_computed_in_float32() -> None:
     found = normalising(fused, Fiber.create(3, 8), 9, torch.float16)
     assert found.largest < HALF
     assert max(found.gradients[1:]) < SINGLE
@@ -41,7 +41,7 @@ def test_norm_of_zero_is_zero_with_a_finite_gradient() -> None:
     assert not result.any() and features.grad is not None and features.grad.isfinite().all()
 
 
-def test_norm_supports_rectangles_that_a_warp_holds() -> None:
+def test_norm_supports_rectangles_that_fit_a_tile() -> None:
     assert fused.norm.supported(Fiber.create(5, 64))
     for fiber in (Fiber.create(6, 4), Fiber.create(2, 65), Fiber({0: 4, 1: 8}), Fiber({0: 4, 2: 4}), Fiber({1: 4})):
         assert not fused.norm.supported(fiber)
@@ -59,22 +59,22 @@ def test_norm_supports_rectangles_that_a_warp_holds() -> None:
         (3, (2, 3), 1, 65),
     ],
 )
-def test_linear_is_the_plain_one(degrees: int, inner: tuple[int, ...], outer: int, nodes: int) -> None:
+def test_linear_equals_the_reference(degrees: int, inner: tuple[int, ...], outer: int, nodes: int) -> None:
     assert multiplying(fused, degrees, inner, outer, nodes, torch.float32).largest < SINGLE
 
 
-def test_linear_over_more_nodes_than_the_splits_have_tiles_for() -> None:
-    """64 nodes a tile, 16 splits: each takes several tiles, the last ones none."""
+def test_linear_over_more_nodes_than_tiles_of_all_splits() -> None:
+    """With 64 nodes per tile and 16 splits, a split computes several tiles and the last splits none."""
     assert multiplying(fused, 1, (2, 3), 4, 1100, torch.float32).largest < SINGLE
 
 
-def test_linear_of_halves_has_single_sums() -> None:
+def test_float16_linear_sums_in_float32() -> None:
     found = multiplying(fused, 2, (8, 4), 8, 70, torch.float16)
     assert found.largest < HALF
     assert found.gradients[0] < SINGLE
 
 
-def test_linear_without_a_gradient_for_the_first_input() -> None:
+def test_linear_skips_the_gradient_of_an_input_that_needs_none() -> None:
     weights = random(2, 4, 6, seed=0).float().requires_grad_()
     first, second = random(3, 16, seed=1).float(), random(3, 8, seed=2).float().requires_grad_()
     fused.linear.linear((first, second), weights).sum().backward()
@@ -93,18 +93,18 @@ def test_linear_supports_one_or_two_inputs_that_fit_a_tile() -> None:
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(("scalars", "mid"), [(5, 32), (1, 16), (16, 64)])
 @pytest.mark.parametrize("edges", [1, 70])
-def test_radial_network_is_the_plain_one(scalars: int, mid: int, norm: bool, edges: int, wants_inputs: bool) -> None:
+def test_radial_network_equals_plain_torch(scalars: int, mid: int, norm: bool, edges: int, wants_inputs: bool) -> None:
     assert hidden_layer(fused, scalars, mid, norm, edges, wants_inputs).largest < SINGLE
 
 
 def test_radial_network_over_more_edges_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program then takes several tiles, of which the last may be empty."""
+    """A program then computes several tiles, of which the last may be empty."""
     monkeypatch.setattr(fused.radial, "PROGRAMS", 2)
     assert hidden_layer(fused, 5, 16, True, 4 * 64 + 3, True).largest < SINGLE
 
 
-def test_radial_network_of_halves_is_single() -> None:
-    """Inputs of any dtype; the hidden layer is float32 and so are the parameters' gradients."""
+def test_radial_network_of_float16_is_computed_in_float32() -> None:
+    """Inputs may have any dtype; the hidden layer is float32."""
     network = RadialGroup(Group(Fiber({0: 1}), Fiber({0: 1})), 4, 16, True).hidden
     inputs = random(9, 4, seed=0).half()
     result = fused.radial.hidden(inputs, network)

@@ -7,13 +7,13 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from src.models.se3_transformer import Fiber, LinearSE3, NormSE3
-from tests.support.se3_small import ByDegree, random_features, seeded, turned_flat
+from tests.support.se3_small import ByDegree, random_features, rotated_flat, seeded
 
 EQUAL, UNEQUAL = Fiber.create(4, 6), Fiber({0: 4, 1: 3, 3: 5})
 
 
 def randomised(module: torch.nn.Module) -> torch.nn.Module:
-    """In float64, with parameters that are not what they are initialised to."""
+    """Returns the module in float64 with random parameters."""
     generator = seeded(7)
     for parameter in module.double().parameters():
         parameter.data = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
@@ -24,14 +24,14 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
     ("fiber_in", "fiber_out"),
     [(EQUAL, Fiber.create(4, 2)), (UNEQUAL, Fiber({0: 2, 1: 5})), (EQUAL, Fiber({1: 3, 2: 2}))],
 )
-def test_linear_is_a_matrix_per_degree(fiber_in: Fiber, fiber_out: Fiber) -> None:
+def test_linear_multiplies_each_degree_by_its_matrix(fiber_in: Fiber, fiber_out: Fiber) -> None:
     layer, features = LinearSE3(fiber_in, fiber_out).double(), random_features(fiber_in, 5)
     expected = {d: torch.einsum("oi,nim->nom", layer.weights[str(d)], features[d]) for d in fiber_out}
     assert_close(layer(fiber_in.flatten(features)), fiber_out.flatten(expected), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("other", [Fiber.create(4, 3), Fiber({0: 6}), UNEQUAL])
-def test_linear_of_two_sources_takes_their_channels_side_by_side(other: Fiber) -> None:
+def test_linear_of_two_sources_concatenates_their_channels(other: Fiber) -> None:
     layer = LinearSE3(EQUAL + other, Fiber.create(4, 5), sources=(EQUAL, other)).double()
     first, second = random_features(EQUAL, 3), random_features(other, 3, seed=2)
     joined = {d: torch.cat([first[d], second[d]], 1) if d in other else first[d] for d in EQUAL}
@@ -40,13 +40,13 @@ def test_linear_of_two_sources_takes_their_channels_side_by_side(other: Fiber) -
     assert_close(result, layer.fiber_out.flatten(expected), rtol=0, atol=1e-12)
 
 
-def test_linear_without_an_input_of_a_degree_is_zero_there() -> None:
+def test_linear_output_degrees_without_input_are_zero() -> None:
     layer = LinearSE3(Fiber({0: 2}), Fiber({0: 3, 1: 2}))
     result = layer(torch.ones(4, 2))
     assert list(layer.weights) == ["0"] and result[:, :3].any() and not result[:, 3:].any()
 
 
-def test_linear_starts_with_unit_variance() -> None:
+def test_linear_weights_have_variance_1_over_input_channels() -> None:
     torch.manual_seed(0)
     layer = LinearSE3(Fiber({0: 400, 1: 100}), Fiber({0: 300, 1: 300}))
     for degree, scale in (("0", 1 / 20), ("1", 1 / 10)):
@@ -54,7 +54,7 @@ def test_linear_starts_with_unit_variance() -> None:
 
 
 def norm_of_each_node(norm: NormSE3, features: ByDegree) -> ByDegree:
-    """NormSE3 by its definition, one node and degree at a time."""
+    """Computes the norm nonlinearity, one node and degree at a time."""
     result, first = {}, 0
     for degree, feature in features.items():
         channels = norm.fiber.channels(degree)
@@ -70,7 +70,7 @@ def norm_of_each_node(norm: NormSE3, features: ByDegree) -> ByDegree:
 
 
 @pytest.mark.parametrize("fiber", [EQUAL, UNEQUAL])
-def test_norm_is_its_formula(fiber: Fiber) -> None:
+def test_norm_equals_its_formula(fiber: Fiber) -> None:
     norm, features = NormSE3(fiber), random_features(fiber, 4)
     randomised(norm)
     features[1][2] = 0
@@ -89,8 +89,8 @@ def test_norm_of_zero_is_zero_with_a_finite_gradient(fiber: Fiber) -> None:
 
 
 @pytest.mark.parametrize("fiber", [EQUAL, UNEQUAL])
-def test_norm_of_halves_has_statistics_in_float32(fiber: Fiber) -> None:
-    """Squares of 300 overflow a half, squares of 1e-4 vanish in it."""
+def test_norm_of_float16_has_statistics_in_float32(fiber: Fiber) -> None:
+    """Squares of 300 overflow float16, squares of 1e-4 underflow."""
     norm = NormSE3(fiber)
     torch.nn.init.ones_(norm.bias)
     for scale in (300.0, 1e-4):
@@ -108,12 +108,12 @@ def test_layers_are_equivariant(kind: type, fiber: Fiber, dtype: torch.dtype, at
     features = fiber.flatten(random_features(fiber, 6, dtype))
     result = layer(features)
     assert result.abs().max() > 0.1
-    assert_close(layer(turned_flat(features, fiber)), turned_flat(result, fiber), rtol=0, atol=atol)
+    assert_close(layer(rotated_flat(features, fiber)), rotated_flat(result, fiber), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("fiber", [EQUAL, UNEQUAL])
 @pytest.mark.parametrize("kind", [LinearSE3, NormSE3])
-def test_gradients_are_numerically_right(kind: type, fiber: Fiber) -> None:
+def test_gradients_equal_numerical_ones(kind: type, fiber: Fiber) -> None:
     layer = randomised(LinearSE3(fiber, fiber) if kind is LinearSE3 else NormSE3(fiber))
     features = fiber.flatten(random_features(fiber, 2)).requires_grad_()
     names = [name for name, _ in layer.named_parameters()]

@@ -1,4 +1,4 @@
-"""Sizes, outputs, precision and refusals of the networks."""
+"""Sizes, outputs, precision and argument checks of the networks."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.support.se3_small import random_features, random_graph, seeded
 SMALL: dict[str, Any] = {"num_layers": 2, "num_degrees": 2, "num_channels": 4, "num_heads": 2}
 
 
-def test_the_library_needs_neither_lightning_nor_hydra() -> None:
+def test_the_library_imports_neither_lightning_nor_hydra() -> None:
     code = (
         "import sys, src.models.se3_transformer; print({'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules))"
     )
@@ -34,7 +34,7 @@ def test_the_published_model_has_the_published_size(sharing: Sharing, parameters
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def test_the_state_dict_knows_nothing_of_execution_and_memory() -> None:
+def test_the_state_dict_does_not_depend_on_execution_and_low_memory() -> None:
     states = []
     for execution in ("fast", "reference"):
         for low_memory in (False, True):
@@ -54,7 +54,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Any, dict[int, torch.Ten
 
 @pytest.mark.parametrize("pooling", [None, "mean"])
 @pytest.mark.parametrize("return_type", [None, 0, 1])
-def test_outputs_are_of_nodes_or_molecules_and_of_one_degree_or_all(
+def test_output_rows_and_degrees_follow_pooling_and_return_type(
     return_type: int | None, pooling: Pooling | None
 ) -> None:
     graph, nodes, edges = inputs()
@@ -71,14 +71,14 @@ def test_outputs_are_of_nodes_or_molecules_and_of_one_degree_or_all(
         assert tuple(result.shape) == shapes[return_type]
 
 
-def test_scalars_may_come_as_plain_tensors() -> None:
+def test_scalars_may_be_plain_tensors() -> None:
     graph, nodes, edges = inputs()
     network = SE3TransformerPooled(**SMALL)
     plain = network(graph, nodes[0].squeeze(2), edges[0].squeeze(2))
     assert plain.shape == (3, 1) and torch.equal(plain, network(graph, nodes, edges))
 
 
-def test_edges_may_have_no_features_but_their_length() -> None:
+def test_edges_may_have_only_their_length() -> None:
     graph, nodes, _ = inputs()
     network = SE3TransformerPooled(**SMALL, edge_features=0)
     longer = graph._replace(positions=1.1 * graph.positions)
@@ -95,28 +95,28 @@ def test_norms_are_optional(norm: bool, use_layer_norm: bool) -> None:
     assert network(*inputs()).isfinite().all()
 
 
-def test_every_parameter_learns() -> None:
+def test_every_parameter_has_a_gradient() -> None:
     torch.manual_seed(0)
     network = SE3TransformerPooled(**SMALL, pooling="sum").double()
     network(*inputs(torch.float64)).square().sum().backward()
-    still = [
+    without = [
         name for name, parameter in network.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ]
-    # Softmax over logits is blind to nothing here; norms' biases that start in the ReLU's dead half may stay still.
-    assert not [name for name in still if "norms" not in name]
+    # Norms' biases in the ReLU's inactive half may have none.
+    assert not [name for name in without if "norms" not in name]
 
 
 @pytest.mark.parametrize("execution", ["fast", "reference"])
-def test_autocast_multiplies_in_half_precision_and_stays_close(execution: Execution) -> None:
+def test_autocast_computes_in_half_precision_and_stays_close(execution: Execution) -> None:
     torch.manual_seed(0)
     network = SE3TransformerPooled(**SMALL, execution=execution)
     exact = network(*inputs())
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     for block in network.transformer.blocks:
-        block.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+        block.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = network(*inputs())
-    assert seen == [torch.bfloat16] * 2
+    assert dtypes == [torch.bfloat16] * 2
     rounded.float().square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters() if parameter.grad is not None)
     assert_close(rounded.float(), exact, rtol=0.1, atol=0.05)

@@ -1,4 +1,4 @@
-"""Pooling over the nodes of each molecule, against loops."""
+"""Pooling over the nodes of each molecule, against a loop."""
 
 import pytest
 import torch
@@ -14,12 +14,14 @@ NODES = 9  # three of them padded
 
 
 def random_nodes() -> torch.Tensor:
-    return torch.randn(NODES, 5, dtype=torch.float64, generator=seeded(3)) - 3  # below 0, so that a zero would show
+    return (
+        torch.randn(NODES, 5, dtype=torch.float64, generator=seeded(3)) - 3
+    )  # negative, so that a 0 would be the maximum
 
 
 @pytest.mark.parametrize("pointer", [GRAPH_PTR, GRAPH_PTR.int()])
 @pytest.mark.parametrize("kind", ["max", "mean", "sum"])
-def test_pooling_is_a_loop_over_molecules(kind: Pooling, pointer: torch.Tensor) -> None:
+def test_pooling_equals_a_loop_over_molecules(kind: Pooling, pointer: torch.Tensor) -> None:
     features = random_nodes()
     expected = torch.zeros(6, 5, dtype=torch.float64)
     for graph in (0, 1, 3):
@@ -39,7 +41,7 @@ def test_empty_and_padded_molecules_give_zero_with_zero_gradient(kind: Pooling) 
     assert features.grad.isfinite().all() and features.grad[:6].any() and not features.grad[6:].any()
 
 
-def test_maximum_sends_its_gradient_to_the_first_that_has_it() -> None:
+def test_the_gradient_of_a_maximum_goes_to_the_first_node_that_has_it() -> None:
     features = torch.tensor([[1.0, 5.0], [2.0, 4.0], [2.0, 5.0]], requires_grad=True)
     pool(features, torch.tensor([0, 3]), "max").sum().backward()
     assert features.grad is not None
@@ -47,21 +49,21 @@ def test_maximum_sends_its_gradient_to_the_first_that_has_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["max", "mean", "sum"])
-def test_gradients_are_numerically_right(kind: Pooling) -> None:
+def test_gradients_equal_numerical_ones(kind: Pooling) -> None:
     features = random_nodes().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: pool(x, GRAPH_PTR, kind), features)
 
 
 @pytest.mark.parametrize("kind", ["max", "mean", "sum"])
-def test_what_is_not_a_number_stays_visible_in_its_molecule(kind: Pooling) -> None:
+def test_nan_affects_its_molecule_only(kind: Pooling) -> None:
     features = random_nodes()
     features[1, 2] = torch.nan
     result = pool(features, GRAPH_PTR, kind)
     assert result.isnan().nonzero().tolist() == [[0, 2]]
 
 
-def test_sums_of_halves_are_made_in_float32() -> None:
-    """The sum does not fit a half, the mean does."""
+def test_float16_is_summed_in_float32() -> None:
+    """The sum overflows float16, the mean does not."""
     result = pool(torch.full((4000, 1), 100, dtype=torch.float16), torch.tensor([0, 4000]), "mean")
     assert result.dtype == torch.float16 and result.item() == 100
 

@@ -1,4 +1,4 @@
-"""Predicting with the SE(3)-Transformer: the csv, the picture, and what is measured."""
+"""Prediction with the SE(3)-Transformer: the csv, the picture and the measured times."""
 
 import csv
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained checkpoint in run/checkpoints."""
+    """Returns a folder with a trained checkpoint in run/checkpoints."""
     home = tmp_path_factory.mktemp("se3")
     train(tiny_se3(home, "fit.max_epochs=2"))
     return home
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
-    """Predicts with the checkpoint into `tmp_path`."""
+    """Returns a function that predicts with the checkpoint into `tmp_path`."""
 
     def predicted(*overrides: str) -> Record:
         checkpoint = home / "run" / "checkpoints" / "best.ckpt"
@@ -40,7 +40,7 @@ def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Molecules of every batch that is predicted."""
+    """Returns a list that receives the molecules of every predicted batch."""
     counts: list[int] = []
     function = SE3TransformerTask.predicted
     monkeypatch.setattr(SE3TransformerTask, "predicted", lambda task, b: (counts.append(b.count), function(task, b))[1])
@@ -69,21 +69,23 @@ def test_every_molecule_is_in_the_csv_once_with_its_true_value(
     assert (tmp_path / "predictions.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_predictions_are_those_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    told = read_record(home / "run").history[-1]
+def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated = read_record(home / "run").history[-1]
     record = predicted("datamodule.predict=test", "datamodule.task=energy")
     assert record.final_metric is not None
-    assert record.final_metric.value == pytest.approx(told["test_at_best_energy_mae"], rel=1e-5)
+    assert record.final_metric.value == pytest.approx(evaluated["test_at_best_energy_mae"], rel=1e-5)
     assert record.samples == 6
 
 
-def test_molecules_without_a_true_value(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_without_true_values_there_is_no_metric_and_no_picture(
+    predicted: Callable[..., Record], tmp_path: Path
+) -> None:
     record = predicted("datamodule.task=null")
     assert {row["true"] for row in rows_of(tmp_path / "predictions.csv")} == {""}
     assert record.final_metric is None and not (tmp_path / "predictions.png").exists()
 
 
-def test_passes_are_repeated_until_there_are_samples_enough(
+def test_passes_repeat_until_there_are_enough_samples(
     predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
 ) -> None:
     record = predicted("num_samples=100", "warmup_batches=3")
@@ -92,12 +94,14 @@ def test_passes_are_repeated_until_there_are_samples_enough(
     assert len(rows_of(tmp_path / "predictions.csv")) == 64
 
 
-def test_fewer_samples_than_molecules(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_prediction_stops_after_the_requested_samples(predicted: Callable[..., Record], tmp_path: Path) -> None:
     assert predicted("num_samples=15").samples == 20
     assert len(rows_of(tmp_path / "predictions.csv")) == 20
 
 
-def test_both_clocks_are_in_the_record(predicted: Callable[..., Record], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_record_has_times_with_and_without_loading(
+    predicted: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
     record = predicted()
     loaded = record.with_loading
     assert loaded is not None and loaded.throughput is not None and loaded.latency_s is not None
@@ -114,26 +118,28 @@ def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_
 ) -> None:
     record = predicted("model.predict.protocol=published", "num_samples=60")
     one_pass = [10] * 5 + [2]
-    assert batches == one_pass * 3  # the first is left out; two more give at least 60
+    assert batches == one_pass * 3  # the first pass is not counted; two more give at least 60
     assert record.samples == 104 and record.with_loading is None
     assert not (tmp_path / "predictions.csv").exists()
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (["model.predict.protocol=mine"], "protocol=mine: choose exact or published"),
         (["output=values.txt"], "output=values.txt: predictions are written as csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split"),
     ],
 )
-def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
-    with pytest.raises(UserError, match=words):
+def test_wrong_options_are_refused_by_name(
+    overrides: list[str], message: str, predicted: Callable[..., Record]
+) -> None:
+    with pytest.raises(UserError, match=message):
         predicted(*overrides)
 
 
 def composed_zinc() -> Any:
-    """The config of a datamodule of molecules without coordinates."""
+    """Returns the config of a datamodule of molecules without coordinates."""
     return composed("predict", "datamodule=zinc250k", "output_dir=unused", "data_root=unused").datamodule
 
 
@@ -145,7 +151,7 @@ def test_molecules_without_coordinates_are_refused(home: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("count", [1, 3000])
-def test_parity_of_one_and_of_many(count: int, tmp_path: Path) -> None:
+def test_parity_picture_of_one_and_of_many_molecules(count: int, tmp_path: Path) -> None:
     values: Any = np.linspace(-1, 1, count)
     parity_picture(values + 0.1, values, "homo", "eV", tmp_path / "parity.png")
     assert (tmp_path / "parity.png").stat().st_size > 10_000

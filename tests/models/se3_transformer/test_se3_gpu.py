@@ -1,4 +1,4 @@
-"""The SE(3)-Transformer on a GPU: CUDA graphs of ragged batches change nothing but the time."""
+"""The SE(3)-Transformer on a GPU: CUDA graphs of ragged batches give the eager results."""
 
 import csv
 import math
@@ -16,21 +16,21 @@ from src.run import Job, build, fit, quieten
 from src.training.step import TrainStep
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
-# torch warns of what single precision gives away, in other words with every release.
+# torch warns about TF32, with other words in every release.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-STEPS = 7  # of an epoch
+STEPS = 7  # per epoch
 
 
 @pytest.fixture(autouse=True)
 def several_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small steps between the buckets, and no room in the first one: batches of these molecules come in several."""
+    """Makes size buckets small, so that batches of these molecules have several shapes."""
     monkeypatch.setattr("src.datamodules.graphs.loader.MULTIPLE", 16)
     monkeypatch.setattr("src.datamodules.graphs.loader.SPREAD", -1.0)
 
 
 def trained(home: Path, *overrides: str) -> tuple[Job, list[dict[str, Any]], dict[str, Tensor]]:
-    """A run on the GPU, what every step gave, and the weights of its last checkpoint."""
+    """Trains on the GPU; returns the job, the history of every step and the weights of the last checkpoint."""
     home.mkdir(exist_ok=True)
     quieten()
     # With AdamW's own eps a gradient that is zero but for rounding moves its weight by the whole learning rate.
@@ -57,8 +57,8 @@ def captured_shapes(job: Job) -> int:
 FIT = "fit.final_evaluation=false"
 
 
-def test_graphs_of_several_shapes_give_the_losses_and_weights_of_the_eager_steps(tmp_path: Path) -> None:
-    """Within rounding of float32: eager steps, and replays of several graphs, follow each other in any order."""
+def test_graphs_of_several_shapes_give_the_losses_and_weights_of_eager_steps(tmp_path: Path) -> None:
+    """Within float32 rounding; eager steps and replays of several graphs alternate in any order."""
     eager, expected, weights = trained(tmp_path / "eager", "execution.graph=off", FIT)
     graphed, found, again = trained(tmp_path / "graph", "execution.graph=on", FIT)
     assert captured_shapes(eager) == 0 and captured_shapes(graphed) >= 2
@@ -68,7 +68,7 @@ def test_graphs_of_several_shapes_give_the_losses_and_weights_of_the_eager_steps
     assert sum(values(found, "loss")[-STEPS:]) < sum(values(found, "loss")[:STEPS])
 
 
-def test_the_learning_rate_acts_inside_the_graphs(tmp_path: Path) -> None:
+def test_graphs_use_the_current_learning_rate(tmp_path: Path) -> None:
     """With weight decay alone, every step multiplies the weights by 1 - lr x decay."""
     decay = "model.task.optimizer.weight_decay=0.5", "model.task.optimizer.eps=1e12", "hp.lr=0.1"
     still, _, before = trained(tmp_path / "still", *decay, "hp.lr=0", "fit.max_epochs=1", FIT)
@@ -81,8 +81,8 @@ def test_the_learning_rate_acts_inside_the_graphs(tmp_path: Path) -> None:
     torch.testing.assert_close(after[name], before[name] * shrunk, rtol=1e-4, atol=1e-7)
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """Rounding differs: the straight run replays where the resumed one warms up again."""
+def test_a_resumed_run_gives_the_losses_and_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Rounding differs: the uninterrupted run replays while the resumed one warms up again."""
     straight, steps, weights = trained(tmp_path / "straight", "execution.graph=on", FIT)
     home = tmp_path / "halves"
     trained(home, "execution.graph=on", FIT, f"fit.max_steps={3 * STEPS + 2}")
@@ -96,7 +96,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> Non
     torch.testing.assert_close(again, weights, rtol=1e-2, atol=1e-3)
 
 
-def test_mixed_precision_trains_in_the_graphs(tmp_path: Path) -> None:
+def test_mixed_precision_trains_in_graphs(tmp_path: Path) -> None:
     job, steps, weights = trained(tmp_path, "precision=amp", "execution.graph=on", "fit.max_epochs=12", FIT)
     losses = values(steps, "loss")
     assert all(map(math.isfinite, losses)) and min(values(steps, "loss_scale")) >= 1
@@ -105,8 +105,8 @@ def test_mixed_precision_trains_in_the_graphs(tmp_path: Path) -> None:
     assert captured_shapes(job) >= 2
 
 
-def test_evaluations_and_predictions_in_graphs_are_the_eager_ones(tmp_path: Path) -> None:
-    """Also after Lightning has moved the weights: the evaluations of training, of the last weights and of the best."""
+def test_evaluations_and_predictions_in_graphs_equal_the_eager_ones(tmp_path: Path) -> None:
+    """For evaluations in training, of the last and the best weights, also after Lightning moved the weights."""
     often = "fit.eval_every_n_epochs=1", "fit.max_epochs=3"
     figures = {}
     for graph in ("off", "on"):

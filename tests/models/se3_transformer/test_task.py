@@ -1,4 +1,4 @@
-"""The SE(3)-Transformer keeps the contract of a Task, and what is its own."""
+"""The SE(3)-Transformer's task: the contract of a Task, padding, units, evaluations and learning rate."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ class TestSE3Transformer(TaskContract):
         return tiny_se3(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """The basis, which is made once per forward and has no gradient; and a gradient that goes to data."""
+        """The basis, computed once per forward without gradient, and a gradient to data."""
         assert isinstance(task, SE3TransformerTask)
         waste = 2.0 * basis_macs(edges=36, max_degree=1)
         return waste, waste + gradient_to_data(task.network, nodes=18)
@@ -45,14 +45,14 @@ class TestSE3Transformer(TaskContract):
         torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-6)
         assert task.count(with_padding(batch, nodes=5, edges=7, graphs=2)) == 3
 
-    def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient(self, home: Path) -> None:
+    def test_a_batch_of_only_padding_has_no_loss_and_no_gradient(self, home: Path) -> None:
         task = self.task(home)
         assert isinstance(task, SE3TransformerTask)
         batch = task.example_batch(2)
         loss, found = gradients(task, batch._replace(targets=torch.full((2,), math.nan)))
         assert loss == 0 and all(not gradient.any() for gradient in found.values())
 
-    def test_a_checkpoint_knows_mean_deviation_and_unit(self, home: Path) -> None:
+    def test_a_checkpoint_contains_mean_deviation_and_unit(self, home: Path) -> None:
         job = self.job(home, "units")
         data: Any = job.datamodule
         opened = data.source
@@ -70,13 +70,13 @@ class TestSE3Transformer(TaskContract):
         assert float(again.std) == pytest.approx(np.std(train, ddof=1), abs=1e-6)
         assert again.final_metric == task.final_metric
 
-    def test_the_published_target_is_that_of_its_quantity_alone(self, home: Path) -> None:
+    def test_the_published_target_applies_to_its_quantity_only(self, home: Path) -> None:
         config = self.config(home).model.task
         assert instantiate(config).final_metric.target is None
         assert instantiate(config, quantity="homo").final_metric.target == 0.0346
 
-    def test_evaluations_weigh_every_molecule_alike(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of what is predicted: here the mean of the training molecules, for each one."""
+    def test_evaluations_weigh_every_molecule_equally(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With the mean of the training molecules as every prediction."""
         zeros = lambda task, batch: batch.targets.new_zeros(len(batch.targets))  # noqa: E731
         monkeypatch.setattr(SE3TransformerTask, "normalised", zeros)
         job = self.job(
@@ -97,29 +97,29 @@ class TestSE3Transformer(TaskContract):
         }
         assert job.task.metrics == pytest.approx(expected, abs=1e-6)
 
-    def test_a_run_tells_final_and_best_figures(
+    def test_a_run_reports_final_and_best_errors(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """In the last epoch the loss is to grow, so that it is not the best one."""
+        """The last epoch maximises the loss, so that it is not the best one."""
         loss = SE3TransformerTask.loss
 
-        def turning(task: SE3TransformerTask, batch: GraphBatch) -> dict[str, Tensor]:
+        def reversed_loss(task: SE3TransformerTask, batch: GraphBatch) -> dict[str, Tensor]:
             return {"loss": (1 if task.current_epoch < 3 else -1) * loss(task, batch)["loss"]}
 
-        monkeypatch.setattr(SE3TransformerTask, "loss", turning)
+        monkeypatch.setattr(SE3TransformerTask, "loss", reversed_loss)
         steady = "fit.max_epochs=4", "model.task.schedule.final_ratio=1"
-        record = run(tiny_se3(home, f"output_dir={home / 'told'}", *steady))
-        told = record.history[-1]
+        record = run(tiny_se3(home, f"output_dir={home / 'reported'}", *steady))
+        reported = record.history[-1]
         validated = [
             row["energy_mae"] for row in record.history if "energy_mae" in row and "test_energy_mae" not in row
         ]
         assert len(validated) == 4
-        assert told["energy_mae"] == validated[-1] != min(validated) == told["best_energy_mae"]
-        assert told["test_energy_mae"] != told["test_at_best_energy_mae"]
-        assert record.final_metric is not None and record.final_metric.value == told["energy_mae"]
-        assert f"test_at_best_energy_mae {told['test_at_best_energy_mae']:.4g}" in capsys.readouterr().out
+        assert reported["energy_mae"] == validated[-1] != min(validated) == reported["best_energy_mae"]
+        assert reported["test_energy_mae"] != reported["test_at_best_energy_mae"]
+        assert record.final_metric is not None and record.final_metric.value == reported["energy_mae"]
+        assert f"test_at_best_energy_mae {reported['test_at_best_energy_mae']:.4g}" in capsys.readouterr().out
 
-    def test_the_final_weights_are_validated_where_the_recipe_does_not(self, home: Path) -> None:
+    def test_the_final_weights_are_validated_if_the_recipe_does_not(self, home: Path) -> None:
         for name, when in (("three", "3"), ("never", "null")):
             folder = f"output_dir={home / name}"
             record = run(tiny_se3(home, folder, "fit.max_epochs=2", f"fit.eval_every_n_epochs={when}"))
@@ -136,7 +136,7 @@ class TestSE3Transformer(TaskContract):
 
 
 def gradients(task: SE3TransformerTask, batch: GraphBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the gradients of one batch."""
+    """Returns the loss and the gradients of one batch."""
     task.zero_grad()
     loss = task.loss(batch)["loss"]
     loss.backward()
@@ -144,23 +144,23 @@ def gradients(task: SE3TransformerTask, batch: GraphBatch) -> tuple[Tensor, dict
 
 
 def with_padding(batch: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
-    """The batch with padding behind it, as loaders make it."""
+    """Returns the batch with padding appended, as loaders do."""
     last = len(batch.positions) + nodes - 1
     end = torch.full((edges,), last)
 
-    def behind(tensor: Tensor, count: int, value: float = 0.0) -> Tensor:
+    def append(tensor: Tensor, count: int, value: float = 0.0) -> Tensor:
         return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
 
     return GraphBatch(
-        positions=behind(batch.positions, nodes),
+        positions=append(batch.positions, nodes),
         src=torch.cat([batch.src, end]),
         dst=torch.cat([batch.dst, end]),
-        dst_ptr=behind(batch.dst_ptr, nodes, len(batch.src)),
+        dst_ptr=append(batch.dst_ptr, nodes, len(batch.src)),
         src_order=torch.cat([batch.src_order, len(batch.src) + torch.arange(edges)]),
-        src_ptr=behind(batch.src_ptr, nodes, len(batch.src)),
-        graph_ptr=behind(batch.graph_ptr, graphs, len(batch.positions)),
-        node_features=behind(batch.node_features, nodes),
-        edge_features=behind(batch.edge_features, edges),
-        targets=behind(batch.targets, graphs, math.nan),
+        src_ptr=append(batch.src_ptr, nodes, len(batch.src)),
+        graph_ptr=append(batch.graph_ptr, graphs, len(batch.positions)),
+        node_features=append(batch.node_features, nodes),
+        edge_features=append(batch.edge_features, edges),
+        targets=append(batch.targets, graphs, math.nan),
         count=batch.count,
     )

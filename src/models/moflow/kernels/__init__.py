@@ -1,6 +1,6 @@
-"""The two ways to compute MoFlow's products: `reference` is literal, `fast` does the same with less work.
+"""Two executions of MoFlow's products: `reference` is literal, `fast` computes the same with less work.
 
-Both read the same parameters, so a checkpoint knows nothing of them.
+Both read the same parameters, so checkpoints do not depend on the execution.
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
-"""MoFlow's products with the work that the published form wastes taken out.
+"""MoFlow's products without the redundant work of the published form.
 
-- On a 2x2 map every pair of positions meets in exactly one tap, so a padded 3x3 convolution is one dense matrix of
+- On a 2x2 map exactly one tap connects each pair of positions, so a padded 3x3 convolution is one dense matrix from
   4 x inputs to 4 x outputs: 16 of the 36 multiply-adds that a convolution executes.
 - The graph convolution is linear, so neighbours are summed over the few atom classes first and the wide product runs
   once per node instead of once per node and edge type.
@@ -23,7 +23,7 @@ CORNERS = [(y, x) for y in (0, 1) for x in (0, 1)]
 class DenseMatrix(torch.autograd.Function):
     """The 3x3 kernel as the matrix [4 outputs, 4 inputs] of a padded 2x2 map, positions outermost on both sides.
 
-    Output position (y, x) sees input position (v, u) through tap (v - y + 1, u - x + 1), so its four taps are a 2x2
+    Output position (y, x) reads input position (v, u) through tap (v - y + 1, u - x + 1), so its four taps are a 2x2
     window of the kernel: four slices, whose gradient is four slices added. Coalesced when `weight` is channels-last.
     """
 
@@ -39,15 +39,15 @@ class DenseMatrix(torch.autograd.Function):
 
 
 def windows(weight: Float[Tensor, "outputs inputs 3 3"]) -> list[Float[Tensor, "outputs 2 2 inputs"]]:
-    """What each position of a padded 2x2 map sees of a 3x3 kernel."""
+    """Returns the window of a 3x3 kernel that each position of a padded 2x2 map uses."""
     taps = weight.permute(0, 2, 3, 1)
     return [taps[:, 1 - y : 3 - y, 1 - x : 3 - x] for y, x in CORNERS]
 
 
-# A compiled step cannot look up where a gradient is wanted: it calls this as it is.
+# A custom op, because a compiled step cannot look up the gradient slot.
 @torch.library.custom_op("reprise::folded", mutates_args=())
 def folded(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of a kernel out of that of its `DenseMatrix`, summed in float32 at least, where it is wanted."""
+    """Returns `weight`'s gradient from that of its `DenseMatrix`, in its gradient slot; sums in float32 or wider."""
     out, (outputs, inputs) = slot_of(weight), weight.shape[:2]
     kernels = can_take(grad) and package("src.models.moflow.kernels.fold_triton")
     if kernels:
@@ -69,13 +69,13 @@ def conv3x3(
     weight: Float[Tensor, "outputs inputs 3 3"],
     bias: Float[Tensor, " outputs"],
 ) -> Float[Tensor, "batch 4 outputs"]:
-    """`reference.conv3x3` on 2x2 maps, as one dense product."""
+    """Computes `reference.conv3x3` on 2x2 maps as one dense product."""
     matrix = DenseMatrix.apply(weight, working_dtype(weight))
     return F.linear(maps.flatten(1), matrix, bias.repeat(4)).unflatten(1, (4, -1))  # type: ignore[arg-type]
 
 
 def padded_width(num_classes: int) -> int:
-    """Columns of the classes and the bias' one, rounded up to 8: tensor cores want rows of 16 bytes."""
+    """Returns the number of classes plus the bias column, rounded up to 8: tensor cores need rows of 16 bytes."""
     return -(-(num_classes + 1) // 8) * 8
 
 
@@ -87,10 +87,10 @@ def graph_conv(
     edge_weight: Float[Tensor, "channels_edges classes"],
     edge_bias: Float[Tensor, " channels_edges"],
 ) -> Float[Tensor, "batch receivers channels"]:
-    """`reference.graph_conv`, neighbours summed first; `relations` may hold any subset of the receiving nodes.
+    """Computes `reference.graph_conv` with neighbours summed first; `relations` may hold a subset of the receivers.
 
-    A column of ones beside the classes turns into each receiver's number of neighbours per relation, by which the
-    edge bias must be multiplied; for the identity relation it is the plain bias.
+    A column of ones next to the classes sums to each receiver's number of neighbours per relation, which multiplies
+    the edge bias; for the identity relation it is 1.
     """
     channels, num_classes = self_weight.shape
     width = padded_width(num_classes)

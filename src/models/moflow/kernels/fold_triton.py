@@ -1,5 +1,5 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""The gradient of a 3x3 kernel out of that of the dense matrix that it was on a 2x2 map."""
+"""The gradient of a 3x3 kernel from that of its dense matrix on a 2x2 map."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ def fold(
     grad, out, inputs, outputs, output_stride, input_stride, y_stride, x_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`grad` [4, outputs, 4, inputs]: each tap of `out` sums up the pairs of positions that it joins."""
+    """`grad` [4, outputs, 4, inputs]: each tap of `out` is the sum over the pairs of positions that it connects."""
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_input = column < inputs
     for tap_y in tl.static_range(3):
@@ -18,7 +18,7 @@ def fold(
             total = tl.zeros([BLOCK], tl.float32)
             for y in tl.static_range(2):
                 for x in tl.static_range(2):
-                    # The input's position, which lies in the map for 16 of the 36.
+                    # The input position; 16 of the 36 lie inside the map.
                     v, u = y + tap_y - 1, x + tap_x - 1
                     if (v >= 0 and v < 2) and (u >= 0 and u < 2):
                         begin = ((2 * y + x) * outputs + row).to(tl.int64) * 4 * inputs + (2 * v + u) * inputs

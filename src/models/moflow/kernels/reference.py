@@ -13,7 +13,7 @@ def conv3x3(
     weight: Float[Tensor, "outputs inputs 3 3"],
     bias: Float[Tensor, " outputs"],
 ) -> Float[Tensor, "batch positions outputs"]:
-    """3x3 convolution with zero padding on square maps whose positions are flattened row by row."""
+    """Computes a zero-padded 3x3 convolution on square maps whose positions are flattened row by row."""
     size = isqrt(maps.shape[1])
     images = maps.transpose(1, 2).unflatten(2, (size, size))
     return F.conv2d(images, weight, bias, padding=1).flatten(2).transpose(1, 2)
@@ -27,7 +27,7 @@ def graph_conv(
     edge_weight: Float[Tensor, "channels_edges classes"],
     edge_bias: Float[Tensor, " channels_edges"],
 ) -> Float[Tensor, "batch nodes channels"]:
-    """R-GCN: own features plus the messages of every node over every edge type, not normalised.
+    """Computes an R-GCN layer: own features plus the unnormalised messages of every node over every edge type.
 
     `relations[b, m, r, n]` is 1 where n sends to m; r = 0 is the identity (unused here), r = 1 + e edge type e.
     The edge type is the fastest index of `edge_weight`'s rows.

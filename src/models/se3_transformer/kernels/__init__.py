@@ -1,1 +1,1 @@
-"""The inner work of the network twice: `reference` in plain torch, and fused kernels written in Triton."""
+"""The network's inner functions in two versions: `reference` in plain torch, and fused Triton kernels."""

@@ -1,4 +1,4 @@
-"""Chooses between the fused kernels and plain torch, call by call, by device, dtype and shape; the log says why."""
+"""Chooses the fused kernels or plain torch for each call, by device, dtype and shape; the log says why."""
 
 from types import ModuleType
 
@@ -15,23 +15,23 @@ from src.models.se3_transformer.plan import Plan
 
 
 def kernels() -> ModuleType | None:
-    """The package `fused`, None where Triton is not installed."""
+    """Returns the package `fused`; None if Triton is not installed."""
     return package("src.models.se3_transformer.kernels.fused")
 
 
 def fused_for(tensor: Tensor) -> ModuleType | None:
-    """Triton's kernels, where they can take this tensor at all."""
+    """Returns the package `fused` if its kernels support the tensor's device and dtype, else None."""
     return kernels() if can_take(tensor) else None
 
 
 def contract(
     hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
 ) -> Float[Tensor, "edges outputs"]:
-    """See `reference.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
+    """Computes `reference.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
     if fused := fused_for(columns):
         if fused.contraction.supported(plan, hidden.shape[1]):
             return fused.contraction.contract(hidden, columns, mixed, plan)
-        note(f"the fused contraction does not hold {plan.group}; plain torch computes the same, more slowly")
+        note(f"the fused contraction does not support {plan.group}; plain torch computes the same, more slowly")
     dtype = columns.dtype
     return reference.contract(hidden.to(dtype), columns, mixed.to(dtype), plan)
 
@@ -39,8 +39,8 @@ def contract(
 def gather_to_edges(
     features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
 ) -> Float[Tensor, "edges columns"]:
-    """The source nodes' features seen from the edge frames."""
-    if layout.fiber.degrees == (0,):  # nothing turns
+    """Returns the source nodes' features in the edge frames."""
+    if layout.fiber.degrees == (0,):  # scalars do not rotate
         return features[graph.src]
     if (fused := fused_for(features)) and fused.edges.supported(layout):
         return fused.edges.gather_to_edges(features, wigner, graph, layout)
@@ -50,14 +50,14 @@ def gather_to_edges(
 def sum_from_edges(
     columns: Float[Tensor, "edges columns"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
 ) -> Float[Tensor, "nodes features"]:
-    """Sums over incoming edges of what is seen from the edge frames, in the common frame."""
+    """Rotates features from the edge frames into the common frame and sums them over incoming edges."""
     if (fused := fused_for(columns)) and fused.edges.supported(layout):
         return fused.edges.sum_from_edges(columns, wigner, graph, layout)
     return sum_incoming(layout.from_edge(columns, wigner), graph)
 
 
 def sum_incoming(messages: Float[Tensor, "edges features"], graph: Graph) -> Float[Tensor, "nodes features"]:
-    """Sums over incoming edges; padded edges take no part."""
+    """Sums messages over incoming edges, without padded edges."""
     is_real = torch.arange(len(graph.dst), device=graph.dst.device) < graph.dst_ptr[-1]
     sums = messages.new_zeros(len(graph.positions), messages.shape[1])
     return sums.index_add(0, graph.dst, torch.where(is_real[:, None], messages, 0))
@@ -72,7 +72,7 @@ def attend(
     key: EdgeLayout,
     num_heads: int,
 ) -> Float[Tensor, "nodes values"]:
-    """Attention with messages seen from the edge frames: the value's columns, then the key's."""
+    """Computes attention with messages in the edge frames: the value's columns, then the key's."""
     if (fused := fused_for(messages)) and fused.edges.attention_supported(value, key, num_heads):
         return fused.edges.attend(messages, query, wigner, graph, value, key, num_heads)
     values, keys = messages.split([value.num_features, key.num_features], 1)
@@ -88,7 +88,7 @@ def norm(
     smallest: float,
     eps: float,
 ) -> Float[Tensor, "nodes features"]:
-    """See `reference.norm`."""
+    """Computes `reference.norm`."""
     if (fused := fused_for(features)) and fused.norm.supported(fiber):
         return fused.norm.norm(features, weight, bias, fiber, smallest, eps)
     return reference.norm(features, weight, bias, fiber, smallest, eps)
@@ -97,7 +97,7 @@ def norm(
 def linear(
     inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"], fiber_out: Fiber
 ) -> Float[Tensor, "nodes features"]:
-    """See `reference.linear`; in the working dtype."""
+    """Computes `reference.linear` in the working dtype."""
     dtype = working_dtype(inputs[0])
     inputs = tuple(x.to(dtype) for x in inputs)
     if (fused := fused_for(inputs[0])) and fiber_out.degrees == tuple(range(len(fiber_out))):
@@ -108,7 +108,7 @@ def linear(
 
 
 def radial_hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Float[Tensor, "edges mid"]:
-    """The hidden layer of a radial network: Linear, LayerNorm (or not) and ReLU, twice."""
+    """Computes the hidden layers of a radial network: Linear, optional LayerNorm and ReLU, twice."""
     if (fused := fused_for(inputs)) and fused.radial.supported(network):
         return fused.radial.hidden(inputs, network)
     return network(inputs)

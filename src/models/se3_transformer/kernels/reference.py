@@ -1,4 +1,4 @@
-"""Contraction, attention and norm in plain torch: what the fused kernels must agree with."""
+"""Contraction, attention, norm and linear in plain torch, the reference for the fused kernels."""
 
 import math
 
@@ -15,10 +15,10 @@ from src.models.se3_transformer.plan import Plan
 def contract(
     hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
 ) -> Float[Tensor, "edges outputs"]:
-    """Messages of one group, seen from the edge frames; columns that the group does not reach are zero.
+    """Computes the messages of one group in the edge frames; columns outside the group are zero.
 
     Args:
-        hidden: of the group's radial network.
+        hidden: output of the hidden layers of the group's radial network.
         columns: source features in the layout `plan.source`.
         mixed: `plan.mix` of the group's weight.
     """
@@ -26,9 +26,9 @@ def contract(
     out: dict[int, Tensor] = {}  # by first column
     for block in plan.blocks:
         size, shape = block.num_inputs * block.channels, (block.num_inputs, block.channels)
-        places = (block.weight_a, block.weight_b)[: 2 if block.m else 1]
-        weights = [mixed[place * mid : (place + size) * mid].view(size, mid) for place in places]
-        radial = (hidden @ torch.cat(weights).t()).view(edges, len(places) * shape[0], shape[1])
+        offsets = (block.weight_a, block.weight_b)[: 2 if block.m else 1]
+        weights = [mixed[offset * mid : (offset + size) * mid].view(size, mid) for offset in offsets]
+        radial = (hidden @ torch.cat(weights).t()).view(edges, len(offsets) * shape[0], shape[1])
         plus = columns.narrow(1, block.plus, block.num_inputs)
         if block.m:
             minus = columns.narrow(1, block.minus, block.num_inputs)
@@ -59,15 +59,14 @@ def attend(
     value_fiber: Fiber,
     key_fiber: Fiber,
 ) -> Float[Tensor, "nodes value_features"]:
-    """For each node and head, the mean of incoming edges' values, weighted by softmax(<key, query> / sqrt(columns)).
+    """Computes for each node and head the softmax(<key, query> / sqrt(columns))-weighted sum of incoming values.
 
-    Head h has the h-th share of every degree's channels; `columns` are the key's of all heads together, as published.
-    Nodes without incoming edges get 0; padded edges take no part. Logits, weights and sums are float32 or wider,
-    whatever the inputs are.
+    Heads split every degree's channels in order; `columns` counts the key's columns of all heads, as published. Nodes
+    without incoming edges get 0; padded edges are ignored. Logits, weights and sums are float32 or wider.
     """
     wide = torch.promote_types(value.dtype, torch.float32)
     nodes, edges = len(query), torch.arange(len(key), device=key.device)
-    # Padded edges share one more segment, which is dropped: nothing of them, not even a NaN, reaches a node.
+    # Padded edges form an extra segment, which is dropped, so that not even their NaNs reach a node.
     segment = graph.dst.where(edges < graph.dst_ptr[-1], nodes).long()
     products = [
         (k.to(wide) * q[graph.dst].to(wide)).sum((1, 3))
@@ -83,7 +82,7 @@ def attend(
 def segment_softmax(
     logits: Float[Tensor, "edges heads"], segment: Int64[Tensor, " edges"], segments: int
 ) -> Float[Tensor, "edges heads"]:
-    """Softmax over the rows of each segment, a column for itself."""
+    """Computes the softmax over the rows of each segment, for each column."""
     rows = segment[:, None].expand(logits.shape)
     largest = logits.new_full((segments, logits.shape[1]), -torch.inf).scatter_reduce(0, rows, logits.detach(), "amax")
     powers = (logits - largest[segment]).exp()
@@ -91,7 +90,7 @@ def segment_softmax(
 
 
 def _by_head(x: Float[Tensor, "rows features"], fiber: Fiber, num_heads: int) -> list[Float[Tensor, "rows _ heads _"]]:
-    """The features as [rows, components, heads, channels]: in one tensor if channels are equal, or one a degree."""
+    """Returns features as [rows, components, heads, channels]: one tensor if channels are equal, or one per degree."""
     if fiber.equal_channels:
         return [x.unflatten(1, (-1, num_heads, fiber.equal_channels // num_heads))]
     return [fiber.part(x, degree).unflatten(2, (num_heads, -1)) for degree in fiber]
@@ -105,7 +104,7 @@ def norm(
     smallest: float,
     eps: float,
 ) -> Float[Tensor, "nodes features"]:
-    """Every channel rescaled to ReLU(normalised length): see `norm.NormSE3`. Lengths are at least `smallest`."""
+    """Rescales every channel to ReLU(normalised length), see `norm.NormSE3`. Lengths are clamped to `smallest`."""
     wide = torch.promote_types(features.dtype, torch.float32)
     counts = [count for _, count in fiber.items()]
     parts = [fiber.part(features, degree).to(wide) for degree in fiber]
@@ -124,10 +123,9 @@ def norm(
 def linear(
     inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"], fiber_out: Fiber
 ) -> Float[Tensor, "nodes features"]:
-    """Every degree's channels times its matrix; all fibers have the output's degrees and equal channels in each.
+    """Multiplies every degree's channels by its matrix; all fibers have the output's degrees and equal channels.
 
-    Several inputs stand side by side: the matrices' inner columns are theirs in order. One product for each input,
-    batched over components.
+    The matrices' inner columns are those of the inputs in order. One product per input, batched over components.
     """
     by_component = torch.cat([w.expand(2 * d + 1, -1, -1) for d, w in zip(fiber_out, weights, strict=True)])
     parts = [x.unflatten(1, (len(by_component), -1)).transpose(0, 1) for x in inputs]

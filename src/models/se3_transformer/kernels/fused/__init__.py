@@ -1,4 +1,4 @@
-"""The fused kernels: in each `*_triton` module the kernels, in the module of the shorter name what autograd sees."""
+"""The fused kernels: Triton kernels in the `*_triton` modules, their autograd functions in the others."""
 
 from src.models.se3_transformer.kernels.fused import contraction, edges, linear, norm, radial
 

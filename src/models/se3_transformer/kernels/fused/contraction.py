@@ -1,4 +1,4 @@
-"""The fused contraction with its gradient: which jobs the kernels of `contraction_triton` carry out for a plan."""
+"""The fused contraction with its gradient: the jobs of the kernels in `contraction_triton` for a plan."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from src.models.se3_transformer.kernels.fused import contraction_triton as kerne
 from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 
-MAX_OUTPUTS = 128  # channels of all output degrees of one m that a backward tile can hold
-SPLITS = 4  # parts of the edges whose weight gradients are made side by side and then added, in a fixed order
+MAX_OUTPUTS = 128  # channels of all output degrees of one m; the limit of a backward tile
+SPLITS = 4  # parts of the edges with partial weight gradients, computed in parallel and added in a fixed order
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Edges, input channels and warps of one kernel's tile."""
+    """Edges and input channels of one kernel's tile, its warps and pipeline stages."""
 
     edges: int
     inputs: int
@@ -29,14 +29,14 @@ class Tiles:
     stages: int
 
 
-# The best of those tried on an H200: docs/notes/2026-11-21-se3-kernels.md.
+# The fastest of those measured on an H200: docs/notes/2026-11-21-se3-kernels.md.
 HALF = {"forward": Tiles(256, 4, 8, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
 SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """All that one |m| reaches: the plan's blocks of that m, whose weights follow one another, and their columns."""
+    """The plan's blocks of one |m|, whose weights are consecutive, and their output columns."""
 
     m: int
     num_inputs: int
@@ -51,7 +51,7 @@ class Outputs:
 
 @cache
 def outputs_of(plan: Plan) -> tuple[Outputs, ...]:
-    """The plan's blocks, those of one m and of equally many channels joined."""
+    """Returns the plan's blocks, joined if they have the same m and equal channels."""
     joined = []
     for (m, channels), group in groupby(plan.blocks, key=lambda block: (block.m, block.channels)):
         first, *_ = blocks = list(group)
@@ -60,20 +60,20 @@ def outputs_of(plan: Plan) -> tuple[Outputs, ...]:
             tuple(start + i for piece, start in zip(pieces, starts, strict=True) for i in range(piece.width))
             for starts in ([piece.plus for piece in pieces], [piece.minus for piece in pieces])
         )
-        places = first.plus, first.minus, first.weight_a, first.weight_b
-        joined.append(Outputs(m, first.num_inputs, channels, *places, columns_plus, columns_minus))
+        offsets = first.plus, first.minus, first.weight_a, first.weight_b
+        joined.append(Outputs(m, first.num_inputs, channels, *offsets, columns_plus, columns_minus))
     return tuple(joined)
 
 
 def supported(plan: Plan, mid: int) -> bool:
-    """Whether the kernels can carry it out: one job for all output degrees of an m, of a size that a tile can hold."""
+    """Whether the kernels support the plan: one job for all output degrees of an m, which must fit a tile."""
     if mid not in (16, 32, 64) or plan.group.outputs.equal_channels is None:
         return False
     return all(len(out.columns_plus) <= MAX_OUTPUTS for out in outputs_of(plan))
 
 
 def chunks(width: int) -> Iterator[tuple[int, int]]:
-    """(begin, size) of tiles that cover `width` columns, sizes being powers of two from 16 on."""
+    """Yields (begin, size) of tiles that cover `width` columns; sizes are powers of two from 16 on."""
     begin = 0
     while begin < width:
         left = width - begin
@@ -84,13 +84,13 @@ def chunks(width: int) -> Iterator[tuple[int, int]]:
 
 
 def even(plan: Plan, inputs: int) -> bool:
-    """Whether tiles of so many input channels come out even everywhere."""
+    """Whether tiles of `inputs` input channels divide every block evenly."""
     return all(out.num_inputs % inputs == 0 for out in outputs_of(plan))
 
 
 @cache
 def aligned(plan: Plan) -> bool:
-    """Whether output columns fill their tiles, in runs of 16 that begin at multiples of 16."""
+    """Whether output columns fill their tiles in runs of 16 that begin at multiples of 16."""
     pieces = [piece for block in plan.blocks for piece in block.pieces]
     starts = all(x % 16 == 0 for p in pieces for x in (p.begin, p.width, p.plus, p.minus))
     widths = [len(out.columns_plus) for out in outputs_of(plan)]
@@ -98,19 +98,20 @@ def aligned(plan: Plan) -> bool:
 
 
 def inner_widths(count: int) -> tuple[int, int]:
-    """How `count` channels are held as an inner dimension: a power of two, and another if that makes it exact."""
+    """Returns the tile widths of an inner dimension of `count` channels: a power of two, and a second one if exact."""
     sizes = [size for _, size in chunks(count)]
     return (sizes[0], sum(sizes[1:])) if len(sizes) <= 2 else (power_of_2(count), 0)
 
 
 def padded(columns: tuple[int, ...], begin: int, size: int) -> list[int]:
+    """Returns `size` columns from `begin`, then -1."""
     part = list(columns[begin : begin + size])
     return part + [-1] * (size - len(part))
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Rows for a kernel, each row's kind, and the tile width (or widths) of each kind."""
+    """The job table of a kernel: one row per job, each row's kind, and the tile width (or widths) of each kind."""
 
     rows: Int[Tensor, "jobs row"]
     kinds: Int[Tensor, " jobs"]
@@ -118,7 +119,7 @@ class Jobs:
 
     @classmethod
     def of(cls, jobs: list[tuple[Any, list[int]]], device: torch.device) -> "Jobs":
-        """From (width, row) of each job. The widest come first, because they take longest."""
+        """Builds the table from (width, row) of each job. The widest come first, because they take longest."""
         jobs = sorted(jobs, key=lambda job: job[0], reverse=True)
         widths = tuple(dict.fromkeys(width for width, _ in jobs))
         length = max(len(row) for _, row in jobs)
@@ -128,8 +129,8 @@ class Jobs:
         return cls(next(tables), next(tables), widths)
 
     @property
-    def flags(self) -> dict[str, Any]:
-        """What the kernel is built for."""
+    def constants(self) -> dict[str, Any]:
+        """Compile-time arguments of the kernel."""
         return {"ROW": self.rows.shape[1], "WIDTHS": self.widths}
 
 
@@ -162,7 +163,7 @@ def data_jobs(plan: Plan, device: torch.device) -> Jobs:
 
 @cache
 def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
-    """Jobs of `inputs` input channels each."""
+    """Returns jobs of `inputs` input channels each."""
     widest = max(size for out in outputs_of(plan) for _, size in chunks(len(out.columns_plus)))
     jobs = []
     for out in outputs_of(plan):
@@ -178,8 +179,6 @@ def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
 
 
 class Contraction(torch.autograd.Function):
-    """`contract` as one node of the autograd graph."""
-
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
         h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed))
@@ -192,7 +191,7 @@ class Contraction(torch.autograd.Function):
         launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
             h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
             MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-            PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.flags,
+            PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return out
@@ -208,41 +207,41 @@ class Contraction(torch.autograd.Function):
 
 
 def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Gradients of the hidden layer (float32) and of the input columns."""
+    """Returns gradients of the hidden layer (float32) and of the input columns."""
     edges, tiles = len(x), tiles_of(x.dtype)["data"]
     covered = sum(o.num_inputs * (2 if o.m else 1) for o in outputs_of(plan)) == x.shape[1]
     grad_columns = (torch.empty_like if covered else torch.zeros_like)(x)
     channels = {o.channels for o in outputs_of(plan)}
-    # The tensor cores take float32 only with the inner dimension contiguous, which is the output channels here.
+    # Tensor cores need the inner dimension contiguous for float32; here it is the output channels.
     transposed = x.dtype == torch.float32 and len(channels) == 1
     if transposed:
         w = w.view(-1, channels.pop(), h.shape[1]).transpose(1, 2).contiguous()
     jobs = data_jobs(plan, x.device)
-    shares = x.new_empty(len(jobs.rows), edges, h.shape[1], dtype=torch.float32)
+    partials = x.new_empty(len(jobs.rows), edges, h.shape[1], dtype=torch.float32)
     launch(kernels.contract_backward_data, (-(-edges // tiles.edges), len(jobs.rows)), 
-        h, x, w, g, shares, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
+        h, x, w, g, partials, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
         MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-        TRANSPOSED=transposed, PRECISION=precision(x.dtype), **jobs.flags,
+        TRANSPOSED=transposed, PRECISION=precision(x.dtype), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return shares.sum(0), grad_columns
+    return partials.sum(0), grad_columns
 
 
 def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> Tensor:
-    """The gradient of the mixed weights, float32."""
+    """Returns the gradient of the mixed weights, float32."""
     tiles = tiles_of(x.dtype)["weight"]
     blocks = -(-len(x) // tiles.edges)
-    shares = x.new_empty(SPLITS, size, dtype=torch.float32)
+    partials = x.new_empty(SPLITS, size, dtype=torch.float32)
     jobs = weight_jobs(plan, tiles.inputs, x.device)
     length, mid = blocks * tiles.edges, h.shape[1]
     h, x, g = (edges_last(tensor, length) for tensor in (h, x, g))
     launch(
-        kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, shares, jobs.rows, jobs.kinds, length,
+        kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, partials, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),
-        PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.flags,
+        PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return shares.sum(0)
+    return partials.sum(0)
 
 
 def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
@@ -252,5 +251,5 @@ def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
 def contract(
     hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
 ) -> Float[Tensor, "edges outputs"]:
-    """`reference.contract`, computed in the dtype of `columns` with float32 sums."""
+    """Computes `reference.contract` in the dtype of `columns` with float32 sums."""
     return Contraction.apply(hidden, columns, mixed, plan)  # type: ignore[return-value]

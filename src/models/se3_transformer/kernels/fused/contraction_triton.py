@@ -1,12 +1,12 @@
 # type: ignore  (the type checker reads Triton as Python)
 """The contraction of `reference.contract` as three Triton kernels. Radial weights exist only as tiles in registers.
 
-A message is a matrix product whose left factor is made on the fly: out[e, n] = sum over (i, k) of (x[e, i] h[e, k])
-W[(i, k), n], with source features x, hidden radial layer h and mixed weights W; an edge and a sign of m is a row. So
-the forward pass is one product on the tensor cores, and so are both backward ones.
+A message is a matrix product whose left factor is formed in registers: out[e, n] = sum over (i, k) of (x[e, i] h[e, k])
+W[(i, k), n], with source features x, hidden radial layer h and mixed weights W. A row is an edge and a sign of m. The
+forward pass and both backward passes are products on the tensor cores.
 
-One launch does all jobs of a plan. A job is a row of int32: `HEAD` scalars, then output columns (-1: none). Tiles of
-different widths are branches of one kernel, so that small ones fill the gaps that large ones leave.
+One launch computes all jobs of a plan. A job is a row of int32: `HEAD` scalars, then output columns (-1: none). Tiles
+of different widths are branches of one kernel, so that small ones run on multiprocessors that large ones leave idle.
 """
 
 import triton
@@ -14,12 +14,12 @@ import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
 
-HEAD = tl.constexpr(8)  # scalars of a job
+HEAD = tl.constexpr(8)  # scalars per job
 
 
 @triton.jit
 def _weights_of(n, k, inputs, channels, MID: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Places of mixed weights relative to the first: of output channels n, and of k = (input channel, mid).
+    """Offsets of mixed weights from the first: of output channels n, and of k = (input channel, mid).
 
     Output degrees follow one another, each [inputs, channels, MID], or [inputs, MID, channels] if transposed.
     """
@@ -31,7 +31,7 @@ def _weights_of(n, k, inputs, channels, MID: tl.constexpr, TRANSPOSED: tl.conste
 
 @triton.jit
 def _places(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
-    """Output columns, and which of them there are. Aligned: all of them, in runs of 16 from multiples of 16 on."""
+    """Output columns, and which of them exist. Aligned: all exist, in runs of 16 that begin at multiples of 16."""
     places = tl.load(table + begin + tl.arange(0, COUNT))
     if ALIGNED:
         return tl.max_contiguous(tl.multiple_of(places, 16), 16), tl.full([COUNT], 1, tl.int1)
@@ -84,7 +84,7 @@ def contract(
     MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr, SETTLE: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
 ):  # fmt: skip
-    """Messages: a program makes those of `BE` edges, one sign of one m, `IB` input channels a step."""
+    """Messages: a program computes those of `BE` edges for one sign of one m, `IB` input channels per step."""
     job = jobs + tl.program_id(1) * ROW
     kind = tl.load(kinds + tl.program_id(1))
     for t in tl.static_range(len(WIDTHS)):
@@ -165,7 +165,7 @@ def contract_backward_data(
     MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
     TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, ROW: tl.constexpr, WIDTHS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the input columns of one sign of one m, and this job's share of the hidden layer's.
+    """Gradients of the input columns of one sign of one m, and this job's partial gradient of the hidden layer.
 
     The output channels are the inner dimension here, as sums of two widths (96 = 64 + 32).
     """
@@ -238,8 +238,8 @@ def contract_backward_weight(
 ):  # fmt: skip
     """The gradient of `IB` input channels' mixed weights of one (m, term), over one split of the edges.
 
-    `hidden`, `columns` and `grad` are transposed here, edges last (the inner dimension), `length` of them, a multiple
-    of BE. A split is `blocks` times BE edges.
+    `hidden`, `columns` and `grad` are transposed, with `length` edges (a multiple of BE) as the last, inner dimension.
+    A split is `blocks` times BE edges.
     """
     job = jobs + tl.program_id(0) * ROW
     kind = tl.load(kinds + tl.program_id(0))

@@ -1,4 +1,4 @@
-"""The kernels of `edges_triton` as differentiable functions."""
+"""Autograd functions of the kernels in `edges_triton`."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from src.models.se3_transformer.frames import EdgeLayout, rotation_table
 from src.models.se3_transformer.kernels.fused import edges_triton as kernels
 
 EDGES_PER_PROGRAM = 4
-MAX_SIZE = 32  # rows that one warp's tile holds: degrees up to 4
+MAX_SIZE = 32  # rows of one warp's tile: degrees up to 4
 
 
 def supported(layout: EdgeLayout) -> bool:
-    """Whether the features are one rectangle of a size that one warp can hold."""
+    """Whether the features are one rectangle that fits one warp's tile."""
     return layout.channels is not None and layout.channels <= 128 and (layout.fiber.max_degree + 1) ** 2 <= MAX_SIZE
 
 
 def tile(layout: EdgeLayout) -> dict[str, int]:
-    """The rectangle's shape and that of the tile which holds it."""
+    """Returns the shapes of the rectangle and of its tile."""
     channels, components = layout.channels, (layout.fiber.max_degree + 1) ** 2
     assert channels is not None
     return {
@@ -55,8 +55,6 @@ def _sum(columns: Tensor, wigner: Tensor, pointers: Tensor, order: Tensor | None
 
 
 class GatherToEdges(torch.autograd.Function):
-    """Features of the source nodes, seen from the edge frames."""
-
     @staticmethod
     def forward(ctx: Any, features: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> Tensor:
         ctx.save_for_backward(wigner)
@@ -71,8 +69,6 @@ class GatherToEdges(torch.autograd.Function):
 
 
 class SumFromEdges(torch.autograd.Function):
-    """Sums over incoming edges, in the common frame."""
-
     @staticmethod
     def forward(ctx: Any, columns: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> Tensor:
         ctx.save_for_backward(wigner)
@@ -87,8 +83,6 @@ class SumFromEdges(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Attention over incoming edges with messages that are seen from the edge frames."""
-
     @staticmethod
     def forward(
         ctx: Any, messages: Tensor, query: Tensor, wigner: Tensor, graph: Graph, value: EdgeLayout, key: EdgeLayout,
@@ -121,7 +115,7 @@ class Attend(torch.autograd.Function):
 
 
 def attention_supported(value: EdgeLayout, key: EdgeLayout, num_heads: int) -> bool:
-    """Whether `attend` can carry it out: equal channels, and a power of two of them for each head."""
+    """Whether `attend` supports the layouts: equal channels, and a power of two of them for each head."""
     if not (supported(value) and supported(key)) or value.channels != key.channels:
         return False
     assert value.channels is not None
@@ -147,14 +141,14 @@ def _attention_shapes(value: EdgeLayout, key: EdgeLayout, num_heads: int, wigner
 def gather_to_edges(
     features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
 ) -> Float[Tensor, "edges columns"]:
-    """The source nodes' features seen from the edge frames; those of padded edges are zero."""
+    """Returns the source nodes' features in the edge frames; zero for padded edges."""
     return GatherToEdges.apply(features, wigner, graph, layout)  # type: ignore[return-value]
 
 
 def sum_from_edges(
     columns: Float[Tensor, "edges columns"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
 ) -> Float[Tensor, "nodes features"]:
-    """Sums over incoming edges of what is seen from the edge frames, in the common frame."""
+    """Rotates features from the edge frames into the common frame and sums them over incoming edges."""
     return SumFromEdges.apply(columns, wigner, graph, layout)  # type: ignore[return-value]
 
 
@@ -167,5 +161,5 @@ def attend(
     key: EdgeLayout,
     num_heads: int,
 ) -> Float[Tensor, "nodes values"]:
-    """Attention over incoming edges; `messages` hold the value's columns, then the key's, seen from the edge frames."""
+    """Computes attention over incoming edges; `messages` are the value's and the key's columns in the edge frames."""
     return Attend.apply(messages, query, wigner, graph, value, key, num_heads)  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""Triton kernels between nodes and edge frames: gathering, summing, attention. One warp works on one edge or node.
+"""Triton kernels between nodes and edge frames: gathering, summing, attention. One warp computes one edge or node.
 
-Features of equal channels are rectangles [rows, channels], and an edge's rotation is one small matrix product: `table`
-says for each (row seen from the edge, flat component) where its entry of the Wigner matrices stands, -1 for zero.
+Features of equal channels are rectangles [rows, channels], and an edge's rotation is one small matrix product. `table`
+has for each (row in the edge frame, flat component) the index of its Wigner matrix entry, -1 for zero.
 """
 
 import triton
@@ -21,7 +21,7 @@ def gather_to_edges(
     PACKED: tl.constexpr, COMPONENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Each edge's node's features seen from its frame; edges from `num_real` on get zeros."""
+    """Features of each edge's node in the edge's frame; edges from `num_real` on get zeros."""
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
     place = tl.load(table + row[:, None] * SIZE + comp[None, :])
     is_in = (comp < COMPONENTS)[:, None] & (channel < CHANNELS)[None, :]
@@ -45,7 +45,7 @@ def sum_from_edges(
     ORDERED: tl.constexpr, PACKED: tl.constexpr, COMPONENTS: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """For each node the sum over its edges of what is seen from their frames, in the common frame."""
+    """For each node the sum over its edges of features in their frames, rotated into the common frame."""
     node = tl.program_id(0).to(tl.int64)
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
     back = tl.load(table + row[None, :] * SIZE + comp[:, None])
@@ -64,7 +64,7 @@ def sum_from_edges(
 
 @triton.jit
 def _per_head(values, WIDTH: tl.constexpr, PER_HEAD: tl.constexpr):
-    """Sums over the channels of each head, given to each of them."""
+    """Sums over the channels of each head, broadcast to its channels."""
     heads = tl.reshape(values, [WIDTH // PER_HEAD, PER_HEAD])
     sums = tl.sum(heads, 1)[:, None] + tl.zeros_like(heads)
     return tl.reshape(sums, [WIDTH])
@@ -121,7 +121,7 @@ def attend_backward(
     KEY_ROWS: tl.constexpr, CHANNELS: tl.constexpr, PER_HEAD: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the messages into each node and of its query, the softmax made again from `log_sum`."""
+    """Gradients of the messages into each node and of its query; recomputes the softmax from `log_sum`."""
     node = tl.program_id(0).to(tl.int64)
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
     is_channel = channel < CHANNELS

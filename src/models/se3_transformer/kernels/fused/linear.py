@@ -1,4 +1,4 @@
-"""The kernels of `linear_triton` as a differentiable function."""
+"""The autograd function of the kernels in `linear_triton`."""
 
 from functools import cache
 from typing import Any
@@ -10,36 +10,36 @@ from torch import Tensor
 from src.gpu.triton_helpers import launch, power_of_2, precision
 from src.models.se3_transformer.kernels.fused import linear_triton as kernels
 
-NODES = 64  # of a tile
-SPLITS = 16  # parts of the nodes whose weight gradients are made side by side and then added, in a fixed order
+NODES = 64  # per tile
+SPLITS = 16  # parts of the nodes with partial weight gradients, computed in parallel and added in a fixed order
 
 
 def supported(channels: tuple[int, ...], outer: int) -> bool:
-    """Whether one or two inputs of so many channels fit a tile."""
+    """Whether one or two inputs with these channels fit a tile."""
     return len(channels) <= 2 and max(*channels, outer) <= 128
 
 
-def width(channels: int) -> int:
+def tile_width(channels: int) -> int:
     return max(16, power_of_2(channels))
 
 
 @cache
 def degree_of_component(degrees: int, device: torch.device) -> Tensor:
-    """int32 [degrees^2]."""
+    """Returns the degree of each component, int32 [degrees^2]."""
     sizes = 2 * torch.arange(degrees) + 1
     return torch.arange(degrees).repeat_interleave(sizes).to(device, torch.int32)
 
 
 @cache
-def belongs(degrees: int, device: torch.device) -> Float[Tensor, "degrees components"]:
-    """1 where a component belongs to a degree."""
+def degree_mask(degrees: int, device: torch.device) -> Float[Tensor, "degrees components"]:
+    """Returns 1 where a component belongs to a degree, else 0."""
     return (degree_of_component(degrees, device) == torch.arange(degrees, device=device)[:, None]).float()
 
 
 def multiply(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: tuple[int, int], outer: int) -> Tensor:
-    """The inputs [nodes, components, channels] times parts of `matrices` [degrees, _, _].
+    """Multiplies the inputs [nodes, components, channels] by parts of `matrices` [degrees, _, _].
 
-    `begin`: where the part begins in numbers; `strides`: of a part's inner and outer dimension.
+    `begin`: offset of the part in elements; `strides`: of the part's inner and outer dimension.
     """
     first, second = inputs[0], inputs[-1]
     nodes, components, inner = first.shape
@@ -47,15 +47,15 @@ def multiply(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: 
     out = first.new_empty(nodes, components, outer)
     launch(kernels.linear, (-(-nodes // NODES), components), 
         first, second, matrices.view(-1)[begin:], degree_of_component(len(matrices), first.device), out, nodes,
-        components, matrices.stride(0), *strides, inner, INNER_1=inner, INNER_2=inner2, WIDTH_1=width(inner),
-        WIDTH_2=width(max(inner2, 1)), OUTER=outer, WIDTH_OUT=width(outer), BN=NODES, PRECISION=precision(first.dtype),
-        num_warps=4,
+        components, matrices.stride(0), *strides, inner, INNER_1=inner, INNER_2=inner2, WIDTH_1=tile_width(inner),
+        WIDTH_2=tile_width(max(inner2, 1)), OUTER=outer, WIDTH_OUT=tile_width(outer), BN=NODES,
+        PRECISION=precision(first.dtype), num_warps=4,
     )  # fmt: skip
     return out
 
 
 class Linear(torch.autograd.Function):
-    """Weights [degrees, outer, all inputs' channels] applied to one or two inputs [nodes, components, channels]."""
+    """Applies weights [degrees, outer, all inputs' channels] to one or two inputs [nodes, components, channels]."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, *inputs: Tensor) -> Tensor:
@@ -72,26 +72,27 @@ class Linear(torch.autograd.Function):
         grad = grads[0].to(matrices.dtype).contiguous()
         nodes, components, _ = grad.shape
         blocks = -(-nodes // (NODES * SPLITS))
-        shares = grad.new_empty(SPLITS, components, outer, columns, dtype=torch.float32)
+        partials = grad.new_empty(SPLITS, components, outer, columns, dtype=torch.float32)
         grad_inputs: list[Tensor | None] = []
         begin = 0
         for number, x in enumerate(inputs):
             inner = x.shape[2]
-            wanted = ctx.needs_input_grad[1 + number]
-            grad_inputs.append(multiply((grad,), matrices, begin, (columns, 1), inner) if wanted else None)
+            needs_gradient = ctx.needs_input_grad[1 + number]
+            grad_inputs.append(multiply((grad,), matrices, begin, (columns, 1), inner) if needs_gradient else None)
             launch(kernels.linear_backward_weight, (components, SPLITS), 
-                grad, x, shares, nodes, components, blocks, columns, begin, OUTER=outer, INNER=inner,
-                WIDTH_OUT=width(outer), WIDTH=width(inner), BN=NODES, PRECISION=precision(x.dtype), num_warps=4,
+                grad, x, partials, nodes, components, blocks, columns, begin, OUTER=outer, INNER=inner,
+                WIDTH_OUT=tile_width(outer), WIDTH=tile_width(inner), BN=NODES, PRECISION=precision(x.dtype),
+                num_warps=4,
             )  # fmt: skip
             begin += inner
-        # A sum, not a product with `belongs`, which TF32 would round.
-        of_degree = (belongs(degrees, grad.device)[:, :, None, None] * shares.sum(0)).sum(1)
+        # A sum, not a product with `degree_mask`, which TF32 would round.
+        of_degree = (degree_mask(degrees, grad.device)[:, :, None, None] * partials.sum(0)).sum(1)
         return of_degree.to(ctx.dtype), *grad_inputs
 
 
 def linear(
     inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"]
 ) -> Float[Tensor, "nodes features"]:
-    """Flat features of equal channels, times the matrix of their degree; several inputs stand side by side."""
+    """Computes `reference.linear` for one or two inputs of equal channels."""
     components = len(weights) ** 2
     return Linear.apply(weights, *(x.unflatten(1, (components, -1)) for x in inputs)).flatten(1)  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
 """LinearSE3 for equal channels as Triton kernels: a product for each component, with the matrix of its degree.
 
-Features are [nodes, components, channels]; the components of degree d are d^2 .. (d + 1)^2 - 1. They are read and
-written where they stand, without being brought into another order for a batched product.
+Features are [nodes, components, channels]; the components of degree d are d^2 .. (d + 1)^2 - 1. The kernels read and
+write this order directly, without a transposition for a batched product.
 """
 
 import triton
@@ -21,7 +21,7 @@ def linear(
     INNER_1: tl.constexpr, INNER_2: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, OUTER: tl.constexpr,
     WIDTH_OUT: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[n, p] = first[n, p] M_d + second[n, p] M'_d; M' begins `second_begin` rows behind M. INNER_2 may be 0."""
+    """out[n, p] = first[n, p] M_d + second[n, p] M'_d; M' begins `second_begin` rows after M. INNER_2 may be 0."""
     component = tl.program_id(1)
     node = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     is_node = node < nodes

@@ -1,4 +1,4 @@
-"""The kernels of `norm_triton` as a differentiable function."""
+"""The autograd function of the kernels in `norm_triton`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
 
 
 def supported(fiber: Fiber) -> bool:
-    """Whether the features are one rectangle that a warp can hold."""
+    """Whether the features are one rectangle that fits one warp's tile."""
     complete = fiber.degrees == tuple(range(len(fiber)))
     return complete and fiber.equal_channels is not None and fiber.equal_channels <= 64 and len(fiber) <= 5
 
@@ -56,12 +56,12 @@ class Norm(torch.autograd.Function):
         features, weight, bias = ctx.saved_tensors
         grad, grad_features = grads[0].contiguous(), torch.empty_like(features)
         programs = -(-len(features) // NODES_PER_PROGRAM["backward"])
-        shares = features.new_empty(programs, 2, len(weight), dtype=torch.float32)
+        partials = features.new_empty(programs, 2, len(weight), dtype=torch.float32)
         launch(kernels.norm_backward, (programs,), 
-            features, weight, bias, grad, grad_features, shares, len(features), *ctx.constants,
+            features, weight, bias, grad, grad_features, partials, len(features), *ctx.constants,
             **shape_of(ctx.fiber), BN=NODES_PER_PROGRAM["backward"], num_warps=1,
         )  # fmt: skip
-        grad_weight, grad_bias = shares.sum(0).to(weight.dtype)
+        grad_weight, grad_bias = partials.sum(0).to(weight.dtype)
         return grad_features, grad_weight, grad_bias, None, None, None
 
 
@@ -73,5 +73,5 @@ def norm(
     smallest: float,
     eps: float,
 ) -> Float[Tensor, "nodes features"]:
-    """NormSE3: lengths of at least `smallest`, normalised within each degree with `eps`; computed in float32."""
+    """Computes `reference.norm` for equal channels, in float32."""
     return Norm.apply(features, weight, bias, fiber, smallest, eps)  # type: ignore[return-value]

@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def _normalised(x, rows, channel, weight, bias, degree, smallest, eps, CHANNELS: tl.constexpr):
-    """One degree: which rows are its, their lengths, the normalised lengths, 1 / deviation, and the new lengths."""
+    """For one degree: row mask, clamp mask, lengths, normalised lengths, 1 / deviation, and new lengths."""
     is_degree = (rows >= degree * degree) & (rows < (degree + 1) * (degree + 1))
     is_channel = channel < CHANNELS
     square = tl.sum(tl.where(is_degree[:, None], x * x, 0.0), 0)
@@ -48,7 +48,7 @@ def norm_backward(
     features, weight, bias, grad, grad_features, grad_affine, nodes, smallest, eps,
     DEGREES: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """`grad_affine` gets each program's share of the gradients of weight and bias, [programs, 2, degrees, channels]."""
+    """`grad_affine` gets each program's partial gradients of weight and bias, [programs, 2, degrees, channels]."""
     rows, channel = tl.arange(0, SIZE), tl.arange(0, WIDTH)
     is_channel = channel < CHANNELS
     wanted = (rows < DEGREES * DEGREES)[:, None] & is_channel[None, :]
@@ -77,7 +77,7 @@ def norm_backward(
             mean = tl.sum(grad_unit, 0) / CHANNELS
             along = tl.sum(grad_unit * unit, 0) / CHANNELS
             grad_length = (grad_unit - mean - unit * along) * inverse - grad_scale * new / (length * length)
-            grad_length = tl.where(is_small, 0.0, grad_length)  # a length below the smallest counts as a constant
+            grad_length = tl.where(is_small, 0.0, grad_length)  # a clamped length is a constant
             scale = tl.where(is_degree[:, None], (new / length)[None, :], scale)
             pull = tl.where(is_degree[:, None], (grad_length / length)[None, :], pull)
         tl.store(grad_features + place, (g * scale + x * pull).to(grad_features.dtype.element_ty), mask=is_node)

@@ -1,4 +1,4 @@
-"""The kernels of `radial_triton` as a differentiable function."""
+"""The autograd function of the kernels in `radial_triton`."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from src.gpu.triton_helpers import launch, thorough
 from src.models.se3_transformer.kernels.fused import radial_triton as kernels
 
-EDGES = 64  # of a tile
-PROGRAMS = 264  # of the backward pass: two for each multiprocessor of an H200
+EDGES = 64  # per tile
+PROGRAMS = 264  # in the backward pass: two per multiprocessor of an H200
 MAX_INPUTS = 16
 
 
 def supported(hidden: nn.Sequential) -> bool:
-    """Whether the widths are ones that the kernels were written for."""
+    """Whether the kernels support the network's widths."""
     first = hidden[0]
     return isinstance(first, nn.Linear) and first.in_features <= MAX_INPUTS and first.out_features in (16, 32, 64)
 
 
 class Hidden(torch.autograd.Function):
-    """Edge scalars to hidden layer; `packed` are all parameters in the kernels' order."""
+    """The autograd function of `hidden`; `packed` are all parameters in the kernels' order."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, packed: Tensor, mid: int, eps: float | None) -> Tensor:
@@ -41,18 +41,18 @@ class Hidden(torch.autograd.Function):
         wants_inputs = ctx.needs_input_grad[0]
         blocks = -(-len(inputs) // (EDGES * PROGRAMS))
         programs = -(-len(inputs) // (EDGES * blocks))
-        shares = packed.new_empty(programs, len(packed), dtype=torch.float32)
+        partials = packed.new_empty(programs, len(packed), dtype=torch.float32)
         grad_inputs = torch.empty_like(inputs) if wants_inputs else inputs
         launch(kernels.radial_backward, (programs,), 
-            inputs, packed, grads[0].contiguous(), grad_inputs, shares, len(inputs), blocks, ctx.eps or 0.0,
+            inputs, packed, grads[0].contiguous(), grad_inputs, partials, len(inputs), blocks, ctx.eps or 0.0,
             INPUTS=inputs.shape[1], PADDED=16, MID=ctx.mid, NORM=ctx.eps is not None, BE=EDGES,
             WANTS_INPUTS=wants_inputs, PRECISION=thorough(torch.float32), num_warps=4,
         )  # fmt: skip
-        return grad_inputs if wants_inputs else None, shares.sum(0), None, None
+        return grad_inputs if wants_inputs else None, partials.sum(0), None, None
 
 
 def hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Float[Tensor, "edges mid"]:
-    """`network(inputs)` (Linear, LayerNorm or not, ReLU, twice) in float32, also under autocast."""
+    """Computes `network(inputs)` (Linear, optional LayerNorm, ReLU, twice) in float32, also under autocast."""
     linears = [layer for layer in network if isinstance(layer, nn.Linear)]
     norms = [layer for layer in network if isinstance(layer, nn.LayerNorm)]
     mid = linears[0].out_features

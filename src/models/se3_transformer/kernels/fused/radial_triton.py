@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
 """The hidden layer of a radial network as Triton kernels: two linear layers, each with LayerNorm and ReLU.
 
-A program walks over its share of the edges with all parameters at hand. Everything is float32 inside. `parameters`
-holds, one after the other, the first matrix [MID, INPUTS], its bias, the norm's weight and bias, the second matrix
+A program of the backward pass loops over its edges with all parameters loaded. All arithmetic is float32. `parameters`
+are, one after the other, the first matrix [MID, INPUTS], its bias, the norm's weight and bias, the second matrix
 [MID, MID], its bias, the norm's weight and bias.
 """
 
@@ -63,7 +63,7 @@ def radial_backward(
     INPUTS: tl.constexpr, PADDED: tl.constexpr, MID: tl.constexpr, NORM: tl.constexpr, BE: tl.constexpr,
     WANTS_INPUTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Each program's share of the parameters' gradients, over `blocks` times BE edges, and the inputs' if wanted."""
+    """Each program's partial gradients of the parameters, over `blocks` times BE edges; optionally the inputs' too."""
     mid, s = tl.arange(0, MID), tl.arange(0, PADDED)
     is_s = s < INPUTS
     second = parameters + MID * INPUTS + 3 * MID

@@ -1,4 +1,4 @@
-"""The order of a matrix in memory."""
+"""Transposition with padding, for kernels that read edges contiguously."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +10,7 @@ TILE = 64
 
 
 def edges_last(tensor: Float[Tensor, "edges columns"], length: int) -> Float[Tensor, "columns length"]:
-    """The transpose in memory of its own, with zeros behind the last edge."""
+    """Returns the transpose as a contiguous tensor, with zeros after the last edge."""
     tensor = tensor.contiguous()
     edges, columns = tensor.shape
     out = tensor.new_empty(columns, length)

@@ -1,5 +1,5 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""A matrix brought into the other order in memory, tile by tile."""
+"""Transposition of a matrix in memory, tile by tile."""
 
 import triton
 import triton.language as tl
