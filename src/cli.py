@@ -18,8 +18,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 from src.config import schema
 from src.config.hydra_files import save_run
 from src.errors import UserError
+from src.system import lean
 from src.system.group import rank, speaks
-from src.system.lean import LeanImport
 from src.system.masking import mask_error, mask_process, masked_text, watch
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -58,7 +58,7 @@ def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
 def door(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend."""
     schema.register()
-    sys.meta_path.insert(0, LeanImport())
+    lean.install()
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out

@@ -14,7 +14,7 @@ from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
 from src.errors import UserError
-from src.launch.devices import activation_bytes, set_precision
+from src.launch.devices import activation_bytes, set_execution, set_precision
 from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -84,6 +84,7 @@ def load_task(config: DictConfig) -> Task:
         config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given_overrides())
     check_packages(config)
     set_precision(config.precision, config.hardware.accelerator)
+    set_execution(config.execution)
     pl.seed_everything(config.seed, verbose=False)
     task: Task = instantiate(config.model.task)
     if checkpoint is not None:

@@ -106,7 +106,7 @@ def say(note: str | None) -> None:
 def build(config: DictConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     accelerator = config.hardware.accelerator
-    set_up_devices(config.trainer, config.precision, accelerator)
+    set_up_devices(config)
     pl.seed_everything(config.seed + group.rank(), verbose=False)
     parts = instantiate_parts(config)
     task: Task = parts.task

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.config.instantiate import check_packages
 from src.config.schema import Hardware
-from src.config.settings import CONF, check_training
+from src.config.settings import CONF, check_execution, check_training
 from src.errors import UserError
 from src.system.masking import watch
 
@@ -34,6 +34,7 @@ def complete_prediction(config: DictConfig) -> DictConfig:
     for key in ("num_samples", "batch_size"):
         if config[key] is not None and config[key] < 1:
             raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
+    check_execution(config)
     resolve(config)
     return config
 

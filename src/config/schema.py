@@ -79,7 +79,9 @@ class Execution:
     graph: str = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
     compile: str = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
     graph_warmup_steps: int = 3
-    gradient_dtype: str | None = None  # bf16 or fp16: what gradients travel in between ranks; null: as they are
+    gradient_dtype: str | None = None  # of the all-reduce: bf16 or fp16; null: the gradients' own
+    exchange: str = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
+    graph_gaps: str = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps: auto or off
 
 
 @dataclass

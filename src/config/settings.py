@@ -9,6 +9,14 @@ from src.errors import UserError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
+EXECUTION = {
+    "graph": ("auto", "on", "off"),
+    "compile": ("auto", "on", "off"),
+    "gradient_dtype": (None, "bf16", "fp16"),
+    "exchange": ("auto", "nccl"),
+    "graph_gaps": ("auto", "off"),
+}
+
 
 def given_overrides() -> list[str]:
     """Returns the command line's overrides, not resolved; none where other code composed the config."""
@@ -24,9 +32,19 @@ def check_training(config: DictConfig) -> None:
     for name in ("batch_size", "accumulate"):
         if config.hp[name] < 1:
             raise UserError(f"hp.{name}={config.hp[name]} trains nothing; give 1 or more")
+    check_execution(config)
     world = config.trainer.num_nodes * config.trainer.devices
     if config.hp.batch_per == "global" and config.hp.batch_size % world:
         raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+
+
+def check_execution(config: DictConfig) -> None:
+    """Raises UserError for a value of `execution` that is not one of its choices."""
+    for name, choices in EXECUTION.items():
+        if (value := config.execution[name]) not in choices:
+            raise UserError(
+                f"execution.{name}={value} is unknown; give " + ", ".join("null" if c is None else c for c in choices)
+            )
 
 
 def check_fix_hp(config: DictConfig) -> None:

@@ -1,8 +1,12 @@
 """The hardware queues that a process has on its GPU, which decide how long the gaps between small kernels are."""
 
 import ctypes
+from typing import Any
 
 import torch
+
+TRIED = 13  # major CUDA version of the drivers that this was tried with
+enabled = True  # execution.graph_gaps=auto
 
 
 def renew_queues() -> bool:
@@ -14,12 +18,21 @@ def renew_queues() -> bool:
     Nothing in the driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this
     process; where the memory for a second context is missing at that moment, nothing happens.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # no driver, or not NVIDIA's
+    driver = tried_driver() if enabled else None
+    if driver is None:
         return False
     context = ctypes.c_void_p()
     if driver.cuCtxCreate_v2(ctypes.byref(context), 0, torch.cuda.current_device()) != 0:
         return False
     popped = ctypes.c_void_p()  # torch's own is this thread's current one again
     return driver.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0 and driver.cuCtxDestroy_v2(context) == 0
+
+
+def tried_driver() -> Any:
+    """Returns NVIDIA's driver library; None where there is none, or one of another CUDA version than TRIED."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return driver if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value // 1000 == TRIED else None

@@ -9,16 +9,28 @@ import torch
 from omegaconf import DictConfig
 
 from src.errors import UserError
+from src.gpu import graph_gaps
+from src.parallel import shared_memory
 from src.system.group import world_size
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
 
 
-def set_up_devices(trainer: DictConfig, precision: DictConfig, accelerator: str) -> None:
-    """Checks that this process is one of the topology's, and sets the precision. Raises UserError if not possible."""
-    check_topology(trainer, accelerator)
-    set_precision(precision, accelerator)
+def set_up_devices(config: DictConfig) -> None:
+    """Checks that this process is one of the topology's, and sets precision and execution of the whole process.
+
+    Raises UserError where the devices are missing or cannot compute in the precision.
+    """
+    check_topology(config.trainer, config.hardware.accelerator)
+    set_precision(config.precision, config.hardware.accelerator)
+    set_execution(config.execution)
+
+
+def set_execution(execution: DictConfig) -> None:
+    """Switches what is done for the whole process on or off: shared GPU memory, and the reset of hardware queues."""
+    shared_memory.enabled = execution.exchange == "auto"
+    graph_gaps.enabled = execution.graph_gaps == "auto"
 
 
 def check_devices(trainer: DictConfig, accelerator: str) -> None:

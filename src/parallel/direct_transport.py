@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from src.gpu.triton_helpers import launch, package
-from src.parallel.shared_memory import on_every_rank, shared_memory
+from src.parallel.shared_memory import on_every_rank, refusal, shared_memory
 from src.parallel.transports import Transport
 
 SHARED = 32  # numbers: what a rank's share of a message is a multiple of
@@ -69,7 +69,7 @@ class DirectTransport(Transport):
             memory[rank].zero_()
             return cls(memory, rank, handle.barrier, numbers)
 
-        missing = None if package(KERNELS) else "Triton is not installed"
+        missing = refusal() or (None if package(KERNELS) else "Triton is not installed")
         instead = "gradients travel through NCCL, not straight out of the other GPUs' memory"
         return on_every_rank(made, device, instead, missing)
 

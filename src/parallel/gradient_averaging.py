@@ -7,7 +7,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor, distributed, nn
 
-from src.errors import UserError
 from src.gpu.waiting import Waiting
 from src.parallel.direct_transport import SHARED, DirectTransport
 from src.parallel.gradient_slots import offer, withdraw
@@ -217,12 +216,9 @@ class GradientAverage:
         return received
 
 
-def travelling_dtype(name: str | None) -> torch.dtype | None:
-    """What `execution.gradient_dtype` names. Raises UserError for what it may not be."""
-    names = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if name not in names:
-        raise UserError(f"execution.gradient_dtype={name} is unknown; give bf16, fp16 or null")
-    return names[name]
+def bucket_dtype(name: str | None) -> torch.dtype | None:
+    """Returns the dtype that `execution.gradient_dtype` names."""
+    return {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
 
 
 def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:

@@ -5,17 +5,26 @@ for metrics that nobody here uses; nor without torch's compiler, which src/syste
 """
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from src.system import compiler_later
 
+PLAIN = "REPRISE_PLAIN_START"  # set in the environment: every import as it is
+TRIED = {"torch": ("2.11.", "2.13."), "torchmetrics": ("1.9.",), "lightning-utilities": ("0.15.",)}
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
+
+
+def install() -> None:
+    """Shortens the imports that follow, unless PLAIN is set or a package has another version than TRIED."""
+    if not os.environ.get(PLAIN) and all(version(name).startswith(tried) for name, tried in TRIED.items()):
+        sys.meta_path.insert(0, LeanImport())
 
 
 @contextmanager
@@ -54,18 +63,18 @@ def hidden(names: Sequence[str]) -> Iterator[None]:
     """Packages that are not there for whoever asks in the two ways that torchmetrics does."""
     from lightning_utilities.core import imports
 
-    version = imports.__dict__["_version"]
+    known = imports.__dict__["_version"]
 
     def version_of_others(name: str) -> str:
         if name in names:
             raise PackageNotFoundError(name)
-        return version(name)
+        return known(name)
 
     imports.__dict__["_version"] = version_of_others
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type] # None: not to be found
     try:
         yield
     finally:
-        imports.__dict__["_version"] = version
+        imports.__dict__["_version"] = known
         for name in names:
             del sys.modules[name]

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from src.config.schema import Execution
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
-from src.parallel.gradient_averaging import GradientAverage, travelling_dtype
+from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class TrainStep:
         self.parameters = [p for p in task.trained_parameters() if p.requires_grad]
         self.average = None
         if task.trainer.world_size > 1:
-            dtype = travelling_dtype(task.execution.gradient_dtype)
+            dtype = bucket_dtype(task.execution.gradient_dtype)
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
         # The first step settles how gradients travel, which no graph can hold.
         self.run = Graphed(self._step, graph, max(1, warmup_steps))

@@ -3,20 +3,25 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationKeyError
+from omegaconf.errors import InterpolationKeyError, ReadonlyConfigError
 
 from src.cli import CONF, explain
 from src.config import schema
+from src.config.complete import complete, complete_prediction
 from src.config.settings import check_fix_hp
 from src.errors import UserError
+from src.gpu import graph_gaps
+from src.launch.devices import set_execution
 from src.measure.roofline import peaks_of
+from src.parallel import shared_memory
 from src.run import case_of
 from tests.support.composing import composed
 
-MODELS = ("moflow", "se3_transformer", "distilbert", "dlrm", "dlrm_dcnv2", "mobilenet_v1")
+MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 TRAINERS = ("1x1", "1x2", "1x4", "1x8", "2x8")
 
 
@@ -141,3 +146,39 @@ def test_a_run_claims_its_folder(door: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(door, return_hydra_config=True)
     assert OmegaConf.to_container(config.hydra.run)["dir"].startswith("${claim:")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("graph=yes", "execution.graph=yes is unknown; give auto, on, off"),
+        ("gradient_dtype=int8", "execution.gradient_dtype=int8 is unknown; give null, bf16, fp16"),
+        ("exchange=gloo", "execution.exchange=gloo is unknown; give auto, nccl"),
+        ("graph_gaps=on", "execution.graph_gaps=on is unknown; give auto, off"),
+    ],
+)
+@pytest.mark.parametrize("entry", ["train", "predict"])
+def test_an_unknown_execution_is_refused(entry: str, wrong: str, told: str) -> None:
+    check = {"train": complete, "predict": complete_prediction}[entry]
+    with pytest.raises(UserError, match=told):
+        check(composed(entry, "output_dir=x", f"execution.{wrong}"))
+
+
+def test_execution_choices_are_set_for_the_process() -> None:
+    set_execution(composed("train", "execution.exchange=nccl", "execution.graph_gaps=off").execution)
+    assert (shared_memory.refusal(), graph_gaps.enabled) == ("execution.exchange=nccl", False)
+    set_execution(composed("train").execution)
+    assert shared_memory.enabled and graph_gaps.enabled
+
+
+def test_an_untried_torch_shares_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    assert shared_memory.refusal() is None
+    monkeypatch.setattr(torch, "__version__", "3.0.0")
+    assert shared_memory.refusal() == "torch 3.0.0 has not been tried"
+
+
+def test_a_completed_config_is_frozen() -> None:
+    config = complete(composed("train", "output_dir=x"))
+    with pytest.raises(ReadonlyConfigError):
+        config.hp.lr = 1.0

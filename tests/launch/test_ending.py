@@ -55,7 +55,7 @@ def test_going_on_does_what_the_run_would_have_done(tmp_path: Path, step: int, a
 def test_an_untried_lightning_keeps_its_signal_handling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "TRIED", ("0.",))
     record, raised = interrupted(tmp_path, provoked(what="is_terminated", step=3))
-    assert raised.code == 143 and record.samples >= 3 * 8
+    assert raised.code == 143 and (record.samples or 0) >= 3 * 8
 
 
 def test_an_evaluation_is_finished_first(tmp_path: Path) -> None:

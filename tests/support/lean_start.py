@@ -1,9 +1,8 @@
 """Imported before anything that needs Lightning: it then loads in a third of the time, as in the doors."""
 
 import gc
-import sys
 
-from src.system.lean import LeanImport
+from src.system import lean
 
-sys.meta_path.insert(0, LeanImport())
+lean.install()
 gc.set_threshold(200_000, 20, 100)  # modules are no garbage: to look at them again and again takes time

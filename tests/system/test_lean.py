@@ -1,15 +1,19 @@
 """What a start does not load, and that it is there for who needs it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from src.system import lean
 from tests.support import ROOT
 
 PACKAGES = """
 import sys
-from src.system.lean import OPTIONAL, LeanImport
-sys.meta_path.insert(0, LeanImport())
+from src.system.lean import OPTIONAL, install
+install()
 import torchmetrics
 print(torchmetrics.MeanMetric()(1.0).item(), *(name for name in OPTIONAL if name in sys.modules))
 import scipy.signal, matplotlib.pyplot
@@ -21,8 +25,8 @@ print(bool(RequirementCache("scipy")))
 COMPILER = """
 import sys
 from pathlib import Path
-from src.system.lean import LeanImport, loading
-sys.meta_path.insert(0, LeanImport())
+from src.system.lean import install, loading
+install()
 with loading():
     from src.run import train
 from tests.support.tiny_mobilenet import tiny_mobilenet
@@ -55,10 +59,10 @@ optimiser.step()
 """
 
 
-def printed(code: str, *arguments: str) -> list[str]:
+def printed(code: str, *arguments: str, **environment: str) -> list[str]:
     """The last lines of what code prints in a process of its own."""
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -69,3 +73,15 @@ def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> N
 
 def test_a_run_loads_no_compiler_and_the_compiler_still_works(tmp_path: Path) -> None:
     assert printed(COMPILER, str(tmp_path))[-5:] == ["[]", "0 False", "True True", "True True", "True False"]
+
+
+def test_with_the_switch_everything_is_imported_as_it_is_and_a_run_works(tmp_path: Path) -> None:
+    *_, loaded, _, _, _, _ = printed(COMPILER, str(tmp_path), REPRISE_PLAIN_START="1")
+    assert loaded == "['torch._dynamo.eval_frame', 'torch._inductor', 'sympy']"
+
+
+def test_an_untried_version_is_imported_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(sys.meta_path)
+    monkeypatch.setitem(lean.TRIED, "torch", ("0.",))
+    lean.install()
+    assert sys.meta_path == before
