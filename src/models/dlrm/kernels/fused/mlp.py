@@ -1,4 +1,4 @@
-"""A whole MLP as one differentiable function: bias and ReLU in the products, weights' gradients in float32."""
+"""A whole MLP as one differentiable function: bias and ReLU fused into the products, weight gradients in float32."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import mlp_triton as kernels
 
-ALIGNED = 8  # numbers: rows of products begin at multiples of 16 bytes
+ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
 ROWS, BLOCK, WIDTH = 512, 32, 128
-MAX_LOGIT = 1024  # numbers of the last hidden layer that one program holds
+MAX_LOGIT = 1024  # width of the last hidden layer that one program holds
 
 
 def supported(widths: tuple[int, ...], logit: bool) -> bool:
+    """Returns whether the kernels support layers of these widths."""
     hidden = widths[1:-1] if logit else widths[1:]
     return bool(hidden) and all(width % ALIGNED == 0 for width in hidden) and (not logit or hidden[-1] <= MAX_LOGIT)
 
@@ -40,7 +41,7 @@ class FusedMLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         activations, weights = saved[: ctx.num_activations], saved[ctx.num_activations :]
-        found: list[Tensor] = []  # gradients of parameters, from the last one to the first
+        found: list[Tensor] = []  # gradients of parameters, last one first
         if ctx.logit:
             grad, of_weight, of_bias, of_logit_bias = head_backward(activations[-1], weights.pop(), grads[0])
             found += [of_logit_bias, of_weight]
@@ -60,13 +61,13 @@ class FusedMLP(torch.autograd.Function):
 def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> Float[Tensor, "batch outputs"]:
     """See `MLP.forward`; `parameters` are weight and bias of each layer. Products are in the dtype of `x`.
 
-    A logit is float32.
+    Logits are float32.
     """
     return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
 
 
 def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and biases in the products' dtype, in one launch."""
+    """Returns weights and biases in the products' dtype, cast in one launch."""
     if parameters[0].dtype != dtype:
         narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
         torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
@@ -75,12 +76,13 @@ def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[T
 
 
 def through(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
-    """The gradient before a linear layer. Hopper's TF32 products want both factors with the summed index last."""
+    """Returns the gradient of a linear layer's input."""
+    # Hopper's TF32 products need the summed index last in both factors.
     return F.linear(grad, weight.t().contiguous()) if grad.dtype == torch.float32 else grad @ weight
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts."""
+    """Returns a @ b, summed and stored in float32: a large batch's gradient neither overflows nor loses small terms."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)
@@ -89,7 +91,7 @@ def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "
 def relu_backward(
     grad: Float[Tensor, "batch width"], activation: Float[Tensor, "batch width"]
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " width"]]:
-    """The gradient before the ReLU, and that of the bias."""
+    """Returns the gradient before the ReLU, and that of the bias."""
     out, (rows, columns) = torch.empty_like(grad), grad.shape
     programs = -(-rows // ROWS)
     shares = grad.new_empty(programs, columns, dtype=torch.float32)
@@ -103,7 +105,7 @@ def relu_backward(
 def head(
     x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], bias: Float[Tensor, " 1"]
 ) -> Float[Tensor, "batch 1"]:
-    """The layer to one logit."""
+    """Applies the layer to one logit."""
     out, columns = x.new_empty(len(x), 1, dtype=torch.float32), x.shape[1]
     launch(
         kernels.logit, (-(-len(x) // BLOCK),), x, weight, bias, out, len(x),
@@ -115,7 +117,7 @@ def head(
 def head_backward(
     x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], grad: Float[Tensor, "batch 1"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients: before the ReLU of `x`, of the logit's weight, of that layer's bias, of the logit's bias."""
+    """Returns the gradients before the ReLU of `x`, of the logit's weight, of the bias in `x`, of the logit's bias."""
     out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // ROWS)
     shares = x.new_zeros(programs, 3, columns, dtype=torch.float32)
     launch(
