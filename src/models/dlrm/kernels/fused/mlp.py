@@ -24,7 +24,7 @@ def supported(widths: tuple[int, ...], logit: bool) -> bool:
 class FusedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, logit: bool, *parameters: Tensor) -> Tensor:
-        weights, biases = narrowed(parameters, x.dtype)
+        weights, biases = cast_weights(parameters, x.dtype)
         missing = -x.shape[1] % ALIGNED
         if missing:
             x, weights[0] = F.pad(x, (0, missing)), F.pad(weights[0], (0, missing))
@@ -52,9 +52,9 @@ class FusedMLP(torch.autograd.Function):
             found += [of_bias, product(grad.t(), activations[-1])]
             if len(activations) == 1:
                 break
-            grad, of_bias = relu_backward(through(grad, weights.pop()), activations.pop())
+            grad, of_bias = relu_backward(input_gradient(grad, weights.pop()), activations.pop())
         found[-1] = found[-1][:, : ctx.inputs]
-        of_x = through(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
+        of_x = input_gradient(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
         return of_x, None, *reversed(found)
 
 
@@ -66,7 +66,7 @@ def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> F
     return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
 
 
-def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def cast_weights(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """Returns weights and biases in the products' dtype, cast in one launch."""
     if parameters[0].dtype != dtype:
         narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
@@ -75,7 +75,7 @@ def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[T
     return list(parameters[0::2]), list(parameters[1::2])
 
 
-def through(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
+def input_gradient(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
     """Returns the gradient of a linear layer's input."""
     # Hopper's TF32 products need the summed index last in both factors.
     return F.linear(grad, weight.t().contiguous()) if grad.dtype == torch.float32 else grad @ weight
@@ -94,12 +94,12 @@ def relu_backward(
     """Returns the gradient before the ReLU, and that of the bias."""
     out, (rows, columns) = torch.empty_like(grad), grad.shape
     programs = -(-rows // ROWS)
-    shares = grad.new_empty(programs, columns, dtype=torch.float32)
+    partials = grad.new_empty(programs, columns, dtype=torch.float32)
     launch(
-        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, shares, rows,
+        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, partials, rows,
         COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
     )  # fmt: skip
-    return out, shares.sum(0)
+    return out, partials.sum(0)
 
 
 def head(
@@ -119,10 +119,10 @@ def head_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients before the ReLU of `x`, of the logit's weight, of the bias in `x`, of the logit's bias."""
     out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // ROWS)
-    shares = x.new_zeros(programs, 3, columns, dtype=torch.float32)
+    partials = x.new_zeros(programs, 3, columns, dtype=torch.float32)
     launch(
-        kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, shares, len(x),
+        kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, partials, len(x),
         COLUMNS=columns, WIDTH=power_of_2(columns), ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    of_weight, of_bias, of_logit_bias = shares.sum(0)
+    of_weight, of_bias, of_logit_bias = partials.sum(0)
     return out, of_weight[None], of_bias, of_logit_bias[:1]
