@@ -6,7 +6,7 @@ A program handles a block of channels of STRIPS strips of COLUMNS output columns
 `weight` [CHANNELS, 9] is float32.
 
 Statistics are sums of deviations from a reference, an element of the strip's first row, and of their squares. If the
-reference is t standard deviations from the mean, the variance of n elements has a relative error of (1 + t^2) n / 2^24.
+reference is t standard deviations from the mean, the variance of n elements is accurate to about (1 + t^2) n / 2^24.
 """
 
 import triton
