@@ -81,14 +81,14 @@ def batches(chosen: Iterable[str]) -> list[Tokens]:
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """The kernels that go over memory once."""
     fused: Any = dispatch.kernels()
-    rows, drop = batch.ids.numel(), fused.rows.Drop.drawn([0.1], batch.labels)[0]
+    rows, drop = batch.ids.numel(), fused.rows.Drop.seeded([0.1], batch.labels)[0]
     weight, bias = torch.ones(DIM, device="cuda"), torch.zeros(DIM, device="cuda")
     x, residual, grad = (torch.randn(rows, DIM, device="cuda", dtype=dtype) for _ in range(3))
     h, wide_grad = (torch.randn(rows, WIDE, device="cuda", dtype=dtype) for _ in range(2))
-    shares = fused.rows.new_shares(rows, 3 * DIM + WIDE, x)
-    of_norm, of_wide = shares[:, : 3 * DIM], shares[:, 3 * DIM :]
+    partials = fused.rows.new_partials(rows, 3 * DIM + WIDE, x)
+    of_norm, of_wide = partials[:, : 3 * DIM], partials[:, 3 * DIM :]
     _, statistics = fused.rows.add_norm(x, residual, weight, bias, EPS, drop)
-    words = fused.embedding.words_of(batch)
+    words = fused.embedding.token_ids(batch)
     tables = [torch.randn(size, DIM, device="cuda") for size in (SIZES.vocab_size, LENGTH)]
     once, wide = x.numel() * x.itemsize, h.numel() * h.itemsize
 
@@ -108,7 +108,7 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
                 grad, words, *tables, weight, statistics, drop, of_norm[:, : 2 * DIM])),
             bytes=(once + rows * DIM * 4, once + 2 * rows * DIM * 4)),
         Row("sums over rows", device_ms(lambda: h[:, : 3 * DIM].sum(0, dtype=torch.float32)),
-            device_ms(lambda: shares.sum(0)), bytes=(3 * once, shares.numel() * 4)),
+            device_ms(lambda: partials.sum(0)), bytes=(3 * once, partials.numel() * 4)),
         Row("rows of words", device_ms(lambda: fused.embedding.summed_by(
             x.float(), words.ids, SIZES.vocab_size, 0)), 0.0),
     ]  # fmt: skip
@@ -117,17 +117,17 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
 def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """Of all tokens, and of first ones alone."""
     fused: Any = dispatch.kernels()
-    sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.drawn([0.1], batch.labels)[0]
+    sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.seeded([0.1], batch.labels)[0]
     q, k, v, out, grad = (torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype) for _ in range(5))
     found = []
     for first in (False, True):
-        asked = fused.attention.Attention(sentences, HEADS, drop, first)
+        options = fused.attention.AttentionOptions(sentences, HEADS, drop, first)
         of_q, above = (q[: sentences.count], grad[: sentences.count]) if first else (q, grad)
-        _, logs = fused.attention.attend(of_q, k, v, asked)
+        _, logs = fused.attention.attend(of_q, k, v, options)
         grads = tuple(torch.empty_like(x) for x in (of_q, k, v))
-        forward = device_ms(lambda a=of_q, b=asked: fused.attention.attend(a, k, v, b))
+        forward = device_ms(lambda a=of_q, b=options: fused.attention.attend(a, k, v, b))
         backward = device_ms(
-            lambda a=above, b=of_q, c=logs, d=grads, e=asked: fused.attention.attend_backward(
+            lambda a=above, b=of_q, c=logs, d=grads, e=options: fused.attention.attend_backward(
                 a, b, k, v, out[: len(b)], c, d, e)
         )  # fmt: skip
         work = 4 * DIM * pairs(sentences, first)

@@ -61,7 +61,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         torch.randn(len(tables), batch, DIM, device="cuda", dtype=dtype),
         torch.zeros((), device="cuda"),
     )
-    order = fused.tables.ordered(tables, clicks.ids, batch)
+    order = fused.tables.row_order(tables, clicks.ids, batch)
     distinct = len(order.keys.unique())
     rule = fused.tables.Rule(torch.zeros((), device="cuda"), overflow, torch.ones((), device="cuda"), [], 0.0)
 
@@ -71,7 +71,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     found = [
         Row("look up", device_ms(lambda: fused.tables.look_up(weights, tables, clicks.ids, batch, dtype)), None,
             bytes=(vectors * (4 + size), 0)),
-        Row("order ids", device_ms(lambda: fused.tables.ordered(tables, clicks.ids, batch)), None),
+        Row("order ids", device_ms(lambda: fused.tables.row_order(tables, clicks.ids, batch)), None),
         Row(f"update {distinct} rows", device_ms(update), None,
             bytes=(vectors * size + 8 * DIM * distinct, 0)),
     ]  # fmt: skip

@@ -54,10 +54,11 @@ def prepare(batches: list[int], dtype: torch.dtype) -> None:
     """Compiles what will run, on all cores."""
     fused: Any = dispatch.kernels()
     network = MobileNetV1().cuda()
-    with fused.ahead.noted() as launches, torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+    autocast = torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32)
+    with fused.precompile.record_launches() as launches, autocast:
         for batch in batches:
             fused.body.features(torch.empty(batch, 3, 224, 224, device="cuda"), network.layers()).sum().backward()
-    fused.ahead.compile_all(launches)
+    fused.precompile.compile_all(launches)
 
 
 def named(layer: ConvNormReLU, side: int) -> str:
@@ -74,7 +75,7 @@ def timed(
     conv, channels = layer.conv, layer.conv.in_channels
     z = torch.randn(batch, side, side, channels, device="cuda", dtype=dtype)
     norm = torch.rand(4, channels, device="cuda")
-    weight = fused.body.matrices([layer], dtype)[0]
+    weight = fused.body.weight_matrices([layer], dtype)[0]
     is_pointwise, stride = not fused.body.is_depthwise(layer), conv.stride[0]
 
     def forward() -> Any:

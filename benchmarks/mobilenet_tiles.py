@@ -54,14 +54,14 @@ def main() -> None:
     dtype = DTYPES[name]
     fused: Any = dispatch.kernels()
     tried = {group: choices(fused, group, dtype) for group in groups() if kind(group) in kinds}
-    with fused.ahead.noted() as launches:
+    with fused.precompile.record_launches() as launches:
         for group, found in tried.items():
             for choice in found:
                 for batch in batches:
                     with chosen(fused, group, dtype, choice):
                         call(fused, group, batch, dtype, "meta")()
     print(f"{torch.cuda.get_device_name()}, {name}, batches {batches}: {len(launches)} kernels to compile", flush=True)
-    fused.ahead.compile_all(launches)
+    fused.precompile.compile_all(launches)
     for group, found in tried.items():
         report(group.key(dtype), timed(fused, group, found, batches, dtype))
 
@@ -93,7 +93,7 @@ def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
     yield fused.tiles.strips_of(kernel, stride, across, channels, dtype)
     for columns, warps in ((7, 4), (7, 2), (4, 4)):
         if columns <= across:
-            found = fused.tiles.strips_by_rule(kernel, across, channels, size, columns, warps)
+            found = fused.tiles.default_strips(kernel, across, channels, size, columns, warps)
             yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
             if (columns, warps) == (7, 4) and kernel == "forward":  # twice as many channels a thread; fewer registers
                 yield found._replace(warps=max(1, found.warps // 2))
@@ -106,12 +106,12 @@ def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
 
 def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
     kernel, inputs, outputs, name = group.key(dtype)
-    yield fused.tiles.tile_of(kernel, fused.tiles.MANY, inputs, outputs, name)
+    yield fused.tiles.tile_of(kernel, fused.tiles.MANY_ROWS, inputs, outputs, name)
     sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
              (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
-    rows, columns, summed = outputs, inputs, fused.tiles.MANY
+    rows, columns, summed = outputs, inputs, fused.tiles.MANY_ROWS
     if kernel != "weight":
-        rows = fused.tiles.MANY
+        rows = fused.tiles.MANY_ROWS
         columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
     for height, width, depth, warps, stages in sizes:
         deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
@@ -144,7 +144,7 @@ def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) 
 
     z = numbers(batch, group.side, group.side, conv.in_channels, dtype=dtype)
     norm, slopes = numbers(4, conv.in_channels), numbers(3, conv.out_channels)
-    weight = fused.body.matrices([group.layer], dtype)[0].to(device)
+    weight = fused.body.weight_matrices([group.layer], dtype)[0].to(device)
     out, g = (numbers(batch, side, side, conv.out_channels, dtype=dtype) for _ in range(2))
     module = fused.pointwise if group.is_pointwise else fused.depthwise
     strides = () if group.is_pointwise else (stride,)

@@ -1,6 +1,6 @@
 """DistilBERT's fused kernels against plain torch in float64: on a CPU (interpreted) and on a GPU.
 
-With dropout plain torch gets the kernels' own masks, which their forward passes are made to show.
+With dropout, plain torch uses the kernels' masks, which are read off their forward passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
 from src.models.distilbert.layers import EPS
-from src.models.distilbert.layout import Layout, Tokens, places_of
+from src.models.distilbert.layout import Layout, Tokens, token_mask
 from src.models.distilbert.network import Block, Dropout
-from tests.support.hugging_face import spread_out
+from tests.support.hugging_face import randomise
 from tests.support.kernel_differences import Difference, difference, error, random
 
 Back = Callable[[Tensor], Sequence[Tensor]]
 
 
 class Pair(torch.autograd.Function):
-    """A function that returns its value and the function of its gradient."""
+    """Applies a function that returns its value and its backward function."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., tuple[Tensor, Back]], *inputs: Tensor) -> Tensor:
@@ -37,18 +37,18 @@ class Pair(torch.autograd.Function):
         return None, *ctx.back(grads[0].contiguous())
 
 
-def seeded(fused: Any, share: float, device: str, seed: int = 5) -> Any:
-    return fused.rows.Drop(share, torch.tensor(seed, device=device)) if share else fused.rows.Drop()
+def seeded(fused: Any, dropout: float, device: str, seed: int = 5) -> Any:
+    return fused.rows.Drop(dropout, torch.tensor(seed, device=device)) if dropout else fused.rows.Drop()
 
 
 def sentences(lengths: Sequence[int], padded_to: int | None, padding: int = 0, device: str = "cpu") -> Tokens:
-    """Sentences of random words, padded or, with `padding` more tokens behind them, packed."""
+    """Returns sentences of random words: padded, or packed with `padding` more tokens at the end."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor(lengths, dtype=torch.int32)
     labels = torch.zeros(len(lengths), dtype=torch.int64).to(device)
     length = padded_to or max(lengths)
     ids = torch.randint(1, 40, (len(lengths), length), generator=generator, dtype=torch.int32)
-    is_token = places_of(sizes, length)
+    is_token = token_mask(sizes, length)
     if padded_to:
         return PaddedTokens((ids * is_token).to(device), sizes.to(device), labels)
     positions = torch.arange(length, dtype=torch.int32).expand_as(ids)
@@ -58,10 +58,10 @@ def sentences(lengths: Sequence[int], padded_to: int | None, padding: int = 0, d
 
 
 def norm(
-    fused: Any, rows: int, dim: int, dtype: torch.dtype, device: str = "cpu", share: float = 0.0
+    fused: Any, rows: int, dim: int, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.0
 ) -> tuple[Difference, float]:
-    """Of x, the residual, weight and bias; and the error of the gradient of a bias in x."""
-    drop = seeded(fused, share, device)
+    """Compares x, residual, weight and bias; returns also the error of the gradient of a bias in x."""
+    drop = seeded(fused, dropout, device)
     x, residual = (random(rows, dim, seed=seed, device=device).to(dtype) for seed in (1, 2))
     weight, bias = (random(dim, seed=seed, device=device).float() for seed in (3, 4))
     of_bias: list[Tensor] = []
@@ -70,9 +70,9 @@ def norm(
         out, statistics = fused.rows.add_norm(x, residual, weight, bias, EPS, drop)
 
         def back(grad: Tensor) -> Sequence[Tensor]:
-            shares = fused.rows.new_shares(rows, 3 * dim + 1, weight)[:, : 3 * dim]
-            grads = fused.rows.add_norm_backward(grad, x, residual, weight, statistics, drop, shares)
-            *of_norm, of_x = shares.sum(0).split(dim)
+            partials = fused.rows.new_partials(rows, 3 * dim + 1, weight)[:, : 3 * dim]
+            grads = fused.rows.add_norm_backward(grad, x, residual, weight, statistics, drop, partials)
+            *of_norm, of_x = partials.sum(0).split(dim)
             of_bias.append(of_x)
             return *grads, *of_norm
 
@@ -90,24 +90,24 @@ def norm(
 
 
 def mask_of_rows(fused: Any, rows: int, dim: int, drop: Any, device: str) -> Tensor:
-    """What dropout multiplies by: of equal numbers those that stay are above the mean, unless all of a row stay."""
+    """Returns the dropout factors: of equal inputs the kept ones are above their row's mean."""
     ones, zeros = torch.ones(rows, dim, device=device), torch.zeros(rows, dim, device=device)
     out, _ = fused.rows.add_norm(ones, zeros, ones[0], zeros[0], EPS, drop)
-    if not drop.share:
+    if not drop.p:
         return torch.ones_like(out, dtype=torch.float64)
     all_stay = out.amax(1, keepdim=True) - out.amin(1, keepdim=True) < 0.1
-    return ((out > 0) | all_stay).double() / (1 - drop.share)
+    return ((out > 0) | all_stay).double() / (1 - drop.p)
 
 
 def gelu(fused: Any, rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Difference, float]:
-    """Of x; and the error of the gradient of a bias in it."""
+    """Compares x; returns also the error of the gradient of a bias in it."""
     of_bias: list[Tensor] = []
 
     def kernel(x: Tensor) -> tuple[Tensor, Back]:
         def back(grad: Tensor) -> Sequence[Tensor]:
-            shares = fused.rows.new_shares(rows, width + 3, x)[:, 3:]
-            found = fused.rows.gelu_backward(grad, x, shares)
-            of_bias.append(shares.sum(0))
+            partials = fused.rows.new_partials(rows, width + 3, x)[:, 3:]
+            found = fused.rows.gelu_backward(grad, x, partials)
+            of_bias.append(partials.sum(0))
             return [found]
 
         return fused.rows.gelu(x), back
@@ -122,31 +122,31 @@ def gelu(fused: Any, rows: int, width: int, dtype: torch.dtype, device: str = "c
 
 
 def embedding(
-    fused: Any, batch: Tokens, dim: int, dtype: torch.dtype, device: str = "cpu", share: float = 0.0
+    fused: Any, batch: Tokens, dim: int, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.0
 ) -> Difference:
-    """Of both tables, weight and bias."""
+    """Compares both tables, weight and bias."""
     tables = [random(size, dim, seed=size, device=device).float() for size in (40, 70)]
     weight, bias = (random(dim, seed=seed, device=device).float() for seed in (3, 4))
-    words = fused.embedding.words_of(batch)
+    words = fused.embedding.token_ids(batch)
 
     def kernel(*parameters: Tensor) -> Tensor:
         torch.manual_seed(7)
-        return fused.embedding.embed(batch, *parameters, EPS, share, dtype)
+        return fused.embedding.embed(batch, *parameters, EPS, dropout, dtype)
 
     torch.manual_seed(7)
     rows = len(words.ids)
-    kept = mask_of_rows(fused, rows, dim, fused.rows.Drop.drawn([share], weight)[0], device)
+    kept = mask_of_rows(fused, rows, dim, fused.rows.Drop.seeded([dropout], weight)[0], device)
     positions = torch.arange(rows, device=device) % words.length if words.positions is None else words.positions
 
-    def plain(words_table: Tensor, places: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x = F.embedding(words.ids, words_table, padding_idx=0) + F.embedding(positions, places)
+    def plain(words_table: Tensor, position_vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x = F.embedding(words.ids, words_table, padding_idx=0) + F.embedding(positions, position_vectors)
         return F.layer_norm(x, (dim,), weight, bias, EPS) * kept
 
     return difference(kernel, plain, [*tables, weight, bias])
 
 
 def sum_by_id(fused: Any, tokens: int, count: int, dim: int, padding: int, device: str = "cpu") -> float:
-    """The error of the sums over random ids, one of them that of every other token; the same bits twice."""
+    """Returns the error of the sums by random ids, half of which are equal; checks that the sums are deterministic."""
     generator = torch.Generator().manual_seed(tokens)
     ids = torch.randint(count, (tokens,), generator=generator, dtype=torch.int32)
     ids[::2] = 3
@@ -161,13 +161,13 @@ def sum_by_id(fused: Any, tokens: int, count: int, dim: int, padding: int, devic
 
 def attention(
     fused: Any, batch: Tokens, heads: int, head: int, dtype: torch.dtype, device: str = "cpu",
-    share: float = 0.0, first_alone: bool = False, far: float = 0.0,
+    dropout: float = 0.0, first_only: bool = False, far: float = 0.0,
 ) -> Difference:  # fmt: skip
-    """Of queries, keys and values; `far` is how far all scores are below 0."""
-    layout, drop = Layout.of(batch), seeded(fused, share, device)
-    asked = fused.attention.Attention(layout.sentences, heads, drop, first_alone)
+    """Compares queries, keys and values; `far` is how far all scores are below 0."""
+    layout, drop = Layout.of(batch), seeded(fused, dropout, device)
+    options = fused.attention.AttentionOptions(layout.sentences, heads, drop, first_only)
     tokens, dim = batch.ids.numel(), heads * head
-    queries = layout.sentences.count if first_alone else tokens
+    queries = layout.sentences.count if first_only else tokens
     q, kv = (
         random(rows, width, seed=rows + width, device=device).to(dtype)
         for rows, width in ((queries, dim), (tokens, 2 * dim))
@@ -177,22 +177,22 @@ def attention(
 
     def kernel(q: Tensor, kv: Tensor) -> tuple[Tensor, Back]:
         k, v = kv.chunk(2, 1)
-        out, logs = fused.attention.attend(q, k, v, asked)
+        out, logs = fused.attention.attend(q, k, v, options)
 
         def back(grad: Tensor) -> Sequence[Tensor]:
             found = torch.full_like(q, torch.nan), torch.full_like(kv, torch.nan)
-            fused.attention.attend_backward(grad, q, k, v, out, logs, (found[0], *found[1].chunk(2, 1)), asked)
+            fused.attention.attend_backward(grad, q, k, v, out, logs, (found[0], *found[1].chunk(2, 1)), options)
             return found
 
         return out, back
 
-    kept = mask_of_attention(fused, asked, layout, head, device)
+    kept = mask_of_attention(fused, options, layout, head, device)
     rows_of = rows_of_sentences(layout)
 
     def plain(q: Tensor, kv: Tensor) -> Tensor:
         out = torch.zeros_like(q)
         for number, (rows, keys) in enumerate(rows_of):
-            mine = slice(number, number + 1) if first_alone else rows
+            mine = slice(number, number + 1) if first_only else rows
             k, v = (x.unflatten(1, (heads, head)).transpose(0, 1) for x in kv[keys].chunk(2, 1))
             score = q[mine].unflatten(1, (heads, head)).transpose(0, 1) @ k.transpose(1, 2) / head**0.5
             context = (score.softmax(2) * kept[number]) @ v
@@ -203,7 +203,7 @@ def attention(
 
 
 def rows_of_sentences(layout: Layout) -> list[tuple[slice, slice]]:
-    """Rows and keys of each."""
+    """Returns the rows and the keys of each sentence."""
     bounds, count, longest, is_padded = layout.sentences
     ends = bounds.tolist()
     if is_padded:
@@ -213,58 +213,57 @@ def rows_of_sentences(layout: Layout) -> list[tuple[slice, slice]]:
     return [(slice(*span), slice(*span)) for span in pairwise(ends)]
 
 
-def mask_of_attention(fused: Any, asked: Any, layout: Layout, head: int, device: str) -> list[Tensor]:
-    """What dropout multiplies each sentence's weights by, [heads, queries, keys].
+def mask_of_attention(fused: Any, options: Any, layout: Layout, head: int, device: str) -> list[Tensor]:
+    """Returns the dropout factors of each sentence's weights, [heads, queries, keys].
 
-    Where all scores are equal and a value is 1 for one key, what comes out is that key's weight.
+    If all scores are equal and a value is 1 for one key only, the output is that key's weight.
     """
-    rows_of, heads, share = rows_of_sentences(layout), asked.num_heads, asked.drop.share
+    rows_of, heads, dropout = rows_of_sentences(layout), options.num_heads, options.drop.p
     tokens = rows_of[-1][0].stop if layout.sentences.padded else len(layout.batch.ids)
-    queries = len(rows_of) if asked.first_alone else tokens
+    queries = len(rows_of) if options.first_only else tokens
     masks = [torch.ones((), dtype=torch.float64, device=device) for _ in rows_of]
-    for begin in range(0, layout.sentences.longest if share else 0, head):
+    for begin in range(0, layout.sentences.longest if dropout else 0, head):
         q, v = (torch.zeros(rows, heads, head, device=device) for rows in (queries, tokens))
         shown = [list(range(keys.start + begin, min(keys.start + begin + head, keys.stop))) for _, keys in rows_of]
         for here in shown:
             v[here, :, list(range(len(here)))] = 1
-        out, _ = fused.attention.attend(q.flatten(1), torch.zeros_like(v).flatten(1), v.flatten(1), asked)
+        out, _ = fused.attention.attend(q.flatten(1), torch.zeros_like(v).flatten(1), v.flatten(1), options)
         out = out.unflatten(1, (heads, head)).transpose(0, 1)
         for number, (rows, _) in enumerate(rows_of):
-            mine = slice(number, number + 1) if asked.first_alone else rows
-            part = (out[:, mine, : len(shown[number])] > 0).double() / (1 - share)
+            mine = slice(number, number + 1) if options.first_only else rows
+            part = (out[:, mine, : len(shown[number])] > 0).double() / (1 - dropout)
             masks[number] = torch.cat([masks[number], part], 2) if begin else part
     return masks
 
 
 def layer(
-    fused: Any, batch: Tokens, sizes: Sizes, dtype: torch.dtype, device: str = "cpu", first_alone: bool = False
+    fused: Any, batch: Tokens, sizes: Sizes, dtype: torch.dtype, device: str = "cpu", first_only: bool = False
 ) -> dict[str, float]:
-    """Errors of a layer's output, of the gradient of the hidden states before it, and of its parameters' by name.
+    """Returns the errors of a layer's output and of the gradients of its input and its parameters, by name.
 
-    The gradient of the keys' bias is 0 but for rounding, so that its error would say nothing. Without `fused` they are
-    those of plain torch under autocast.
+    The gradient of the keys' bias is only rounding and is left out. Without `fused` it tests plain torch in autocast.
     """
     block = Block(sizes, Dropout(0.0, 0.0, 0.0)).to(device)
-    block.apply(spread)
+    block.apply(randomise_block)
     layout = Layout.of(batch)
     x = random(batch.ids.numel(), sizes.dim, seed=11, device=device).to(dtype)
     names = [name for name, _ in block.named_parameters()]
     parameters = [parameter.detach().to(dtype).float() for parameter in block.parameters()]
     own, exact = block, deepcopy(block).double()
 
-    # What stands behind the last sentence is nobody's, and not the same: in the kernels it attends to nothing.
+    # Rows after the last sentence differ: in the kernels they attend to nothing.
     end = int(batch.starts[-1]) if isinstance(batch, PackedTokens) else len(x)
-    is_real = (torch.arange(batch.num_sentences if first_alone else len(x), device=device) < end)[:, None]
+    is_real = (torch.arange(batch.num_sentences if first_only else len(x), device=device) < end)[:, None]
 
     def kernel(x: Tensor, *parameters: Tensor) -> Tensor:
         if fused:
-            return is_real * fused.layer.layer(x, layout, first_alone, sizes.n_heads, EPS, (0.0, 0.0), parameters)
+            return is_real * fused.layer.layer(x, layout, first_only, sizes.n_heads, EPS, (0.0, 0.0), parameters)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             mine = dict(zip(names, parameters, strict=True))
-            return is_real * functional_call(own, mine, (x, layout, first_alone))
+            return is_real * functional_call(own, mine, (x, layout, first_only))
 
     def plain(x: Tensor, *parameters: Tensor) -> Tensor:
-        return is_real * functional_call(exact, dict(zip(names, parameters, strict=True)), (x, layout, first_alone))
+        return is_real * functional_call(exact, dict(zip(names, parameters, strict=True)), (x, layout, first_only))
 
     found = difference(kernel, plain, [x, *parameters])
     errors = dict(zip(["x", *names], found.gradients, strict=True))
@@ -272,7 +271,7 @@ def layer(
     return {"output": found.output, **errors}
 
 
-def spread(module: nn.Module) -> None:
-    """Large weights, as everywhere where every part is to show."""
+def randomise_block(module: nn.Module) -> None:
+    """Sets large random weights, so that every part matters."""
     if isinstance(module, Block):
-        spread_out(module, 0)
+        randomise(module, 0)

@@ -1,6 +1,6 @@
-"""One rank of tiny DistilBERT runs, as a script: `distilbert_ranks.py HOME`. Each rank leaves its losses and weights.
+"""One rank of tiny DistilBERT runs, as a script: `distilbert_ranks.py HOME`. Each rank saves its losses and weights.
 
-Buckets are so short that there are many, and the word vectors' gradient travels in pieces.
+Buckets are so small that there are many and the word vectors' gradient is split.
 """
 
 import os
@@ -15,13 +15,13 @@ from src.training import step
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import trained
 
-GLOBAL_BATCH, ENOUGH = 8, 2**12  # sentences, bytes
+GLOBAL_BATCH, BUCKET_BYTES = 8, 2**12
 NETWORK = "model.task.network"
 COMMON = (
     "hardware=auto", "fit.max_epochs=6", "fit.eval_every_n_epochs=null",
     "fit.final_evaluation=false", f"{NETWORK}.dropout=0", f"{NETWORK}.attention_dropout=0", f"{NETWORK}.head_dropout=0",
     "model.task.sizes.dim=64", "model.task.sizes.hidden_dim=96", "hp.lr=0.03",
-    "+model.task.optimizer.eps=0.01",  # without which Adam makes much of rounding
+    "+model.task.optimizer.eps=0.01",  # a smaller one makes Adam amplify rounding
 )  # fmt: skip
 CASES = {
     "single": ("precision=fp32",),
@@ -33,7 +33,7 @@ CASES = {
 
 def main(home: Path) -> None:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    step.GradientAverage = partial(GradientAverage, enough=ENOUGH)  # type: ignore[assignment, misc]
+    step.GradientAverage = partial(GradientAverage, enough=BUCKET_BYTES)  # type: ignore[assignment, misc]
     for name, overrides in CASES.items():
         folder = home / name / str(world)
         batch = f"hp.batch_size={GLOBAL_BATCH // world}"

@@ -15,7 +15,7 @@ from tests.support.kernel_differences import Difference, difference, error, rand
 
 
 def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> Difference:
-    """Of the dense vectors and those of the tables."""
+    """Compares the dot interaction and its gradients with float64."""
     assert fused.interaction.supported(tables, dim)
     dense, sparse = (
         random(*shape, seed=len(shape), device=device) for shape in ((samples, dim), (samples, tables, dim))
@@ -31,9 +31,9 @@ def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, dev
 def layers(
     fused: Any, widths: Sequence[int], logit: bool, samples: int, dtype: torch.dtype, device: str = "cpu"
 ) -> Difference:
-    """Of an MLP's inputs and all its parameters, which stay float32; rounded as the kernels round them."""
+    """Compares an MLP and its gradients with float64; the float32 parameters are representable in `dtype`."""
     assert fused.mlp.supported((*widths, 1) if logit else tuple(widths), logit)
-    # No bias next to 0 and few inputs: a ReLU that one dtype passes and the other does not would be a large difference.
+    # Large biases: a value near 0 that passes a ReLU in one dtype only would be a large difference.
     parameters: list[Tensor] = []
     for number, (fan_in, fan_out) in enumerate(pairwise((*widths, 1) if logit else widths)):
         parameters.append(random(fan_out, fan_in, seed=2 * number, device=device) / fan_in**0.5)
@@ -52,11 +52,11 @@ def layers(
 
 
 class Updated(NamedTuple):
-    """What one step of the kernels has made of tables, and what plain torch in float64 makes of them."""
+    """One update by the kernels compared with plain torch in float64."""
 
-    vectors: float  # the error of what was looked up
-    weights: float  # the largest error of a change of a weight, beside the largest change
-    unchanged: bool  # no row has changed that no id names
+    vectors: float  # error of the lookup
+    weights: float  # largest error of a weight's change, relative to the largest change
+    unchanged: bool  # whether all other rows kept their values
     embeddings: PlainEmbeddings
 
 
@@ -72,15 +72,15 @@ def updated(
     loss_scale: float | None = None,
     apart: bool = False,
 ) -> Updated:
-    """Of a batch in which some ids are rare and some are half of all. Tables lie one behind the other, or `apart`."""
+    """Compares lookup and update for a batch with rare and frequent ids; tables are adjacent or `apart`."""
     torch.manual_seed(0)
     with torch.device(device):
         kept = PlainEmbeddings(tables, dim, optimizer, eps=1e-3)
     kept = deepcopy(kept) if apart else kept
-    assert fused.tables.follow_each_other(list(kept.weights)) is not apart
+    assert fused.tables.are_adjacent(list(kept.weights)) is not apart
     with torch.no_grad():
         for weight in kept.weights:
-            weight.copy_(weight.half())  # every dtype holds it
+            weight.copy_(weight.half())  # representable in every dtype
     exact = deepcopy(kept).double()
     before = [weight.detach().clone() for weight in kept.weights]
     ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
@@ -99,7 +99,7 @@ def updated(
         list(kept.accumulators.buffers()),
         kept.eps,
     )
-    order = fused.tables.ordered_aside(tuple(tables), ids, batch)
+    order = fused.tables.row_order_on_side_stream(tuple(tables), ids, batch)
     fused.tables.apply(list(kept.weights), tuple(tables), order, gradient, rule)
     exact(ids, batch).backward(gradient.double())
     exact.update(rate.double(), skip, scale)
@@ -113,7 +113,7 @@ def updated(
 
 
 def some_ids(table: Table, batch: int) -> Tensor:
-    """The table's last id for half of all, the others from all over the table."""
+    """Returns ids of which half are the table's last one and half are uniform."""
     generator = torch.Generator().manual_seed(table.cardinality)
     shape = (batch * table.hotness,)
     ids = torch.randint(table.cardinality, shape, generator=generator, dtype=torch.int32)

@@ -1,8 +1,7 @@
-"""One rank of DLRM runs on GPUs, as a script: `dlrm_ranks.py HOME [first] [messages] [CASE ...]`.
+"""One rank of DLRM runs on GPUs, as a script: `dlrm_ranks.py HOME [first] [all_to_all] [CASE ...]`.
 
-`first` makes what the others begin with; with `messages` nothing is stored in other GPUs' memory.
-
-Under torchrun the runs go on from those checkpoints, on the same global batches. Each rank leaves its losses.
+`first` trains the first epoch and saves checkpoints; `all_to_all` turns the exchange through peer memory off.
+Without `first` the runs resume from those checkpoints, on the same global batches. Each rank saves its losses.
 """
 
 import os
@@ -14,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from src.models.dlrm.direct import DirectRoute
+from src.models.dlrm.peer_memory import PeerMemoryExchange
 from src.run import train
 from tests.support.tiny_dlrm import ON_DISK, tiny_dlrm
 
@@ -22,10 +21,10 @@ ROWS = [50, 3, 1200, 7, 900, 40000, 300, 80]
 COMMON = (
     "hardware=auto", f"datamodule.generate.cardinalities={ROWS}".replace(" ", ""), "model.task.tables=null",
     "model.task.network.embedding_dim=32", "model.task.network.bottom=[16,32]", "fit.final_evaluation=false",
-    "execution.graph_warmup_steps=2", "hp.lr=0.3",  # a higher rate makes differences in rounding grow
+    "execution.graph_warmup_steps=2", "hp.lr=0.3",  # a higher rate amplifies rounding differences
      "+callbacks.losses._target_=dlrm_ranks.Losses",
 )  # fmt: skip
-COPIED = "+model.task.sharding={cat_0.bin:data_parallel,cat_6.bin:data_parallel}"
+REPLICATED = "+model.task.sharding={cat_0.bin:data_parallel,cat_6.bin:data_parallel}"
 CUT = "+model.task.sharding={cat_2.bin:row_wise,cat_5.bin:column_wise,cat_0.bin:data_parallel}"
 CASES: dict[str, tuple[str, ...]] = {
     "dot": (),
@@ -37,17 +36,17 @@ CASES: dict[str, tuple[str, ...]] = {
         "datamodule.generate.hotness=[1,3,2,1,1,2,1,1]",
     ),
 }  # fmt: skip
-EPOCHS = 7  # of 8 steps, the first of which all have in common
+EPOCHS = 7  # of 8 steps; all runs share the first one
 
 
 class Losses(pl.Callback):
-    """Keeps the loss of every step."""
+    """Records the loss of every step."""
 
-    newest: "Losses"
+    latest: "Losses"
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
-        Losses.newest = self
+        Losses.latest = self
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         self.values.append(pl_module.last["loss"].detach().clone())
@@ -64,17 +63,17 @@ def main(home: Path, first: bool, cases: list[str]) -> None:
         if first:
             case += ["fit.max_epochs=1"]
         else:
-            begun = home / name / "first" / "checkpoints" / "last.ckpt"
+            checkpoint = home / name / "first" / "checkpoints" / "last.ckpt"
             if name != "torchrec":
-                case += [COPIED]
-            case += [f"fit.max_epochs={EPOCHS}", f"ckpt_path={begun}"]
+                case += [REPLICATED]
+            case += [f"fit.max_epochs={EPOCHS}", f"ckpt_path={checkpoint}"]
         record = train(tiny_dlrm(home, *case, data=ON_DISK, model=model))
-        found = {"losses": torch.stack(Losses.newest.values).double().cpu()}
+        found = {"losses": torch.stack(Losses.latest.values).double().cpu()}
         torch.save(found | {"metrics": record.history[-1], "phases": record.phases_s}, folder / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":
     sys.modules["dlrm_ranks"] = sys.modules["__main__"]
-    if "messages" in sys.argv:
-        DirectRoute.missing = staticmethod(lambda tables: "the caller wants messages")  # type: ignore[method-assign]
+    if "all_to_all" in sys.argv:
+        PeerMemoryExchange.reason_unsupported = staticmethod(lambda tables: "turned off")  # type: ignore[method-assign]
     main(Path(sys.argv[1]), "first" in sys.argv, [name for name in CASES if name in sys.argv])

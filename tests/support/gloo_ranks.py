@@ -1,4 +1,4 @@
-"""Gloo processes that stay and run what tests give them: TorchRec takes seconds to import."""
+"""Long-lived gloo ranks that run functions for tests: importing TorchRec takes seconds."""
 
 import multiprocessing
 import traceback
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import distributed
 
-LONGEST_S = 60
+TIMEOUT_S = 60
 
 
 class Ranks:
-    """Processes of one gloo group. Call it with a function of a module and its arguments to run it on all of them."""
+    """Processes of one gloo group. Calling it runs a module-level function with its arguments on all ranks."""
 
     def __init__(self, count: int, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        # Once for all ranks.
+        # Imported once for all ranks.
         context.set_forkserver_preload(
-            ["tests.support.lean_start", "src.models.dlrm.sharded_tables", "src.parallel.strategies"]
+            ["tests.support.lean_start", "src.models.dlrm.torchrec_tables", "src.parallel.strategies"]
         )
         self.pipes: list[Connection] = []
         self.processes = []
@@ -33,13 +33,13 @@ class Ranks:
             self.processes.append(process)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function returned on each rank. A rank that says nothing in a minute fails the test."""
+        """Returns the function's result on each rank. A rank that does not answer within a minute fails the test."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
-        answers = [pipe.recv() if pipe.poll(LONGEST_S) else (None, "no answer in a minute") for pipe in self.pipes]
+        answers = [pipe.recv() if pipe.poll(TIMEOUT_S) else (None, "no answer in a minute") for pipe in self.pipes]
         failures = [f"rank {rank}: {failure}" for rank, (_, failure) in enumerate(answers) if failure]
         if failures:
-            self.close()  # the others may wait for the one that failed
+            self.close()  # other ranks may wait for the failed one
         assert not failures, "\n".join(failures)
         return [result for result, _ in answers]
 

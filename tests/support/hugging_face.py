@@ -1,4 +1,4 @@
-"""Random models of Hugging Face's, small, and random sentences for them."""
+"""Small random models of Hugging Face, and random sentences for them."""
 
 import torch
 from jaxtyping import Int64
@@ -7,13 +7,13 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertForS
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
-from src.models.distilbert.layout import places_of
+from src.models.distilbert.layout import token_mask
 
 SIZES = Sizes(vocab_size=40, max_position_embeddings=20, dim=24, n_layers=3, n_heads=3, hidden_dim=40)
 
 
-def spread_out(model: nn.Module, seed: int) -> None:
-    """Random weights so large that every part of the model shows in what comes out."""
+def randomise(model: nn.Module, seed: int) -> None:
+    """Sets random weights so large that every part of the model affects the output."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -23,15 +23,15 @@ def spread_out(model: nn.Module, seed: int) -> None:
 
 
 def distilbert(seed: int = 0) -> DistilBertForSequenceClassification:
-    """Theirs with SIZES, in evaluation mode."""
+    """Returns Hugging Face's DistilBERT with SIZES, in evaluation mode."""
     sizes = {name: value for name, value in vars(SIZES).items() if name != "num_labels"}
     model = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
-    spread_out(model, seed)
+    randomise(model, seed)
     return model.eval()
 
 
 def bert(seed: int = 0) -> BertModel:
-    """A BERT with SIZES, in evaluation mode."""
+    """Returns a BERT with SIZES, in evaluation mode."""
     model = BertModel(
         BertConfig(
             vocab_size=SIZES.vocab_size,
@@ -42,22 +42,22 @@ def bert(seed: int = 0) -> BertModel:
             intermediate_size=SIZES.hidden_dim,
         )
     )
-    spread_out(model, seed)
+    randomise(model, seed)
     return model.eval()
 
 
 def random_sentences(lengths: list[int], length: int, seed: int = 0) -> PaddedTokens:
-    """Sentences of these lengths, padded to `length`, with labels."""
+    """Returns random sentences of these lengths, padded to `length`, with labels."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor(lengths, dtype=torch.int32)
     ids = torch.randint(1, SIZES.vocab_size, (len(lengths), length), generator=generator, dtype=torch.int32)
-    ids[~places_of(sizes, length)] = 0
+    ids[~token_mask(sizes, length)] = 0
     return PaddedTokens(ids, sizes, torch.randint(2, (len(lengths),), generator=generator))
 
 
 def packed(batch: PaddedTokens, padding: int, longest: int) -> PackedTokens:
-    """The same sentences one behind the other, and `padding` more tokens."""
-    is_token = places_of(batch.lengths, batch.ids.shape[1])
+    """Returns the sentences packed, with `padding` more tokens at the end."""
+    is_token = token_mask(batch.lengths, batch.ids.shape[1])
     positions = torch.arange(batch.ids.shape[1], dtype=torch.int32).expand_as(batch.ids)[is_token]
     end = torch.zeros(padding, dtype=torch.int32)
     starts = torch.cat([torch.zeros(1), batch.lengths.cumsum(0)]).int()
@@ -67,5 +67,5 @@ def packed(batch: PaddedTokens, padding: int, longest: int) -> PackedTokens:
 
 
 def mask_of(batch: PaddedTokens) -> Int64[Tensor, "sentences length"]:
-    """What Hugging Face calls the attention mask."""
-    return places_of(batch.lengths, batch.ids.shape[1]).long()
+    """Returns Hugging Face's attention mask."""
+    return token_mask(batch.lengths, batch.ids.shape[1]).long()

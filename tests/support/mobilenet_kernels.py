@@ -14,10 +14,10 @@ from tests.support.kernel_differences import error, random
 Shape = tuple[int, int, int, int]  # images, channels of the first layer, height, width
 
 
-class Found(NamedTuple):
-    """How far the kernels are from float64: each the largest error beside the largest number there is.
+class Errors(NamedTuple):
+    """The kernels' errors compared with float64, each relative to the largest expected value.
 
-    A gradient that BatchNorm has cancelled, nearly or wholly, stands beside a tenth of the parameters' largest.
+    Errors of gradients that BatchNorm cancels are relative to a tenth of the largest parameter gradient.
     """
 
     output: float
@@ -37,16 +37,16 @@ class Found(NamedTuple):
         return max(self.output, self.of_gradients, self.of_buffers)
 
     def above(self, most: float) -> str:
-        """What is further off than that, by name."""
+        """Returns the errors above `most`, by name."""
         errors = {"output": self.output, **self.gradients, **self.buffers}
         return ", ".join(f"{name} {error:.1e}" for name, error in errors.items() if not error < most)
 
 
 def stack(layers: list[ConvNormReLU], seed: int, device: str, decided: bool, offset: float) -> list[ConvNormReLU]:
-    """Layers with other than their first parameters and statistics, all of which float16 and bfloat16 hold.
+    """Sets random parameters and statistics that are representable in float16 and bfloat16.
 
-    decided: what BatchNorm gives is far from 0, so that no ReLU passes in one dtype what it stops in another.
-    offset: all weights of a filter are that much to one side, so that means are large beside deviations.
+    decided: BatchNorm's outputs are far from 0, so that rounding does not change what a ReLU passes.
+    offset: is added to all weights of a filter, so that means are large compared with deviations.
     """
     for number, layer in enumerate(layers):
         norm, fan = layer.norm, layer.conv.weight[0].numel()
@@ -73,9 +73,9 @@ def layers(
     device: str = "cpu",
     decided: bool = False,
     offset: float = 0.0,
-) -> Found:
-    """Of the layers that `made` makes."""
-    own = stack(made(shape[1], kinds, width), 1, device, decided, offset)
+) -> Errors:
+    """Compares the layers of `build_layers`."""
+    own = stack(build_layers(shape[1], kinds, width), 1, device, decided, offset)
     plain = nn.Sequential(*deepcopy(own)).double()
     images = pixels(shape, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
@@ -83,9 +83,11 @@ def layers(
     return compared(found, plain_features(images.double(), plain), nn.Sequential(*own), plain)
 
 
-def made(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
-    """A first layer to so many channels, then one for each of `kinds`: 1 or 2, a depthwise one with that stride,
-    or p, a pointwise one to `width` channels."""
+def build_layers(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
+    """Returns a first layer to `channels`, then one for each of `kinds`.
+
+    1 or 2 is a depthwise layer with that stride, p a pointwise one to `width` channels.
+    """
     first, rest = ConvNormReLU(3, channels, 3), list[ConvNormReLU]()
     for kind in kinds:
         rest.append(Pointwise(channels, width) if kind == "p" else Depthwise(channels, int(kind)))
@@ -94,7 +96,7 @@ def made(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
 
 
 def pixels(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
-    """Float32 colours that the dtype holds, in channels_last order."""
+    """Returns float32 images that are representable in `dtype`, in channels_last order."""
     images = random(shape[0], 3, *shape[2:], seed=0, device=device).to(dtype).float()
     return images.contiguous(memory_format=torch.channels_last)
 
@@ -106,8 +108,8 @@ def network(
     device: str = "cpu",
     depth: int | None = None,
     **options: Any,
-) -> Found:
-    """Of the features of a whole network or its first `depth` layers, with random parameters."""
+) -> Errors:
+    """Compares the features of a whole network or its first `depth` layers, with random parameters."""
     own = MobileNetV1(num_classes=3, **options)
     stack(own.layers(), 1, device, True, 0.0)
     own.classifier.to(device)
@@ -119,12 +121,12 @@ def network(
 
 
 def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-    """What the kernels compute, by torch."""
+    """Computes the features with plain torch."""
     return nn.Sequential(*layers)(images).mean((2, 3))
 
 
-def compared(found: Tensor, expected: Tensor, own: nn.Module, plain: nn.Module) -> Found:
-    """After the backward pass of a random linear function of both outputs."""
+def compared(found: Tensor, expected: Tensor, own: nn.Module, plain: nn.Module) -> Errors:
+    """Runs the backward pass of a random linear function of both outputs; returns all errors."""
     factors = random(*found.shape, seed=99, device=str(found.device)).mul(16).round().div(16)
     found.backward(factors.to(found.dtype))
     expected.backward(factors)
@@ -134,15 +136,15 @@ def compared(found: Tensor, expected: Tensor, own: nn.Module, plain: nn.Module) 
         if exact.grad is not None
     }
     least = 0.1 * max(float(exact.abs().max()) for _, exact in pairs.values())  # type: ignore[union-attr]
-    gradients = {name: apart(own, exact, least) for name, (own, exact) in pairs.items()}
+    gradients = {name: relative_error(own, exact, least) for name, (own, exact) in pairs.items()}
     buffers = {
         name: error(buffer.double(), exact.double())
         for (name, buffer), exact in zip(own.named_buffers(), plain.buffers(), strict=True)
     }
-    return Found(error(found.detach(), expected.detach()), gradients, buffers)
+    return Errors(error(found.detach(), expected.detach()), gradients, buffers)
 
 
-def apart(found: Tensor | None, exact: Tensor | None, least: float) -> float:
-    """The largest difference beside the largest number expected, or beside `least` if that is larger."""
+def relative_error(found: Tensor | None, exact: Tensor | None, least: float) -> float:
+    """Returns the largest difference relative to the largest expected value, or to `least` if that is larger."""
     assert found is not None and exact is not None and found.shape == exact.shape
     return error(found, exact) * float(exact.abs().max()) / max(float(exact.abs().max()), least)

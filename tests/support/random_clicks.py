@@ -12,7 +12,7 @@ PUBLISHED = [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582
 
 
 def random_clicks(tables: Sequence[Table], batch: int, num_numerical: int = 13, seed: int = 0) -> Clicks:
-    """Of few different ids, so that they repeat."""
+    """Returns random clicks with few distinct ids, so that ids repeat."""
     generator = torch.Generator().manual_seed(seed)
     ids = [
         torch.randint(min(table.cardinality, 5), (batch * table.hotness,), generator=generator, dtype=torch.int32)

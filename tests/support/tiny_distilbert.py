@@ -1,4 +1,4 @@
-"""A real run of DistilBERT that takes a second: a few dozen sentences of two kinds and a network of small sizes."""
+"""Configs of DistilBERT runs that take a second: a few dozen sentences of two kinds and a small network."""
 
 import random
 from pathlib import Path
@@ -17,14 +17,14 @@ NUM_TRAIN, NUM_DEV = 32, 21
 
 
 def sentence(rng: random.Random, label: int) -> str:
-    """1 to 12 words, one of which tells the label."""
+    """Returns a sentence of 1 to 12 words, one of which tells the label."""
     words = rng.choices(OTHERS, k=rng.randrange(12))
     words.insert(rng.randrange(len(words) + 1), rng.choice((BAD, GOOD)[label]))
     return " ".join(words)
 
 
 def write_sentences(folder: Path, num_train: int = NUM_TRAIN) -> None:
-    """Writes train.tsv, dev.tsv and vocab.txt as GLUE and BERT have them."""
+    """Writes train.tsv, dev.tsv and vocab.txt in the formats of GLUE and BERT."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", num_train), ("dev", NUM_DEV)):
@@ -34,7 +34,7 @@ def write_sentences(folder: Path, num_train: int = NUM_TRAIN) -> None:
 
 
 def tiny_overrides(home: Path, padding: str = "packed") -> list[str]:
-    """The command line of a run of 4 steps of 8 sentences an epoch that writes to `home`/run."""
+    """Returns the overrides of a run with 4 steps of 8 sentences an epoch, which writes to `home`/run."""
     write_sentences(home / "raw")
     return [
         "model=distilbert", *MODEL, f"datamodule.padding={padding}", f"datamodule.raw={home / 'raw'}",
@@ -47,12 +47,12 @@ def tiny_overrides(home: Path, padding: str = "packed") -> list[str]:
 
 
 def tiny_distilbert(home: Path, *overrides: str, padding: str = "packed") -> DictConfig:
-    """The composed config of `tiny_overrides`, then `overrides`."""
+    """Composes the config of `tiny_overrides`, then `overrides`."""
     return composed("train", *tiny_overrides(home, padding), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str, padding: str = "packed") -> DictConfig:
-    """A prediction in batches of 8 with files in `home`/predicted; the network is the checkpoint's."""
+    """Composes the config of a prediction in batches of 8 that writes to `home`/predicted."""
     return composed(
         "predict", "model=distilbert", f"datamodule.padding={padding}", "datamodule.max_length=16",
         f"datamodule.raw={home / 'raw'}", f"datamodule.vocabulary={home / 'raw'}", "precision=fp32", "hardware=cpu",

@@ -1,4 +1,4 @@
-"""A real run of DLRM that takes a second: synthetic clicks on the device or on disk and a network of small sizes."""
+"""Configs of DLRM runs that take a second: synthetic clicks, on the device or on disk, and a small network."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ ON_DISK = (
 
 
 def tiny_overrides(home: Path, data: tuple[str, ...] = ON_DEVICE, model: str = "dlrm") -> list[str]:
-    """The command line of a run of 8 steps of 64 clicks an epoch that writes to `home`/run."""
+    """Returns the overrides of a run with 8 steps of 64 clicks an epoch, which writes to `home`/run."""
     return [
         f"model={model}", *data, "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress", TABLES, *SIZES,
         *(SCHEDULE if model == "dlrm" else ()), "hp.batch_size=64", "hp.lr=2", "fit.max_epochs=1", "measure.window=2",
@@ -37,12 +37,12 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = ON_DEVICE, model: str = "
 
 
 def tiny_dlrm(home: Path, *overrides: str, data: tuple[str, ...] = ON_DEVICE, model: str = "dlrm") -> DictConfig:
-    """The composed config of `tiny_overrides`, then `overrides`."""
+    """Composes the config of `tiny_overrides`, then `overrides`."""
     return composed("train", *tiny_overrides(home, data, model), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str, data: tuple[str, ...] = ON_DISK) -> DictConfig:
-    """A prediction in batches of 16 with files in `home`/predicted; the network is the checkpoint's."""
+    """Composes the config of a prediction in batches of 16 that writes to `home`/predicted."""
     mine = [
         "model=dlrm", *data, "precision=fp32", "hardware=cpu", "batch_size=16", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",

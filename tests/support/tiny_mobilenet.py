@@ -1,4 +1,4 @@
-"""A real run of MobileNetV1 that takes a second: a narrow network on small synthetic images, or on folders of files."""
+"""Configs of MobileNetV1 runs that take a second: a narrow network on small synthetic images or image folders."""
 
 import io
 from pathlib import Path
@@ -18,7 +18,7 @@ SYNTHETIC = (
 
 
 def tiny_overrides(home: Path, data: tuple[str, ...] = SYNTHETIC) -> list[str]:
-    """The command line of a run of 8 steps of 8 images an epoch that writes to `home`/run."""
+    """Returns the overrides of a run with 8 steps of 8 images an epoch, which writes to `home`/run."""
     return [
         "model=mobilenet_v1", *data, "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "model.task.network.width_multiplier=0.125", f"model.task.network.strides={STRIDES}", "hp.batch_size=8",
@@ -29,12 +29,12 @@ def tiny_overrides(home: Path, data: tuple[str, ...] = SYNTHETIC) -> list[str]:
 
 
 def tiny_mobilenet(home: Path, *overrides: str, data: tuple[str, ...] = SYNTHETIC) -> DictConfig:
-    """The composed config of `tiny_overrides`, then `overrides`."""
+    """Composes the config of `tiny_overrides`, then `overrides`."""
     return composed("train", *tiny_overrides(home, data), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
-    """A prediction in batches of 4 with files in `home`/predicted."""
+    """Composes the config of a prediction in batches of 4 that writes to `home`/predicted."""
     mine = [
         "model=mobilenet_v1", "precision=fp32", "hardware=cpu", "batch_size=4", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",
@@ -43,21 +43,21 @@ def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
 
 
 def picture(height: int, width: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """Smooth colours, which a JPEG keeps nearly as they are."""
+    """Returns an image of smooth colours, which JPEG nearly preserves."""
     grid = np.random.default_rng(seed).integers(0, 256, (4, 4, len(Image.new(mode, (1, 1)).getbands())), np.uint8)
     small = Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid, mode if mode != "RGBA" else None)
     return small.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
-    """The bytes of a file."""
+    """Returns the bytes of an image file."""
     file = io.BytesIO()
     image.save(file, kind, **({"quality": 95} if kind == "JPEG" else {}))
     return file.getvalue()
 
 
 def write_folders(home: Path, train: int = 12, val: int = 5) -> tuple[str, ...]:
-    """Writes that many images a class; returns the overrides of a run on them."""
+    """Writes `train` and `val` images of each class; returns the overrides of a run on them."""
     for split, number in (("train", train), ("val", val)):
         for label, name in enumerate(CLASSES):
             folder = home / "images" / split / name

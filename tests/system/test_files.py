@@ -117,7 +117,7 @@ def criteo(target: Path) -> Path:
 MAKERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], None], str | None]] = {
     "logs": (criteo, make_folder, "target/feature_spec.yaml"),
     "clicks": (lambda target: generate(target, train_rows=1, test_rows=1), make_folder, "target/feature_spec.yaml"),
-    "encoder": (lambda target: convert("nowhere", target), make_folder, "is there already"),
+    "encoder": (lambda target: convert("nowhere", target), make_folder, "exists already"),
     "download": (lambda target: from_url("http://nowhere.invalid/x", SHA256, target), make_file, None),
     "package": (lambda path: from_package("x", "1", {f"x/{path.name}": SHA256}, path.parent), make_file, None),
 }

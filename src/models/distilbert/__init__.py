@@ -1,6 +1,6 @@
 """DistilBERT: classes of sentences, padded or packed.
 
-Everything here is plain torch:
+Usable without Lightning and Hydra:
 
     network = DistilBert()
     logits = network(PackedTokens(...))

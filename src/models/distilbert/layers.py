@@ -1,6 +1,6 @@
-"""What DistilBERT's layers compute, piece by piece, in plain torch: functions of hidden states and weights.
+"""DistilBERT's layers in plain torch, as functions of hidden states and weights.
 
-A hidden state is a row of `[tokens, dim]` whatever the batch; attention alone asks which tokens are one sentence.
+A hidden state is a row of `[tokens, dim]` for padded and packed batches; only attention needs the sentences' bounds.
 """
 
 import torch
@@ -20,26 +20,26 @@ def embed(
     ids: Int[Tensor, "*sentences length"],
     positions: Int[Tensor, " length"],
     words: Float[Tensor, "vocabulary dim"],
-    places: Float[Tensor, "positions dim"],
+    position_vectors: Float[Tensor, "positions dim"],
     weight: Vector,
     bias: Vector,
 ) -> Float[Tensor, "*sentences length dim"]:
-    """The layer norm of each token's word vector plus its position's; the vector of padding gets no gradient."""
-    vectors = F.embedding(ids, words, padding_idx=0) + F.embedding(positions, places)
+    """Returns the layer norm of each token's word vector plus position vector; padding's vector gets no gradient."""
+    vectors = F.embedding(ids, words, padding_idx=0) + F.embedding(positions, position_vectors)
     return F.layer_norm(vectors, weight.shape, weight, bias, EPS)
 
 
 def project(
     x: Hidden, weights: list[Float[Tensor, "dim dim"]], biases: list[Vector]
 ) -> Float[Tensor, "tokens projections"]:
-    """The products with several weights, side by side, as one product."""
+    """Applies several linear layers as one product; returns their outputs concatenated."""
     return F.linear(x, torch.cat(weights), torch.cat(biases))
 
 
 def attend(qkv: Float[Tensor, "tokens projections"], layout: Layout, num_heads: int, dropout: float) -> Hidden:
-    """Each token's attention over the tokens of its sentence: softmax(q k / sqrt(head)) v, the heads side by side.
+    """Returns each token's attention within its sentence: softmax(q k^T / sqrt(head)) v, heads concatenated.
 
-    Packed tokens are padded for it, which costs little beside the products with weights.
+    Packed tokens are padded for it, which costs little compared with the products with weights.
     """
     query, key, value = layout.to_sentences(qkv).unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
     is_key = layout.is_token[:, None, None]
@@ -48,12 +48,12 @@ def attend(qkv: Float[Tensor, "tokens projections"], layout: Layout, num_heads: 
 
 
 def add_norm(x: Hidden, residual: Hidden, weight: Vector, bias: Vector, dropout: float = 0.0) -> Hidden:
-    """The layer norm of the residual plus x, parts of x dropped."""
+    """Returns the layer norm of residual + dropout(x)."""
     return F.layer_norm(residual + F.dropout(x, dropout), weight.shape, weight, bias, EPS)
 
 
 def linear_gelu(
     x: Hidden, weight: Float[Tensor, "hidden dim"], bias: Float[Tensor, " hidden"]
 ) -> Float[Tensor, "tokens hidden"]:
-    """A linear layer and the exact GELU."""
+    """Applies a linear layer and the exact GELU."""
     return F.gelu(F.linear(x, weight, bias))

@@ -1,4 +1,4 @@
-"""Which rows of the hidden states are one sentence, for both forms of a batch."""
+"""The rows of hidden states that belong to each sentence, for padded and packed batches."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ Tokens = PaddedTokens | PackedTokens
 
 
 class Sentences(NamedTuple):
-    """Which rows are one sentence, as kernels are told.
+    """The rows of each sentence, as arguments of the kernels.
 
     Padded sentence s is the `longest` rows from s * longest on, of which the first bounds[s] are tokens; packed ones
     are the rows from bounds[s] to bounds[s + 1].
@@ -28,10 +28,10 @@ class Sentences(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Tokens are rows; sentences are `[rows of sentences, length]` places, whose ends may be empty.
+    """Maps rows of tokens to padded sentences and back.
 
-    A packed batch's own padding counts here as one more sentence, of one token. Nothing waits for the device, and
-    nothing is computed before it is asked for.
+    A packed batch's padding counts as one more sentence, of one token. Nothing synchronises with the device; properties
+    are computed at first use.
     """
 
     batch: Tokens
@@ -48,20 +48,20 @@ class Layout:
     def is_token(self) -> Bool[Tensor, "sentences length"]:
         bounds, _, longest, is_padded = self.sentences
         if is_padded:
-            return places_of(bounds, longest)
-        return places_of(torch.cat([bounds.diff(), torch.ones_like(bounds[:1])]), longest)
+            return token_mask(bounds, longest)
+        return token_mask(torch.cat([bounds.diff(), torch.ones_like(bounds[:1])]), longest)
 
     @cached_property
     def first(self) -> Int[Tensor, " labels"]:
-        """The row of each sentence's first token."""
+        """Returns the row of each sentence's first token."""
         bounds, count, longest, is_padded = self.sentences
         if is_padded:
             return torch.arange(0, count * longest, longest, device=bounds.device)
         return bounds[:-1]
 
     @cached_property
-    def place(self) -> Int[Tensor, " tokens"] | None:
-        """Of each token among all places; None where each place is a token's row."""
+    def padded_row(self) -> Int[Tensor, " tokens"] | None:
+        """Returns each token's row among padded sentences, flattened; None for a padded batch, where both are equal."""
         if isinstance(self.batch, PaddedTokens):
             return None
         token = torch.arange(len(self.batch.ids), dtype=torch.int32, device=self.batch.ids.device)
@@ -69,15 +69,17 @@ class Layout:
         return sentence * self.batch.longest + self.batch.positions
 
     def to_sentences(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "sentences length width"]:
-        if self.place is not None:
-            x = x.new_zeros(self.is_token.numel(), x.shape[1]).index_copy(0, self.place, x)
+        """Pads rows of tokens to sentences, with zeros."""
+        if self.padded_row is not None:
+            x = x.new_zeros(self.is_token.numel(), x.shape[1]).index_copy(0, self.padded_row, x)
         return x.unflatten(0, self.is_token.shape)
 
     def to_tokens(self, x: Float[Tensor, "sentences length width"]) -> Float[Tensor, "tokens width"]:
+        """Returns the rows of tokens of padded sentences."""
         x = x.flatten(0, 1)
-        return x if self.place is None else x.index_select(0, self.place)
+        return x if self.padded_row is None else x.index_select(0, self.padded_row)
 
 
-def places_of(lengths: Int[Tensor, " sentences"], length: int) -> Bool[Tensor, "sentences length"]:
-    """Which of each sentence's places hold a token."""
+def token_mask(lengths: Int[Tensor, " sentences"], length: int) -> Bool[Tensor, "sentences length"]:
+    """Returns True where a sentence's position holds a token."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]

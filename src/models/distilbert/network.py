@@ -16,13 +16,13 @@ from src.models.distilbert.kernels import dispatch
 from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
 
-INIT_STD = 0.02  # of weights; biases begin at 0
+INIT_STD = 0.02  # of weights; biases are initialised to 0
 POOLINGS = ("first", "mean")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the network, called as in Hugging Face's config.json; the defaults are distilbert-base-uncased's."""
+    """The network's sizes, named as in Hugging Face's config.json; the defaults are distilbert-base-uncased's."""
 
     vocab_size: int = 30522
     max_position_embeddings: int = 512
@@ -39,15 +39,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Shares that are dropped while training: of hidden states, of attention, before the last layer of the head."""
+    """Dropout probabilities: of hidden states, of attention weights, and before the last layer of the head."""
 
     hidden: float = 0.1
     attention: float = 0.1
     head: float = 0.2
 
     def __post_init__(self) -> None:
-        if not all(0 <= share < 1 for share in vars(self).values()):
-            raise UserError(f"model.task.network: shares to drop must be at least 0 and below 1; got {vars(self)}")
+        if not all(0 <= p < 1 for p in vars(self).values()):
+            raise UserError(f"model.task.network: dropouts must be at least 0 and below 1; got {vars(self)}")
 
 
 class Embeddings(nn.Module):
@@ -59,8 +59,8 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(sizes.dim, EPS)
 
     def forward(self, batch: Tokens) -> Hidden:
-        words, places = self.word_embeddings.weight, self.position_embeddings.weight
-        parameters = words, places, self.LayerNorm.weight, self.LayerNorm.bias
+        words, position_vectors = self.word_embeddings.weight, self.position_embeddings.weight
+        parameters = words, position_vectors, self.LayerNorm.weight, self.LayerNorm.bias
         if fused := dispatch.fused_for(words):
             dropout = self.dropout if self.training else 0.0
             return fused.embedding.embed(batch, *parameters, EPS, dropout, working_dtype(words))
@@ -103,19 +103,19 @@ class Block(nn.Module):
         self.ffn = FeedForward(sizes)
         self.output_layer_norm = nn.LayerNorm(sizes.dim, EPS)
 
-    def forward(self, x: Hidden, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
-        """The next hidden states, with `first_alone` those of first tokens."""
+    def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
+        """Returns the next hidden states; with `first_only` those of first tokens."""
         if fused := dispatch.fused_layer_for(self.attention.q_lin.weight, self.attention.num_heads):
             dropout = (self.attention.dropout, self.dropout) if self.training else (0.0, 0.0)
             x = x.to(working_dtype(self.attention.q_lin.weight))
-            # All of a padded batch is worked on, as in what it is there to be compared with.
-            few = first_alone and not layout.sentences.padded
-            x = fused.layer.layer(x, layout, few, self.attention.num_heads, EPS, dropout, tuple(self.parameters()))
-            return x.index_select(0, layout.first) if first_alone and not few else x
+            # Padded batches compute all tokens, for a fair comparison with the published code.
+            skips = first_only and not layout.sentences.padded
+            x = fused.layer.layer(x, layout, skips, self.attention.num_heads, EPS, dropout, tuple(self.parameters()))
+            return x.index_select(0, layout.first) if first_only and not skips else x
         norm, last = self.sa_layer_norm, self.output_layer_norm
         x = layers.add_norm(self.attention(x, layout), x, norm.weight, norm.bias)
         x = layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)
-        return x.index_select(0, layout.first) if first_alone else x
+        return x.index_select(0, layout.first) if first_only else x
 
 
 class Transformer(nn.Module):
@@ -123,34 +123,34 @@ class Transformer(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Block(sizes, dropout) for _ in range(sizes.n_layers))
 
-    def forward(self, x: Hidden, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
+    def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
         for number, block in enumerate(self.layer, 1):
-            x = block(x, layout, first_alone and number == len(self.layer))
+            x = block(x, layout, first_only and number == len(self.layer))
         return x
 
 
 class Encoder(nn.Module):
-    """A hidden state for each token of a batch, or for each sentence's first."""
+    """Returns the hidden states of all tokens, or with `first_only` of each sentence's first token."""
 
     def __init__(self, sizes: Sizes, dropout: Dropout) -> None:
         super().__init__()
         self.embeddings = Embeddings(sizes, dropout.hidden)
         self.transformer = Transformer(sizes, dropout)
 
-    def forward(self, batch: Tokens, layout: Layout, first_alone: bool = False) -> Float[Tensor, "rows dim"]:
-        return self.transformer(self.embeddings(batch), layout, first_alone)
+    def forward(self, batch: Tokens, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
+        return self.transformer(self.embeddings(batch), layout, first_only)
 
 
 class DistilBert(nn.Module):
-    """The logits of a sentence's classes, from the hidden state of its first token or the mean of all its tokens'.
+    """A sentence classifier on the hidden state of the first token, or on the mean of all tokens'.
 
     Names and shapes of the state_dict are those of Hugging Face's DistilBertForSequenceClassification, 66,955,010
-    numbers with the defaults. All weights are drawn from N(0, INIT_STD^2), the padding's word vector is 0.
+    parameters with the defaults. Weights are initialised from N(0, INIT_STD^2), padding's word vector to 0.
 
     Args:
         sizes: of the network.
         dropout, attention_dropout, head_dropout: see Dropout.
-        pooling: `first` (DistilBERT's), or `mean` for an encoder that was trained so, as sentence-transformers' are.
+        pooling: `first` (DistilBERT's), or `mean` for encoders trained with it, such as sentence-transformers'.
 
     Raises UserError for another pooling.
     """
@@ -175,10 +175,10 @@ class DistilBert(nn.Module):
         self.apply(initialise)
 
     def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
-        """The logits, in float32 (float64 if the weights are)."""
+        """Returns the logits, in float32 (float64 if the weights are)."""
         layout = Layout.of(batch)
         if self.pooling == "first":
-            pooled = self.distilbert(batch, layout, first_alone=True)
+            pooled = self.distilbert(batch, layout, first_only=True)
         else:
             pooled = mean_of_sentences(self.distilbert(batch, layout), layout)
         x = F.dropout(F.relu(self.pre_classifier(pooled)), self.dropout.head, self.training)
@@ -187,15 +187,15 @@ class DistilBert(nn.Module):
 
 
 def mean_of_sentences(x: Float[Tensor, "tokens dim"], layout: Layout) -> Float[Tensor, "sentences dim"]:
-    """The mean over each sentence's tokens, summed in float32 at least; what padding holds does not matter."""
+    """Returns the mean over each sentence's tokens, summed in float32 at least, without padding."""
     is_token = layout.is_token[: layout.sentences.count, :, None]
-    places = layout.to_sentences(x)[: layout.sentences.count]
-    total = places.masked_fill(~is_token, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+    sentences = layout.to_sentences(x)[: layout.sentences.count]
+    total = sentences.masked_fill(~is_token, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
     return (total / is_token.sum(1)).to(x.dtype)
 
 
 def initialise(module: nn.Module) -> None:
-    """As Hugging Face begins; layer norms keep torch's ones and zeros."""
+    """Initialises like Hugging Face; layer norms keep torch's ones and zeros."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=INIT_STD)
     if isinstance(module, nn.Linear):

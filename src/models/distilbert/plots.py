@@ -1,4 +1,4 @@
-"""Pictures of predictions."""
+"""The picture of a confusion matrix."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ INK, FAINT = "#222222", "#777777"
 
 
 def confusion_picture(counts: Int64[np.ndarray, "labels labels"], names: Sequence[str], path: Path) -> None:
-    """Writes a png of how many sentences of each true label (row) got each label (column), with shares of the rows.
+    """Writes a png of the confusion matrix: sentences by true label (row) and predicted label (column).
 
     Raises UserError where the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face's files: from the hub or a folder into the network, checked on the way."""
+"""Loading of Hugging Face's weight files, from the hub or a folder, with checks."""
 
 import json
 import pickle
@@ -18,41 +18,41 @@ from src.models.distilbert.network import DistilBert, Sizes
 from src.training.checkpoints import shown
 
 CONFIG = "config.json"
-FILES = ("model.safetensors", "pytorch_model.bin")  # the first one that is there
+FILES = ("model.safetensors", "pytorch_model.bin")  # the first one found
 ENCODER, HEAD = "distilbert.", ("pre_classifier.", "classifier.")
-BARE = ("embeddings.", "transformer.")  # how names begin in the file of an encoder alone
+BARE = ("embeddings.", "transformer.")  # prefixes in the file of a bare encoder
 
 
 def find(source: str, *names: str) -> Path:
-    """The first of the files `names` that is there: in a folder, else in a repository of the hub (kept in its cache).
+    """Returns the first of the files `names` found in a folder, else in a repository of the hub (and its cache).
 
-    Raises UserError where there is none, and for a hub that cannot be reached.
+    Raises UserError if there is none, or if the hub cannot be reached.
     """
     if Path(source).is_dir():
         for name in names:
             if (Path(source) / name).is_file():
                 return Path(source) / name
-        raise UserError(f"{source} holds no {' or '.join(names)}; give a folder with {CONFIG} and {FILES[0]}")
+        raise UserError(f"{source} has no {' or '.join(names)}; give a folder with {CONFIG} and {FILES[0]}")
     reason = ""
-    for is_cached in (True, False):  # what was fetched before is taken without asking the hub
+    for is_cached in (True, False):  # cached files need no request to the hub
         for name in names:
             try:
                 return Path(hf_hub_download(source, name, local_files_only=is_cached))
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
     raise UserError(
-        f"{source} is no folder here, and the hub gives no {' or '.join(names)} of that name ({reason}); give the path "
-        f"of a local folder with {CONFIG} and {FILES[0]}"
+        f"{source} is not a local folder, and the hub has no {' or '.join(names)} of that name ({reason}); give the "
+        f"path of a local folder with {CONFIG} and {FILES[0]}"
     )
 
 
 def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
-    """The config.json of a model of that type with exact GELU, and where it is. Raises UserError for another one."""
+    """Returns path and content of a config.json. Raises UserError for another model type or activation."""
     path = find(source, CONFIG)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}); give the config.json of a model") from None
+        raise UserError(f"{path} is not JSON ({error}); give the config.json of a model") from None
     found = config.get("model_type") if isinstance(config, dict) else None
     if found != model_type:
         raise UserError(
@@ -63,12 +63,12 @@ def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
         )
     activation = config.get("activation", config.get("hidden_act", "gelu"))
     if activation != "gelu":
-        raise UserError(f"{path}: its activation is {activation}; the network has gelu alone, give another model")
+        raise UserError(f"{path}: activation is {activation}, but the network supports only gelu; give another model")
     return path, config
 
 
 def read_sizes(source: str) -> Sizes:
-    """The sizes that a DistilBERT's config.json tells. Raises UserError, naming the key, for one that is missing."""
+    """Reads the sizes from a DistilBERT's config.json. Raises UserError for a missing key."""
     path, config = read_config(source, "distilbert")
     names = [field.name for field in fields(Sizes) if field.name != "num_labels"]
     for name in names:
@@ -78,7 +78,7 @@ def read_sizes(source: str) -> Sizes:
 
 
 def read_tensors(source: str) -> tuple[Path, dict[str, Tensor]]:
-    """The tensors of a model's file by name, on the CPU, and where it is. Raises UserError for a damaged file."""
+    """Returns path and tensors (by name, on the CPU) of a model's file. Raises UserError for a damaged file."""
     path = find(source, *FILES)
     try:
         if path.suffix == ".safetensors":
@@ -86,13 +86,13 @@ def read_tensors(source: str) -> tuple[Path, dict[str, Tensor]]:
         return path, torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:80]
-        raise UserError(f"{path} is truncated or no file of weights ({reason}); get it again") from None
+        raise UserError(f"{path} is truncated or not a weight file ({reason}); download it again") from None
 
 
 def load(network: DistilBert, source: str) -> bool:
-    """Puts the weights of a folder or the hub into the network; returns whether the head was among them.
+    """Loads the weights of a folder or the hub into the network; returns whether they include the head.
 
-    An encoder alone leaves the head as it is. Raises UserError, naming the tensor, where they are of another network.
+    Weights of a bare encoder leave the head unchanged. Raises UserError for weights of another network.
     """
     path, tensors = read_tensors(source)
     theirs = {f"{ENCODER}{name}" if name.startswith(BARE) else name: value for name, value in tensors.items()}

@@ -1,10 +1,10 @@
 """DLRM: click-through rates from numerical features and embedding tables.
 
-Everything here is plain torch:
+Usable without Lightning and Hydra:
 
     network = DLRM(tables)
     loss_of(network(clicks)).backward()
-    network.embeddings.update(rate)  # the tables; an optimiser of your choice does network.dense_parameters()
+    network.embeddings.update(rate)  # updates the tables; give network.dense_parameters() to an optimiser
 """
 
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings

@@ -1,4 +1,4 @@
-"""DLRM's embedding tables: what every kind of them is, and the plain ones, which the others must equal."""
+"""DLRM's embedding tables: the interface, and the reference implementation in plain torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ Rule = Literal["sgd", "adagrad"]
 
 
 class Embeddings(nn.Module, ABC):
-    """What DLRM asks of the module that holds its tables: sparse gradients are its own affair, and so is their update.
+    """The interface of DLRM's embedding tables, which keep and apply their sparse gradients themselves.
 
-    The tables are parameters that never get a gradient: the backward pass leaves it with the module, and `update`
-    applies it to the rows that it concerns.
+    The tables' parameters never get a `.grad`. The backward pass stores the vectors' gradient in the module, and
+    `update` applies it to the rows that were looked up.
 
-    overflow: becomes 1 where a gradient is infinite or NaN, if the interaction looks at those that it hands back
-        (`is_watched`).
+    kernel_sets_overflow: whether the interaction's backward kernel checks all gradients of vectors.
+    overflow: that kernel sets it to 1 where a gradient is infinite or NaN.
     """
 
     optimizer: Rule
@@ -37,32 +37,32 @@ class Embeddings(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("overflow", torch.zeros(()), persistent=False)
-        self.is_watched = False
+        self.kernel_sets_overflow = False
 
     @abstractmethod
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables dim"]:
-        """Each sample's vector of each table, in autocast's dtype or the tables'; a table's ids are summed.
+        """Returns each sample's vector of each table, in autocast's dtype or the tables'; rows of one bag are summed.
 
         Args:
             ids: table-major, each table's [batch, hotness] flattened; at least 0 and below the table's cardinality.
             batch: number of samples.
         """
 
-    def begin(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables dim"]]:
-        """`forward` in two halves: what is sent to other ranks travels until the second one, the call of the result."""
+    def start_lookup(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables dim"]]:
+        """Starts `forward` and returns a function that waits for its result, so that other work can overlap with it."""
         return partial(self, ids, batch)
 
     def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold it: whether the host reads nothing of the device."""
+        """Returns whether a CUDA graph can hold it: the host reads nothing from the device."""
         return True
 
-    def targets(self) -> "Targets | None":
-        """Where the interaction may write the gradient of the newest vectors itself; None: it hands it back."""
+    def gradient_slots(self) -> "GradientSlots | None":
+        """Returns slots that the interaction writes the latest vectors' gradient to; None: it returns the gradient."""
         return None
 
     @abstractmethod
     def overflowed(self) -> Float[Tensor, ""]:
-        """1 where a pending gradient is infinite or NaN, otherwise 0: the embeddings' part in a scaler's decision."""
+        """Returns 1 if a pending gradient is infinite or NaN, otherwise 0, for the loss scaler."""
 
     @abstractmethod
     def update(
@@ -71,40 +71,42 @@ class Embeddings(nn.Module, ABC):
         found_inf: Float[Tensor, ""] | None = None,
         loss_scale: Float[Tensor, ""] | None = None,
     ) -> None:
-        """Applies the pending gradients, the same way every time, and forgets them.
+        """Applies the pending gradients, deterministically, and clears them.
 
         Args:
             rate: learning rate / loss scale.
-            found_inf: not 0 where a gradient of the network overflowed: then nothing changes.
-            loss_scale: by which the gradients are too large; Adagrad accumulates the true ones. None for 1.
+            found_inf: not 0 if a gradient of the network overflowed: then nothing changes.
+            loss_scale: factor in the gradients; Adagrad divides by it before it accumulates squares. None for 1.
         """
 
 
-class Targets(NamedTuple):
-    """Where gradients of vectors are wanted: each table's [batch, dim] so many numbers behind `origin`'s first."""
+class GradientSlots(NamedTuple):
+    """Slots for the vectors' gradients: table t's [batch, dim] begins `offsets[t]` elements after `origin`'s first."""
 
     origin: Tensor
     offsets: Int[Tensor, " tables"]  # divisible by 16
 
 
 class Pending(NamedTuple):
-    """What a backward pass has found: the gradient of what was looked up, [batch, tables, dim]."""
+    """The gradient of one lookup, to be applied by `update`."""
 
     ids: Tensor
-    gradient: Tensor
-    order: Any  # of the ids, where the kernels are to apply it
+    gradient: Tensor  # [batch, tables, dim]
+    order: Any  # RowOrder of the ids; None without the kernels
 
 
 class PlainEmbeddings(Embeddings):
-    """The tables in plain torch, from U(-1/sqrt(rows), 1/sqrt(rows)).
+    """The tables in plain torch, initialised from U(-1/sqrt(rows), 1/sqrt(rows)).
 
-    Nothing here waits for the device or has a shape that depends on the ids.
+    Nothing here synchronises with the device or has a shape that depends on the ids.
 
     Args:
         optimizer: `sgd`, or `adagrad` with one accumulated square per weight (buffers `accumulators.<table>`).
         eps: of Adagrad.
 
-    pending: of each backward pass since the last update.
+    pending: gradients of each backward pass since the last update.
+
+    Raises UserError for an unknown optimizer.
     """
 
     def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: float = 1e-8) -> None:
@@ -113,7 +115,7 @@ class PlainEmbeddings(Embeddings):
             raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")
         self.tables, self.dim, self.eps = tuple(tables), dim, eps
         self.optimizer: Rule = optimizer
-        # One behind the other in memory, which the kernels need no table of addresses for.
+        # Adjacent in memory, so that the kernels need no array of addresses.
         all_rows = torch.empty(sum(table.cardinality for table in tables), dim)
         begins = [0, *accumulate(table.cardinality for table in tables)]
         spans = [slice(*span) for span in pairwise(begins)]
@@ -126,16 +128,18 @@ class PlainEmbeddings(Embeddings):
         self.pending: list[Pending] = []
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        order = self.order_of(ids, batch)
+        order = self.row_order(ids, batch)
         return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
 
-    def order_of(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
-        """What the kernels of `apply` want to know of the ids; made beside what the device does next."""
+    def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
+        """Sorts the ids for the update kernel on a side stream; returns None without kernels or gradients."""
         fused = self.fused()
-        return fused.tables.ordered_aside(self.tables, ids, batch) if fused and torch.is_grad_enabled() else None
+        if fused is None or not torch.is_grad_enabled():
+            return None
+        return fused.tables.row_order_on_side_stream(self.tables, ids, batch)
 
     def fused(self) -> ModuleType | None:
-        """The kernels, where they can take these tables."""
+        """Returns the kernels, or None if they do not support these tables."""
         if not len(self.weights) or self.weights[0].dtype != torch.float32:
             return None
         found = dispatch.fused_for(self.weights[0])
@@ -144,7 +148,7 @@ class PlainEmbeddings(Embeddings):
     def look_up(
         self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
     ) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        """What `forward` returns, unknown to autograd."""
+        """Returns the vectors of `forward`, without autograd."""
         if fused := self.fused():
             return fused.tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
         vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
@@ -153,11 +157,11 @@ class PlainEmbeddings(Embeddings):
         return vectors
 
     def split(self, ids: Int32[Tensor, " ids"], batch: int) -> Sequence[Int32[Tensor, " _"]]:
-        """Each table's ids."""
+        """Splits table-major ids by table."""
         return ids.split([batch * table.hotness for table in self.tables])
 
     def overflowed(self) -> Float[Tensor, ""]:
-        if self.is_watched or not self.pending:
+        if self.kernel_sets_overflow or not self.pending:
             return self.overflow
         return 1 - torch.stack([part.gradient.isfinite().all() for part in self.pending]).all().float()
 
@@ -176,7 +180,7 @@ class PlainEmbeddings(Embeddings):
     def apply(
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
     ) -> None:
-        """Changes the rows that were looked up; see `update`."""
+        """Updates the rows that were looked up; see `update`."""
         if len(pending) == 1 and pending[0].order is not None:
             self.apply_fused(pending[0], rate, found_inf, loss_scale)
         else:
@@ -191,7 +195,7 @@ class PlainEmbeddings(Embeddings):
             gradients = gradients.to(torch.promote_types(weight.dtype, torch.float32))
             rows, total = summed_by_id(torch.cat(own), gradients)
             if found_inf is not None:
-                total = total.masked_fill(found_inf != 0, 0)  # an infinite one times a rate of 0 would be NaN
+                total = total.masked_fill(found_inf != 0, 0)  # inf times a rate of 0 would be NaN
             step = rate * total
             if self.optimizer == "adagrad":
                 squares = self.accumulators.get_buffer(str(number))
@@ -199,7 +203,7 @@ class PlainEmbeddings(Embeddings):
                 new = squares[rows] + true.square()
                 squares[rows] = new.to(squares.dtype)
                 step = step / (new.sqrt() + self.eps)
-            weight[rows] = (weight[rows] - step).to(weight.dtype)  # a repeated row gets the same numbers again
+            weight[rows] = (weight[rows] - step).to(weight.dtype)  # a repeated row is written with the same values
 
     def apply_fused(self, part: "Pending", rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None) -> None:
         fused = self.fused()
@@ -215,7 +219,7 @@ class PlainEmbeddings(Embeddings):
 
 
 class LookUp(torch.autograd.Function):
-    """`PlainEmbeddings.look_up`, whose backward leaves ids and gradients with the embeddings."""
+    """`PlainEmbeddings.look_up`; the backward pass appends ids and gradient to `pending`."""
 
     @staticmethod
     def forward(
@@ -235,27 +239,27 @@ class LookUp(torch.autograd.Function):
 def summed_by_id(
     ids: Int[Tensor, " ids"], gradients: Float[Tensor, "bags dim"]
 ) -> tuple[Int[Tensor, " ids"], Float[Tensor, "ids dim"]]:
-    """All ids in ascending order, repeated ones too, and beside each the sum of that id's gradients.
+    """Returns all ids sorted, duplicates included, and for each the sum of that id's gradients.
 
-    The ids of one bag, equally many in each, stand side by side and all get its gradient. Sums go in the order of the
-    bags, whatever the device does first.
+    Every bag has equally many ids, adjacent in `ids`, and each gets the bag's gradient. Sums go in the order of the
+    bags, so they are deterministic.
     """
     hotness = len(ids) // len(gradients)
     ids, order = ids.long().sort(stable=True)
     segment = first_of_each(ids).cumsum(0) - 1
     lengths = torch.zeros_like(ids).index_add_(0, segment, torch.ones_like(ids))
-    # As many segments as ids, the last ones empty: the number of different ids would have to be read from the device.
+    # As many segments as ids, the last ones empty: the number of distinct ids is known to the device only.
     sums = torch.segment_reduce(gradients[order // hotness], "sum", lengths=lengths, unsafe=True)
     return ids, sums[segment]
 
 
 def first_of_each(ordered: Int[Tensor, " ids"]) -> Bool[Tensor, " ids"]:
-    """True where an id differs from the one before it."""
+    """Returns True where an id differs from the one before it."""
     return ordered.diff(prepend=ordered.new_full((1,), -1)) != 0
 
 
 def whole(tables: Sequence[Tensor]) -> Float[Tensor, "rows dim"]:
-    """All rows of tables that `PlainEmbeddings` has made one behind the other."""
+    """Returns all rows of adjacent tables of `PlainEmbeddings` as one view."""
     rows, dim = sum(len(table) for table in tables), tables[0].shape[1]
     return tables[0].detach().as_strided((rows, dim), (dim, 1))
 

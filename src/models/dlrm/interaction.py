@@ -1,6 +1,6 @@
-"""How DLRM's vectors meet before the top MLP, in plain torch: pairwise products, nothing at all, or cross layers.
+"""DLRM's feature interactions in plain torch: pairwise dot products, concatenation, and cross layers.
 
-`dense` is the bottom MLP's output, `sparse` one vector per table in canonical order; a sample's vectors are both.
+`dense` is the bottom MLP's output, `sparse` one vector per table in the order of the tables.
 """
 
 import torch
@@ -8,16 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-PAD = 8  # tensor cores want rows of 16 bytes
+PAD = 8  # elements: tensor cores need rows of 16 bytes
 
 
 def padded(width: int) -> int:
-    """`width` rounded up to a multiple of PAD: 479 becomes 480."""
+    """Returns `width` rounded up to a multiple of PAD: 479 becomes 480."""
     return -(-width // PAD) * PAD
 
 
 def dot(vectors: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch triangle"]:
-    """The products of each vector with those before it: the strictly lower triangle of V V^T, row by row."""
+    """Returns the dot products of all pairs: the strictly lower triangle of V V^T, row by row."""
     n = vectors.shape[1]
     row, column = torch.tril_indices(n, n, -1, device=vectors.device)
     return torch.bmm(vectors, vectors.mT)[:, row, column]
@@ -26,7 +26,7 @@ def dot(vectors: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch triangle"
 def dot_features(
     dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"]
 ) -> Float[Tensor, "batch features"]:
-    """The bottom MLP's output, the products of all pairs, and zeros up to the next multiple of PAD."""
+    """Returns the bottom MLP's output, the dot products of all pairs, and zeros up to the next multiple of PAD."""
     products = dot(torch.cat([dense[:, None], sparse], 1))
     width = dense.shape[1] + products.shape[1]
     return torch.cat([dense, products, dense.new_zeros(len(dense), padded(width) - width)], 1)
@@ -35,7 +35,7 @@ def dot_features(
 def cat_features(
     dense: Float[Tensor, "batch dim"], sparse: Float[Tensor, "batch tables dim"]
 ) -> Float[Tensor, "batch features"]:
-    """All vectors side by side."""
+    """Returns all vectors concatenated."""
     return torch.cat([dense, sparse.flatten(1)], 1)
 
 
@@ -46,5 +46,5 @@ def cross(
     up: Float[Tensor, "features rank"],
     bias: Float[Tensor, " features"],
 ) -> Float[Tensor, "batch features"]:
-    """A low-rank cross layer of DCNv2 (arXiv:2008.13535): x0 * (up (down x) + bias) + x."""
+    """Applies a low-rank cross layer of DCNv2 (arXiv:2008.13535): x0 * (up (down x) + bias) + x."""
     return x0 * F.linear(F.linear(x, down), up, bias) + x

@@ -17,7 +17,7 @@ from src.models.dlrm.kernels import dispatch
 def linear_relu(
     x: Float[Tensor, "batch inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"]
 ) -> Float[Tensor, "batch outputs"]:
-    """A linear layer and its ReLU, in autocast's dtype."""
+    """Applies a linear layer and ReLU, in autocast's dtype."""
     return F.relu(F.linear(x, weight, bias))
 
 
@@ -27,7 +27,7 @@ class MLP(nn.Module):
     Weights come from N(0, 2 / (fan_in + fan_out)), biases from N(0, 1 / fan_out), given as variances.
 
     Args:
-        logit: one more linear layer, to a single number and without a ReLU; it keeps torch's initialisation.
+        logit: whether a linear layer to one number follows, without ReLU and with torch's initialisation.
     """
 
     def __init__(self, widths: Sequence[int], logit: bool = False) -> None:
@@ -44,7 +44,7 @@ class MLP(nn.Module):
             self.layers.append(nn.Linear(widths[-1], 1))
 
     def fused(self) -> ModuleType | None:
-        """The kernels, where they can take these layers."""
+        """Returns the kernels, or None if they do not support these layers."""
         found = dispatch.fused_for(cast(nn.Linear, self.layers[0]).weight)
         return found if found and found.mlp.supported(self.widths, self.logit) else None
 

@@ -30,14 +30,14 @@ class Dot(nn.Module):
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
         fused = dispatch.fused_for(sparse) if dense.dtype == sparse.dtype else None
-        embeddings.is_watched = bool(fused and fused.interaction.supported(*sparse.shape[1:]))
-        if fused and embeddings.is_watched:
-            return fused.interaction.dot_features(dense, sparse, embeddings.overflow, embeddings.targets())
+        embeddings.kernel_sets_overflow = bool(fused and fused.interaction.supported(*sparse.shape[1:]))
+        if fused and embeddings.kernel_sets_overflow:
+            return fused.interaction.dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots())
         return reference.dot_features(dense, sparse)
 
 
 class Cat(nn.Module):
-    """All vectors side by side."""
+    """The concatenation of all vectors."""
 
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Cat(nn.Module):
 
 
 class CrossNet(nn.Module):
-    """DCNv2's low-rank cross layers on all vectors side by side; weights are Xavier normal, biases 0."""
+    """DCNv2's low-rank cross layers on the concatenated vectors; weights are Xavier normal, biases 0."""
 
     def __init__(self, num_tables: int, dim: int, num_layers: int, rank: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class DLRM(nn.Module):
         bottom: widths of the bottom MLP; the last one is `embedding_dim`, as its output is one of the vectors.
         top: widths of the top MLP, without the last layer to one logit.
         interaction: `dot` as published, `cat`, or `dcnv2` with `cross_layers` of `cross_rank`.
-        embeddings: makes the tables' module from tables and dimension.
+        embeddings: constructs the tables' module from tables and dimension.
 
     Raises UserError for sizes that do not fit each other.
     """
@@ -110,20 +110,20 @@ class DLRM(nn.Module):
             cast(Tensor, self.top.layers[0].weight)[:, self.interaction.width :] = 0
 
     def forward(self, clicks: Clicks) -> Float[Tensor, " batch"]:
-        """The logits, in float32 (float64 if the weights are)."""
-        found = self.embeddings.begin(clicks.ids, len(clicks.numerical))
+        """Returns the logits, in float32 (float64 if the weights are)."""
+        wait_for_vectors = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
-        features = self.interaction(dense, found(), self.embeddings)
+        features = self.interaction(dense, wait_for_vectors(), self.embeddings)
         logits = self.top(features)[:, 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """All but the tables: what an optimiser is given."""
+        """Returns all parameters but the tables, for an optimiser."""
         return [*self.bottom.parameters(), *self.interaction.parameters(), *self.top.parameters()]
 
 
 def make_interaction(kind: str, num_tables: int, dim: int, cross_layers: int, cross_rank: int) -> Dot | Cat | CrossNet:
-    """Raises UserError for an unknown kind."""
+    """Returns the interaction of that kind. Raises UserError for an unknown kind."""
     if kind == "dot":
         return Dot(num_tables, dim)
     if kind == "cat":

@@ -1,4 +1,4 @@
-"""DLRM's embedding tables spread over ranks by TorchRec, looked up and updated by FBGEMM."""
+"""DLRM's embedding tables sharded over ranks, by our own kernels or by TorchRec and FBGEMM."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,30 +14,31 @@ from src.batches.clicks import Table
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.gpu.waiting import Waiting
-from src.models.dlrm.embeddings import Embeddings, Rule, Targets
-from src.models.dlrm.exchanged import ExchangedTables, can_exchange
+from src.models.dlrm.embeddings import Embeddings, GradientSlots, Rule
 from src.models.dlrm.sharded_pieces import Piece, gathered, scattered
-from src.models.dlrm.sharded_plan import Plan, agreed, make_plan
+from src.models.dlrm.sharded_plan import Plan, from_rank_0, make_plan
+from src.models.dlrm.table_wise import TableWiseTables, is_table_wise
 
 if TYPE_CHECKING:
-    from src.models.dlrm.sharded_tables import RankTables
+    from src.models.dlrm.torchrec_tables import TorchRecTables
 
 
 class ShardedEmbeddings(Embeddings):
-    """`PlainEmbeddings` on many ranks: same state_dict, same numbers.
+    """`PlainEmbeddings` sharded over ranks: the same state_dict and the same results.
 
-    Each rank looks up its own samples. Backward sends the gradients to the ranks that hold the rows; `update`, which
-    every rank calls after it, applies them. The loss is the mean over a rank's own samples, as for a data parallel
-    network. TorchRec's planner says which rank holds what. Where every table fits on some rank, our own kernels and
-    exchanges of fixed size do the rest (`ExchangedTables`), otherwise TorchRec and FBGEMM (`RankTables`).
+    Each rank passes the ids of its own samples. The backward pass sends gradients to the ranks that hold the rows;
+    `update`, called on every rank, applies them. The loss is the mean over a rank's own samples, as in data parallel
+    training. TorchRec's planner places the tables. If each table fits on one rank, `TableWiseTables` does the rest with
+    our kernels and exchanges of fixed size, otherwise `TorchRecTables` with TorchRec and FBGEMM.
 
-    The tables are no parameters or submodules of this module: an optimiser, DistributedDataParallel and `to` must not
-    see them. Until `place` they have no memory.
+    The tables are not registered as parameters or submodules: an optimiser, DistributedDataParallel and `to` must not
+    see them. They have no memory before `place`.
 
     Args:
         optimizer, eps: as of `PlainEmbeddings`.
-        sharding: data_parallel, table_wise, row_wise or column_wise for some tables, by name; the planner has the rest.
-        engine: auto, or torchrec: TorchRec and FBGEMM in any case.
+        sharding: data_parallel, table_wise, row_wise or column_wise for some tables, by name; the planner decides on
+            the others.
+        engine: auto, or torchrec to use TorchRec and FBGEMM always.
 
     Raises UserError for an unknown optimizer or engine.
     """
@@ -60,19 +61,19 @@ class ShardedEmbeddings(Embeddings):
         self.optimizer: Rule = optimizer
         self.sharding, self.engine = dict(sharding or {}), engine
         self.plan: Plan | None = None
-        self.held: RankTables | ExchangedTables | None = None
+        self.held: TorchRecTables | TableWiseTables | None = None
 
     def place(self, device: torch.device, batch_size: int, memory_bytes: float | None = None) -> None:
-        """Plans, takes memory and draws the first weights. Every rank calls it, before any other use.
+        """Plans the placement, allocates and initialises the tables. Every rank calls it, before any other use.
 
-        The weights depend on the seed of rank 0 alone, not on the number of ranks.
+        The initial weights depend on the seed of rank 0 alone, not on the number of ranks.
 
         Args:
             batch_size: samples of one rank in a training step.
-            memory_bytes: of one rank; the device's own if not given.
+            memory_bytes: of one rank; the device's if not given.
 
-        Raises UserError, on every rank, where the tables do not fit, `sharding` names what there is not, or TorchRec is
-        not installed.
+        Raises UserError on every rank if the tables do not fit, `sharding` names an unknown table or kind, or TorchRec
+        is not installed.
         """
         world_size = distributed.get_world_size()
         memory_bytes = memory_bytes or memory_of(device, world_size)
@@ -84,50 +85,52 @@ class ShardedEmbeddings(Embeddings):
 
         def make() -> tuple[Plan, int]:
             if self.engine == "auto":
-                with suppress(UserError):  # a table that fits on no rank has to be cut
+                with suppress(UserError):  # tables that do not fit whole have to be cut
                     return plan_of(cut=False), torch.initial_seed()
             return plan_of(), torch.initial_seed()
 
         try:
-            from src.models.dlrm.sharded_tables import RankTables
+            from src.models.dlrm.torchrec_tables import TorchRecTables
         except ImportError as error:
             raise UserError(f"sharded embeddings need TorchRec and FBGEMM ({error}): install reprise[dlrm]") from error
-        self.plan, seed = agreed(make)
-        kind = ExchangedTables if self.engine == "auto" and can_exchange(self.plan) else RankTables
-        self.held = kind(self.plan, self.dim, self.optimizer, self.eps, device, seed, self.watched)
+        self.plan, seed = from_rank_0(make)
+        kind = TableWiseTables if self.engine == "auto" and is_table_wise(self.plan) else TorchRecTables
+        self.held = kind(self.plan, self.dim, self.optimizer, self.eps, device, seed, self.kernel_overflow)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        """Each of this rank's samples' vector of each table, in autocast's dtype or float32. All ranks call it.
+        """Returns the vectors of this rank's samples, in autocast's dtype or float32. All ranks call it.
 
         Args:
             ids: table-major, each table's [batch, hotness] flattened; at least 0 and below the table's cardinality.
             batch: number of samples, the same on all ranks.
         """
-        return self.begin(ids, batch)()
+        return self.start_lookup(ids, batch)()
 
-    def begin(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables {self.dim}"]]:
-        kept, dtype = torch.is_grad_enabled(), working_dtype(self.overflow)
-        # What is made at the first call and kept must be usable in training, wherever that call was.
-        with torch.inference_mode(False), torch.set_grad_enabled(kept), torch.autocast(ids.device.type, enabled=False):
-            return self._tables().begin(ids, batch, dtype)
+    def start_lookup(
+        self, ids: Int32[Tensor, " ids"], batch: int
+    ) -> Callable[[], Float[Tensor, "{batch} tables {self.dim}"]]:
+        grad, dtype = torch.is_grad_enabled(), working_dtype(self.overflow)
+        # Buffers cached by a first call in inference mode must be usable in training.
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), torch.autocast(ids.device.type, enabled=False):
+            return self._tables().start_lookup(ids, batch, dtype)
 
-    def targets(self) -> Targets | None:
-        return self._tables().targets()
+    def gradient_slots(self) -> GradientSlots | None:
+        return self._tables().gradient_slots()
 
     def can_be_captured(self) -> bool:
-        return isinstance(self.held, ExchangedTables)
+        return isinstance(self.held, TableWiseTables)
 
     def wait_with(self, waiting: Waiting) -> None:
-        """Tells `waiting` from now on how long this rank's training waits for others."""
+        """Records in `waiting` how long this rank's training waits for other ranks."""
         self._tables().waiting = waiting
 
     def overflowed(self) -> Float[Tensor, ""]:
-        """1 where a pending gradient of any rank is infinite or NaN, otherwise 0, alike on all ranks. All call it."""
+        """Returns 1 if a pending gradient of any rank is infinite or NaN, otherwise 0. All ranks call it."""
         return self._tables().overflowed()
 
-    def watched(self) -> Tensor | None:
-        """What becomes 1 where one of this rank's gradients overflows, if the interaction looks at them all."""
-        return self.overflow if self.is_watched else None
+    def kernel_overflow(self) -> Tensor | None:
+        """Returns the flag that the interaction's kernel sets where a gradient overflows; None if it checks none."""
+        return self.overflow if self.kernel_sets_overflow else None
 
     @torch.no_grad()
     def update(
@@ -136,28 +139,28 @@ class ShardedEmbeddings(Embeddings):
         found_inf: Float[Tensor, ""] | None = None,
         loss_scale: Float[Tensor, ""] | None = None,
     ) -> None:
-        """Applies the pending gradients and forgets them. All ranks call it, with the same numbers.
+        """Applies the pending gradients and clears them. All ranks call it, with the same arguments.
 
-        Args: as of `PlainEmbeddings.update`. With TorchRec, Adagrad's are read by the host: give it CPU tensors.
+        Args: as of `PlainEmbeddings.update`. With TorchRec and Adagrad the host reads them: give it CPU tensors.
         """
         self._tables().update(rate, found_inf, loss_scale)
         self.overflow.zero_()
 
     def held_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and values of this rank's parts of the tables; nothing before `place`."""
+        """Yields names and values of this rank's parts of the tables; nothing before `place`."""
         if self.held is not None:
             for name, number in self._keys():
                 yield from ((name, piece.values) for piece in self._pieces(name, number))
 
-    def _tables(self) -> "RankTables | ExchangedTables":
+    def _tables(self) -> "TorchRecTables | TableWiseTables":
         if self.held is None:
-            raise RuntimeError("ShardedEmbeddings are used before `place`")
+            raise RuntimeError("ShardedEmbeddings are used before `place`; call it first, on every rank")
         return self.held
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Whole tables, on rank 0's CPU; the other ranks help to put them together and get nothing.
+        """Gathers whole tables on rank 0's CPU; the other ranks send their parts and save nothing.
 
-        Before `place`, names and shapes on the meta device.
+        Before `place` it saves empty tensors on the meta device.
         """
         for name, number in self._keys():
             shape = self.tables[number].cardinality, self.dim
@@ -180,7 +183,7 @@ class ShardedEmbeddings(Embeddings):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Takes this rank's parts out of whole tables; all ranks load the same ones, without talking."""
+        """Copies this rank's parts out of whole tables, which every rank reads; no communication."""
         keys = {prefix + name: (name, number) for name, number in self._keys()}
         unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in keys and strict]
         for key, (name, number) in keys.items():
@@ -193,7 +196,7 @@ class ShardedEmbeddings(Embeddings):
                 scattered(state_dict[key], self._pieces(name, number))
 
     def _keys(self) -> list[tuple[str, int]]:
-        """What a state_dict holds: the names of `PlainEmbeddings`, each with its table's number."""
+        """Returns the state_dict keys, which are those of `PlainEmbeddings`, each with its table's number."""
         kinds = ["weights", "accumulators"] if self.optimizer == "adagrad" else ["weights"]
         return [(f"{kind}.{number}", number) for kind in kinds for number in range(len(self.tables))]
 
@@ -203,7 +206,7 @@ class ShardedEmbeddings(Embeddings):
 
 
 def memory_of(device: torch.device, world_size: int) -> float:
-    """Bytes of the device, or of this rank's share of the host."""
+    """Returns the bytes of the GPU, or of this rank's share of the host."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total / world_size

@@ -1,4 +1,4 @@
-"""Parts of tables: how a table cut in any way begins with the same numbers, and how it is put together again."""
+"""Parts of sharded tables: initialisation that does not depend on the sharding, gathering and scattering."""
 
 from collections.abc import Iterator
 from math import sqrt
@@ -11,24 +11,24 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from src.models.dlrm.sharded_plan import Shard
 
-BLOCK_ROWS = 2**16  # of a table, that are drawn from one seed and sent to rank 0 at once (32 MiB at 128 columns)
+BLOCK_ROWS = 2**16  # drawn from one seed, and sent to rank 0 at once (32 MiB at 128 columns)
 
 
 class Piece(NamedTuple):
-    """A part of a table on this rank, in FBGEMM's memory."""
+    """A part of a table on this rank; `values` is a view of its weights or squares."""
 
     rows: slice
     columns: slice
     values: Float[Tensor, "rows columns"]
 
     def within(self, rows: slice) -> Tensor:
-        """Some of its rows, counted from the table's first one."""
+        """Returns some of its rows; the range counts from the table's first row."""
         return self.values[rows.start - self.rows.start : rows.stop - self.rows.start]
 
 
 def pieces(value: Any) -> list[Piece]:
-    """The local parts of TorchRec's ShardedTensor; a plain tensor is one part."""
-    if not isinstance(value, ShardedTensor):  # which is a Tensor too
+    """Returns the local parts of TorchRec's ShardedTensor; a plain tensor is one part."""
+    if not isinstance(value, ShardedTensor):  # a subclass of Tensor
         return [Piece(slice(0, value.shape[0]), slice(0, value.shape[1]), value.detach())]
     found = []
     for shard in value.local_shards():
@@ -38,7 +38,7 @@ def pieces(value: Any) -> list[Piece]:
 
 
 def blocks(rows: slice) -> Iterator[slice]:
-    """The parts of a range of a table's rows that lie in one block each."""
+    """Cuts a range of a table's rows at the multiples of BLOCK_ROWS."""
     begin = rows.start
     while begin < rows.stop:
         end = min(rows.stop, (begin // BLOCK_ROWS + 1) * BLOCK_ROWS)
@@ -47,7 +47,7 @@ def blocks(rows: slice) -> Iterator[slice]:
 
 
 def initialise(piece: Piece, shape: tuple[int, int], seed: tuple[int, ...]) -> None:
-    """Draws from U(-1/sqrt(rows), 1/sqrt(rows)) of the whole table: the same numbers however it is cut."""
+    """Draws from U(-1/sqrt(rows), 1/sqrt(rows)) of the whole table; the same values for every sharding."""
     (rows, dim), bound = shape, 1 / sqrt(shape[0])
     random = torch.Generator(piece.values.device)
     for own in blocks(piece.rows):
@@ -60,9 +60,9 @@ def initialise(piece: Piece, shape: tuple[int, int], seed: tuple[int, ...]) -> N
 def gathered(
     shards: list[Shard], local: list[Piece], shape: tuple[int, int], device: torch.device
 ) -> Float[Tensor, "rows columns"] | None:
-    """The whole table on rank 0's CPU, None elsewhere. Every rank calls it.
+    """Returns the whole table on rank 0's CPU, None on other ranks. Every rank calls it.
 
-    Block by block, so that a device never holds more of it than its own shards and 32 MiB.
+    It sends block by block, so that a device never holds more than its own shards and 32 MiB.
     """
     rank = distributed.get_rank()
     mine = {(piece.rows.start, piece.columns.start): piece for piece in local}

@@ -1,6 +1,6 @@
-"""Where embedding tables go: a plan as plain data, made by TorchRec's planner on rank 0 and agreed on by all ranks.
+"""Placement of embedding tables on ranks: plans as plain data, from TorchRec's planner on rank 0.
 
-TorchRec is imported when a plan is asked for, and by nothing that only reads one.
+Only `make_plan` imports TorchRec.
 """
 
 import logging
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Sharding = Literal["data_parallel", "table_wise", "row_wise", "column_wise"]
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
-KEPT_FREE = 0.15  # of a rank's memory: the MLPs, activations, and what the allocator cannot use
-TINY = 1 / 6  # of a rank's samples: exchanging gradients of so few rows is less than exchanging vectors of the samples
-NARROWEST = 32  # columns of a shard: narrower rows waste the memory's transactions
+RESERVED = 0.15  # of a rank's memory: for MLPs, activations and fragmentation
+MAX_REPLICATED = 1 / 6  # rows over a rank's samples: up to here an all-reduce of all rows moves less than all-to-all
+MIN_COLUMNS = 32  # of a shard: narrower rows waste memory transactions
 GIB = 2**30
 
 
@@ -36,11 +36,11 @@ class Shard(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where one table goes.
+    """The sharding of one table.
 
-    `ranks`: one for table_wise; for column_wise the rank of each of equally wide shards, from left to right, in which
-    a rank may come twice; all ranks for row_wise (equal shares from top to bottom, the last ones may be short) and
-    for data_parallel (each has the whole table).
+    `ranks`: one for table_wise; for column_wise the rank of each of equally wide shards, from left to right, where a
+    rank may occur twice; all ranks for row_wise (equal shares from top to bottom, the last ones may be short) and for
+    data_parallel (each holds the whole table).
     """
 
     table: Table
@@ -48,7 +48,7 @@ class Placement(NamedTuple):
     ranks: tuple[int, ...]
 
     def shards(self, dim: int) -> list[Shard]:
-        """All of them; of a data_parallel table each rank's copy."""
+        """Returns all shards; for a data_parallel table one per rank."""
         rows, parts = self.table.cardinality, len(self.ranks)
         if self.sharding == "row_wise":
             share = -(-rows // parts)
@@ -60,13 +60,13 @@ class Placement(NamedTuple):
         return [Shard(rank, slice(0, rows), slice(0, dim)) for rank in self.ranks]
 
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 Plan = tuple[Placement, ...]  # in the order of the tables
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TorchRec's notes on options that nobody gave, and on what will be renamed, out of a run's print-out."""
+    """Silences TorchRec's log messages on default options and its FutureWarnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -90,17 +90,17 @@ def make_plan(
     sharding: Mapping[str, str] | None = None,
     cut: bool = True,
 ) -> Plan:
-    """What TorchRec's planner finds best for `world_size` equal ranks; tiny tables are data parallel.
+    """Returns the plan of TorchRec's planner for `world_size` equal ranks; small tables are data parallel.
 
-    Not the same in every process (the planner walks over sets of strings): see `agreed`.
+    Processes may get different plans, since the planner iterates over sets of strings: see `from_rank_0`.
 
     Args:
-        memory_bytes: of each rank, of which KEPT_FREE are not planned with.
+        memory_bytes: of each rank; the planner leaves the fraction RESERVED free.
         batch_size: samples of one rank in a step.
-        sharding: what the user wants for some tables, by name.
-        cut: whether tables may be cut into parts, where the user wants nothing else.
+        sharding: the user's choice for some tables, by name.
+        cut: whether the planner may cut tables that are not in `sharding`.
 
-    Raises UserError where the tables do not fit, or for a table or sharding that there is not.
+    Raises UserError if the tables do not fit, or for an unknown table or sharding.
     """
     from torchrec.distributed.comm import get_local_size
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -112,20 +112,20 @@ def make_plan(
 
     class Sharder(EmbeddingBagCollectionSharder):
         def sharding_types(self, compute_device_type: str) -> list[str]:
-            return list(SHARDINGS)  # TorchRec's own leaves row_wise out on a CPU, where it works
+            return list(SHARDINGS)  # TorchRec's list lacks row_wise on a CPU, where it works
 
-    chosen = checked(sharding or {}, tables)
+    chosen = checked_sharding(sharding or {}, tables)
     collection = bags(tables, dim)
-    if optimizer == "adagrad":  # so that the planner leaves room for the squares
+    if optimizer == "adagrad":  # the planner then counts the squares
         apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 1.0})
-    kinds = {table.name: offered(table, world_size, batch_size, cut) for table in tables}
+    kinds = {table.name: allowed_shardings(table, world_size, batch_size, cut) for table in tables}
     kinds |= {name: [kind] for name, kind in chosen.items()}
     allowed = {
         bag_name(number): ParameterConstraints(
             sharding_types=kinds[table.name],
-            compute_kernels=["fused", "dense"],  # dense is data_parallel's alone
+            compute_kernels=["fused", "dense"],  # dense is for data_parallel only
             pooling_factors=[float(table.hotness)],
-            min_partition=min(dim, max(NARROWEST, dim // world_size)),
+            min_partition=min(dim, max(MIN_COLUMNS, dim // world_size)),
         )
         for number, table in enumerate(tables)
     }
@@ -135,7 +135,7 @@ def make_plan(
         topology=topology,
         batch_size=batch_size,
         constraints=allowed,
-        storage_reservation=FixedPercentageStorageReservation(KEPT_FREE),
+        storage_reservation=FixedPercentageStorageReservation(RESERVED),
         stats=NoopEmbeddingStats(),
     )
     try:
@@ -150,13 +150,13 @@ def make_plan(
     return tuple(placements)
 
 
-def agreed(make: Callable[[], Made]) -> Made:
-    """What rank 0 makes, on every rank. What rank 0 raises, all ranks raise."""
+def from_rank_0(make: Callable[[], T]) -> T:
+    """Returns what `make` returns on rank 0, on every rank. If it raises there, all ranks raise."""
     outcome: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
             outcome = [make()]
-        except Exception as error:  # the others wait for a word, whatever it is
+        except Exception as error:  # the other ranks wait for the broadcast
             outcome = [error.with_traceback(None)]
     distributed.broadcast_object_list(outcome, 0)
     if isinstance(outcome[0], Exception):
@@ -164,15 +164,15 @@ def agreed(make: Callable[[], Made]) -> Made:
     return outcome[0]
 
 
-def offered(table: Table, world_size: int, batch_size: int, cut: bool) -> list[str]:
-    """What the planner may choose from: data_parallel for tiny tables, where there are ranks to exchange with."""
-    if world_size > 1 and table.cardinality <= TINY * batch_size:
+def allowed_shardings(table: Table, world_size: int, batch_size: int, cut: bool) -> list[str]:
+    """Returns the shardings that the planner may choose: data_parallel for small tables on several ranks."""
+    if world_size > 1 and table.cardinality <= MAX_REPLICATED * batch_size:
         return ["data_parallel"]
     return ["table_wise", "row_wise", "column_wise"] if cut else ["table_wise"]
 
 
-def checked(sharding: Mapping[str, str], tables: Sequence[Table]) -> dict[str, str]:
-    """The user's choice. Raises UserError for a table or a sharding that there is not."""
+def checked_sharding(sharding: Mapping[str, str], tables: Sequence[Table]) -> dict[str, str]:
+    """Returns the user's choice. Raises UserError for an unknown table or sharding."""
     names = [table.name for table in tables]
     for name, kind in sharding.items():
         if name not in names:
@@ -191,26 +191,26 @@ def does_not_fit(
     optimizer: Rule,
     chosen: Mapping[str, str],
 ) -> str:
-    """The planner's reason in one line, with the sizes."""
+    """Returns the error message for tables that do not fit, with the sizes."""
     row_bytes = dim * 4 * (2 if optimizer == "adagrad" else 1)
     largest = max(tables, key=lambda table: table.cardinality)
     total = sum(table.cardinality for table in tables)
     return (
         f"the embedding tables do not fit: {len(tables)} tables take {total * row_bytes / GIB:.3g} GiB with {optimizer}"
         f" (the largest, {largest.name}, {largest.cardinality * row_bytes / GIB:.3g} GiB) beside {batch_size:,} samples"
-        f" a rank; there are {world_size} rank(s) of {memory_bytes / GIB:.3g} GiB, {1 - KEPT_FREE:.0%} of it for this"
+        f" a rank; there are {world_size} rank(s) of {memory_bytes / GIB:.3g} GiB, {1 - RESERVED:.0%} of it for tables"
         f"{f', and sharding={dict(chosen)}' if chosen else ''}; take more ranks, a smaller batch, fewer rows (a higher"
         f" frequency limit) or fewer dimensions"
     )
 
 
 def bag_name(number: int) -> str:
-    """What TorchRec calls a table and its feature: it makes module names of them, which hold no dots."""
+    """Returns TorchRec's name of a table and its feature; they become module names, so they hold no dots."""
     return f"table_{number}"
 
 
 def bags(tables: Sequence[Table], dim: int) -> "EmbeddingBagCollection":
-    """The tables as TorchRec wants to see them before they are sharded: without memory."""
+    """Returns the tables as TorchRec's unsharded module, on the meta device."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 

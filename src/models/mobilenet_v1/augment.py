@@ -1,6 +1,6 @@
-"""Bytes to normalised images on the device, with the random changes of training, a whole batch at a time.
+"""Normalisation and random augmentation of whole batches of images on the device.
 
-Everything is drawn by the device's default generator and nothing waits for the host, so that a CUDA graph can hold it.
+Random numbers come from the device's default generator and nothing synchronises, so that a CUDA graph can hold it.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.models.mobilenet_v1.trivial import GREY, changed, drawn
+from src.models.mobilenet_v1.trivial import GREY, apply_changes, draw_changes
 from src.training.image_classification import IMAGENET_MEAN, IMAGENET_STD
 
-# Principal components of ImageNet's colours (Krizhevsky et al. 2012), as MXNet has them: a column each, times the root
-# of its variance, in steps of 1/255.
+# Principal components of ImageNet's colours (Krizhevsky et al. 2012) with MXNet's values: one per column, times the
+# square root of its variance, in units of 1/255.
 LIGHTING = (
     (55.46 * -0.5675, 4.794 * 0.7192, 1.148 * 0.4009),
     (55.46 * -0.5808, 4.794 * -0.0045, 1.148 * -0.8140),
@@ -23,16 +23,16 @@ LIGHTING = (
 
 
 class Augment(nn.Module):
-    """Makes network input of bytes: normalised always, changed at random in training.
+    """Converts bytes to network input: normalises, and augments in training.
 
     Args:
         mean, std: of each colour, where white is 1.
-        pad: black pixels around an image out of which one of the old size is cut anywhere.
-        flip: mirror every other image.
-        jitter: brightness, contrast and saturation each change by a factor from 1 - jitter to 1 + jitter.
-        lighting: standard deviation of the shares of the principal components of colour that are added.
-        cutout: side of a square that is blotted out, anywhere, partly outside too.
-        trivial: TrivialAugment's widest strength, from 0 (none) to 1, see `src.models.mobilenet_v1.trivial`.
+        pad: black pixels around an image before a random crop of the original size.
+        flip: whether to mirror images horizontally with probability 1/2.
+        jitter: brightness, contrast and saturation change by random factors from 1 - jitter to 1 + jitter.
+        lighting: standard deviation of the random weights of the principal colour components that are added.
+        cutout: side in pixels of a square at a random position that is set to the mean colour; 0 for none.
+        trivial: TrivialAugment's largest strength, from 0 (off) to 1, see `src.models.mobilenet_v1.trivial`.
     """
 
     scale: Tensor  # of a byte
@@ -56,32 +56,32 @@ class Augment(nn.Module):
         self.jitter, self.lighting = jitter, lighting
         self.cutout, self.trivial = cutout, trivial
         means, deviations = torch.tensor(mean), torch.tensor(std)
-        # Constants of the code or the config, not of the training: no part of the state_dict.
+        # Constants of code and config, so not in the state_dict.
         self.register_buffer("scale", 1 / (255 * deviations), persistent=False)
         self.register_buffer("shift", -means / deviations, persistent=False)
         self.register_buffer("grey", torch.tensor(GREY), persistent=False)
         self.register_buffer("components", torch.tensor(LIGHTING), persistent=False)
 
     def forward(self, pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch 3 height width"]:
-        """Normalised images in channels_last order."""
+        """Returns normalised images in channels_last order."""
         if self.training and (self.pad or self.flip):
-            pixels = moved(pixels, self.pad, self.flip)
+            pixels = crop_and_flip(pixels, self.pad, self.flip)
         if self.training and self.trivial:
-            images = changed(pixels, *drawn(len(pixels), self.trivial, pixels.device)).to(self.scale.dtype)
+            images = apply_changes(pixels, *draw_changes(len(pixels), self.trivial, pixels.device)).to(self.scale.dtype)
         else:
             images = pixels.to(self.scale.dtype)
         if self.training and (self.jitter or self.lighting):
-            images = self._recoloured(images)
+            images = self._jitter_colours(images)
         images = torch.addcmul(self.shift, images, self.scale)
         if self.training and self.cutout:
-            images = images.masked_fill(squares(images, self.cutout), 0)
+            images = images.masked_fill(cutout_masks(images, self.cutout), 0)
         return images.permute(0, 3, 1, 2)
 
-    def _recoloured(self, images: Float[Tensor, "batch height width 3"]) -> Float[Tensor, "batch height width 3"]:
-        """Images of 0 to 255 with other brightness, contrast, saturation and light.
+    def _jitter_colours(self, images: Float[Tensor, "batch height width 3"]) -> Float[Tensor, "batch height width 3"]:
+        """Returns images of 0 to 255 with random brightness, contrast, saturation and lighting.
 
-        The three jitters are linear and commute, so that their order, which gluon-cv draws, does not matter; gluon-cv
-        clips to 0 .. 255 after each, here they are clipped once.
+        The three jitters are linear and commute, so gluon-cv's random order does not matter. gluon-cv clips to 0 .. 255
+        after each; here images are clipped once.
         """
         grey = (images * self.grey).sum(-1, keepdim=True)
         brightness, contrast, saturation = 1 + self.jitter * (
@@ -93,8 +93,10 @@ class Augment(nn.Module):
         return images.clamp(0, 255)
 
 
-def moved(pixels: UInt8[Tensor, "batch height width 3"], pad: int, flip: bool) -> UInt8[Tensor, "batch height width 3"]:
-    """Each image cut at random out of itself with `pad` black pixels around it, and mirrored at random."""
+def crop_and_flip(
+    pixels: UInt8[Tensor, "batch height width 3"], pad: int, flip: bool
+) -> UInt8[Tensor, "batch height width 3"]:
+    """Returns a random crop of each image with `pad` black pixels around it, randomly mirrored if `flip`."""
     batch, height, width, _ = pixels.shape
     device = pixels.device
     rows = torch.arange(height, device=device) + torch.randint(2 * pad + 1, (batch, 1), device=device)
@@ -107,8 +109,8 @@ def moved(pixels: UInt8[Tensor, "batch height width 3"], pad: int, flip: bool) -
     return F.pad(pixels, (0, 0, pad, pad, pad, pad))[image, rows[:, :, None], columns[:, None, :]]
 
 
-def squares(images: Float[Tensor, "batch height width 3"], side: int) -> Bool[Tensor, "batch height width 1"]:
-    """Where a square around a random pixel of each image is."""
+def cutout_masks(images: Float[Tensor, "batch height width 3"], side: int) -> Bool[Tensor, "batch height width 1"]:
+    """Returns the mask of a square around a random pixel of each image, cut off at the borders."""
     batch, height, width, _ = images.shape
 
     def near(size: int) -> Bool[Tensor, "batch size"]:
@@ -122,10 +124,10 @@ def squares(images: Float[Tensor, "batch height width 3"], side: int) -> Bool[Te
 def pasted(
     images: Float[Tensor, "batch channels height width"], chance: Float[Tensor, ""]
 ) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, " batch"]]:
-    """Images with a rectangle of the image as far from the batch's other end, and the share that stays their own.
+    """Applies CutMix (Yun et al. 2019, alpha 1); returns the images and the share of each that is its own.
 
-    The rectangle lies around a random pixel and has the images' proportions; its area, before what lies outside is cut
-    off, is uniform from none to all (Yun et al. 2019, alpha 1). An image gets one by `chance`.
+    With probability `chance` image i gets a rectangle of image batch - 1 - i. The rectangle lies around a random pixel
+    and has the images' proportions. Its share of the area, before it is cut off at the borders, is uniform from 0 to 1.
     """
     batch, _, height, width = images.shape
     device = images.device

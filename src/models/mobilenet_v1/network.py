@@ -1,7 +1,7 @@
 """MobileNetV1: a convolution and 13 pairs of a depthwise and a pointwise one, each with BatchNorm and ReLU.
 
 Constants and initialisation are those of gluon-cv's mobilenet1.0 on MXNet: BatchNorm with eps 1e-5 and running averages
-that keep 0.9 of the old value; weights drawn by MSRAPrelu, biases 0.
+with decay 0.9; weights initialised by MSRAPrelu, biases 0.
 """
 
 import math
@@ -18,11 +18,11 @@ from src.models.mobilenet_v1.kernels import dispatch
 # Width of the first convolution, then (output channels, stride) of each pair.
 STEM = 32
 PAIRS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *5 * ((512, 1),), (1024, 2), (1024, 1))
-PRELU_SLOPE = 0.25  # that MSRAPrelu reckons with, though what follows is a ReLU
+PRELU_SLOPE = 0.25  # MSRAPrelu's default, though a ReLU follows
 
 
 class ConvNormReLU(nn.Module):
-    """A convolution without bias, BatchNorm and ReLU; the parts are public, so that a kernel can run them as one."""
+    """A convolution without bias, BatchNorm and ReLU; fused kernels read its parts."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class ConvNormReLU(nn.Module):
 
 
 class Depthwise(ConvNormReLU):
-    """3 x 3, each channel by itself."""
+    """A 3 x 3 depthwise convolution with BatchNorm and ReLU."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__(channels, channels, 3, stride, channels)
 
 
 class Pointwise(ConvNormReLU):
-    """1 x 1, over all channels."""
+    """A 1 x 1 convolution with BatchNorm and ReLU."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__(channels_in, channels_out, 1)
@@ -60,10 +60,10 @@ class Separable(nn.Module):
 
 
 class MobileNetV1(nn.Module):
-    """Images to logits of classes; for images of any size. 4,231,976 parameters as published.
+    """An image classifier for images of any size; 4,231,976 parameters with the defaults.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
         width_multiplier: alpha of the paper; scales the channels of every layer (rounded down, as gluon-cv does).
         strides: of the first convolution and of each of the 13 pairs; as published if not given.
     """
@@ -71,7 +71,7 @@ class MobileNetV1(nn.Module):
     def __init__(
         self, num_classes: int = 1000, width_multiplier: float = 1.0, strides: Sequence[int] | None = None
     ) -> None:
-        """Raises UserError for a width without channels and for another number of strides."""
+        """Raises UserError for a width without channels or another number of strides."""
         super().__init__()
         strides = [2, *(stride for _, stride in PAIRS)] if strides is None else list(strides)
         if len(strides) != len(PAIRS) + 1:
@@ -93,25 +93,25 @@ class MobileNetV1(nn.Module):
         return self.classifier.out_features
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of normalised images, best in channels_last order."""
+        """Returns the logits of normalised images, fastest in channels_last order."""
         return self.classifier(self.features(images))
 
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels"]:
-        """Means over an image of what the last pair hands on; by fused kernels in training on a GPU."""
+        """Returns the last pair's output averaged over the image; by fused kernels in training on a GPU."""
         fused = dispatch.fused_for(images, self.classifier.weight) if self.training else None
         if fused is None:
             return self.blocks(self.stem(images)).mean((2, 3))
         return fused.body.features(images, self.layers())
 
     def layers(self) -> list[ConvNormReLU]:
-        """All with a convolution, in order."""
+        """Returns all convolution layers, in order."""
         return [module for module in self.modules() if isinstance(module, ConvNormReLU)]
 
 
 def initialize(module: nn.Module) -> None:
-    """MXNet's MSRAPrelu with its defaults: normal, variance 2 / (1 + slope^2) over the mean of fan-in and fan-out.
+    """Initialises like MXNet's MSRAPrelu: normal, variance 2 / (1 + slope^2) over the mean of fan-in and fan-out.
 
-    Its fan-out of a depthwise convolution counts all channels. BatchNorm begins with weight 1 and bias 0, as in torch.
+    A depthwise convolution's fan-out counts all channels. BatchNorm keeps torch's weight 1 and bias 0.
     """
     if isinstance(module, nn.Conv2d | nn.Linear):
         outputs, inputs, *kernel = module.weight.shape

@@ -1,7 +1,7 @@
-"""TrivialAugment (Mueller and Hutter 2021): one random change of random strength to each image, a batch at a time.
+"""TrivialAugment (Mueller and Hutter 2021) on whole batches: one random operation of random strength for each image.
 
-Every operation is Pillow's, as AutoAugment (Cubuk et al. 2019) began to use them. All are computed for the whole batch
-and each image takes its own, so that shapes never depend on what was drawn and a CUDA graph can hold it.
+Every operation equals Pillow's, as in AutoAugment (Cubuk et al. 2019). All are computed for the whole batch and each
+image selects its own, so that shapes do not depend on random numbers and a CUDA graph can hold it.
 """
 
 from enum import IntEnum
@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue
-TURN = 135 * torch.pi / 180  # strengths of 1, those of the paper's widest space: degrees,
-MOVE = 32  # pixels,
-LEAN = BLEND = 0.99  # pixels a row, share of the distance to grey, black, the mean or a smoothed image,
-BITS = 6  # bits left out
+# Sizes at strength 1, those of the paper's widest space.
+MAX_ROTATION = 135 * torch.pi / 180
+MAX_TRANSLATION = 32  # pixels
+MAX_SHEAR = 0.99  # pixels a row
+MAX_BLEND = 0.99  # of the distance to grey, black, the mean or a smoothed image
+MAX_BITS = 6  # bits dropped by posterize
 
 
 class Change(IntEnum):
-    """What can happen to an image."""
+    """The operations."""
 
     IDENTITY = 0
     AUTOCONTRAST = 1
@@ -37,21 +39,23 @@ class Change(IntEnum):
     TRANSLATE_Y = 13
 
 
-def drawn(batch: int, widest: float, device: torch.device) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """A `Change` for each image, all 14 equally likely, and its strength, uniform from -widest to widest.
+def draw_changes(
+    batch: int, widest: float, device: torch.device
+) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Returns a random `Change` for each image, all 14 equally likely, and a strength, uniform from -widest to widest.
 
-    The paper draws one of 31 strengths from 0 to 1 and a sign; here they are continuous.
+    The paper draws one of 31 strengths from 0 to 1 and a sign; here strengths are continuous.
     """
     change = torch.randint(len(Change), (batch,), device=device)
     return change, widest * (2 * torch.rand(batch, device=device) - 1)
 
 
-def changed(
+def apply_changes(
     pixels: UInt8[Tensor, "batch height width 3"], change: Int64[Tensor, " batch"], strength: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch height width 3"]:
-    """Images of 0 to 255 after the `Change` of each, by a strength of -1 to 1 (where signs mean nothing, its size)."""
+    """Returns images of 0 to 255 after each one's `Change` with a strength from -1 to 1."""
     change, strength = change[:, None, None, None], strength[:, None, None, None]
-    images = _placed(pixels, change, strength).float()
+    images = _transformed(pixels, change, strength).float()
     images = torch.where(change == Change.SOLARIZE, _solarized(images, strength.abs()), images)
     images = torch.where(change == Change.POSTERIZE, _posterized(images, strength.abs()), images)
     images = torch.where(change == Change.AUTOCONTRAST, _stretched(images), images)
@@ -59,8 +63,8 @@ def changed(
     return _blended(images, change, strength)
 
 
-def _placed(pixels: Tensor, change: Tensor, strength: Tensor) -> Tensor:
-    """Turned about the centre, sheared from the upper left corner or moved: the nearest pixel, black from outside."""
+def _transformed(pixels: Tensor, change: Tensor, strength: Tensor) -> Tensor:
+    """Rotates about the centre, shears from the upper left corner or translates; nearest pixel, black outside."""
     _, height, width, _ = pixels.shape
     y = torch.arange(height, device=pixels.device)[None, :, None, None] + 0.5
     x = torch.arange(width, device=pixels.device)[None, None, :, None] + 0.5
@@ -68,13 +72,13 @@ def _placed(pixels: Tensor, change: Tensor, strength: Tensor) -> Tensor:
     def only(kind: Change, size: float) -> Tensor:
         return torch.where(change == kind, size * strength, 0)
 
-    angle = only(Change.ROTATE, TURN)
+    angle = only(Change.ROTATE, MAX_ROTATION)
     cosine, sine = angle.cos(), angle.sin()
     from_x, from_y = x - width / 2, y - height / 2
-    source_x = cosine * from_x - sine * from_y + width / 2 + only(Change.SHEAR_X, LEAN) * y
-    source_y = sine * from_x + cosine * from_y + height / 2 + only(Change.SHEAR_Y, LEAN) * x
-    column = (source_x + only(Change.TRANSLATE_X, MOVE).trunc()).floor().long()[..., 0]
-    row = (source_y + only(Change.TRANSLATE_Y, MOVE).trunc()).floor().long()[..., 0]
+    source_x = cosine * from_x - sine * from_y + width / 2 + only(Change.SHEAR_X, MAX_SHEAR) * y
+    source_y = sine * from_x + cosine * from_y + height / 2 + only(Change.SHEAR_Y, MAX_SHEAR) * x
+    column = (source_x + only(Change.TRANSLATE_X, MAX_TRANSLATION).trunc()).floor().long()[..., 0]
+    row = (source_y + only(Change.TRANSLATE_Y, MAX_TRANSLATION).trunc()).floor().long()[..., 0]
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     found = pixels[image, row.clamp(0, height - 1), column.clamp(0, width - 1)]
@@ -82,27 +86,27 @@ def _placed(pixels: Tensor, change: Tensor, strength: Tensor) -> Tensor:
 
 
 def _solarized(images: Tensor, strength: Tensor) -> Tensor:
-    """Negative from 256 (1 - strength) up."""
+    """Inverts values from 256 (1 - strength) up."""
     return torch.where(images >= (256 * (1 - strength)).floor(), 255 - images, images)
 
 
 def _posterized(images: Tensor, strength: Tensor) -> Tensor:
-    """Without the lowest bits of each byte."""
-    step = 2 ** (BITS * strength).round()
+    """Clears the lowest bits of each byte."""
+    step = 2 ** (MAX_BITS * strength).round()
     return (images / step).floor() * step
 
 
 def _stretched(images: Tensor) -> Tensor:
-    """Autocontrast: each colour's darkest pixel becomes 0, its brightest 255."""
+    """Stretches each colour's values to 0 .. 255 (autocontrast)."""
     low, high = images.amin((1, 2), keepdim=True), images.amax((1, 2), keepdim=True)
     stretched = ((images - low) * (255 / (high - low).clamp(min=1))).floor()
     return torch.where(high > low, stretched, images)
 
 
 def _equalized(images: Tensor) -> Tensor:
-    """Each colour's histogram flattened, as Pillow's `ImageOps.equalize` counts.
+    """Equalises each colour's histogram like Pillow's `ImageOps.equalize`.
 
-    What a value becomes depends on how many pixels are darker, which is its place among the sorted ones.
+    A value's result depends on the number of darker pixels, which is its index among the sorted values.
     """
     batch, height, width, _ = images.shape
     colours = images.permute(0, 3, 1, 2).reshape(batch, 3, -1).contiguous()
@@ -116,7 +120,7 @@ def _equalized(images: Tensor) -> Tensor:
 
 
 def _blended(images: Tensor, change: Tensor, strength: Tensor) -> Tensor:
-    """From black (brightness), grey (colour), the mean grey (contrast) or a smoothed image (sharpness), or to it."""
+    """Blends with black (brightness), grey (colour), the mean grey (contrast) or a smoothed image (sharpness)."""
     red, green, blue = images.split(1, -1)
     grey = GREY[0] * red + GREY[1] * green + GREY[2] * blue
     base = torch.where(change == Change.BRIGHTNESS, torch.zeros_like(images), _smoothed(images))
@@ -124,12 +128,12 @@ def _blended(images: Tensor, change: Tensor, strength: Tensor) -> Tensor:
     base = torch.where(change == Change.CONTRAST, grey.mean((1, 2), keepdim=True).round(), base)
     is_blend = (change == Change.COLOR) | (change == Change.CONTRAST)
     is_blend = is_blend | (change == Change.BRIGHTNESS) | (change == Change.SHARPNESS)
-    factor = 1 + torch.where(is_blend, BLEND * strength, 0)
+    factor = 1 + torch.where(is_blend, MAX_BLEND * strength, 0)
     return torch.lerp(base, images, factor).clamp(0, 255)
 
 
 def _smoothed(images: Tensor) -> Tensor:
-    """Pillow's SMOOTH: a mean of 3 x 3 pixels with five times the centre; those at the edge stay."""
+    """Applies Pillow's SMOOTH: a 3 x 3 mean with weight 5 at the centre; edge pixels stay."""
     planes = images.permute(0, 3, 1, 2)
     inner = planes[..., 1:-1, 1:-1]
     mean = (9 * F.avg_pool2d(planes, 3, 1) + 4 * inner) / 13

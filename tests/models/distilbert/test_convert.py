@@ -1,4 +1,4 @@
-"""A BERT as a DistilBERT: the same hidden states, in a folder that both we and Hugging Face read."""
+"""Conversion of BERT to DistilBERT: the same hidden states, in a folder that Hugging Face reads as well."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ LENGTHS = [5, 20, 3, 11]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A BERT as Hugging Face writes it, with a vocabulary."""
+    """A folder with a BERT saved by Hugging Face and a vocabulary."""
     folder = tmp_path / "bert"
     bert().save_pretrained(folder)
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
@@ -29,11 +29,11 @@ def source(tmp_path: Path) -> Path:
 
 
 def real(states: Tensor, batch: PaddedTokens) -> Tensor:
-    """The hidden states of tokens that are no padding."""
+    """Returns the hidden states of real tokens."""
     return states.view(*batch.ids.shape, -1)[mask_of(batch).bool()]
 
 
-def test_hidden_states_are_berts(source: Path, tmp_path: Path) -> None:
+def test_hidden_states_equal_berts(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "distilbert"
     assert main([str(target), "--model", str(source)]) == 0
     assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
@@ -43,10 +43,11 @@ def test_hidden_states_are_berts(source: Path, tmp_path: Path) -> None:
     batch = random_sentences(LENGTHS, 20)
     theirs = bert().double()(batch.ids.long(), attention_mask=mask_of(batch)).last_hidden_state
     found = network.distilbert(batch, Layout.of(batch))
-    torch.testing.assert_close(real(found, batch), real(theirs, batch), rtol=1e-5, atol=1e-6)  # one sum in float32
+    # The conversion adds positions and token type in float32.
+    torch.testing.assert_close(real(found, batch), real(theirs, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_hugging_face_reads_what_was_converted(source: Path, tmp_path: Path) -> None:
+def test_hugging_face_reads_the_converted_folder(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "distilbert"
     main([str(target), "--model", str(source)])
     network, theirs = DistilBert(SIZES).eval(), DistilBertModel.from_pretrained(target).eval()
@@ -57,22 +58,23 @@ def test_hugging_face_reads_what_was_converted(source: Path, tmp_path: Path) -> 
     torch.testing.assert_close(real(found, batch), real(expected, batch), rtol=1e-4, atol=1e-5)
 
 
-def test_token_types_count_and_the_pooler_does_not(source: Path, tmp_path: Path) -> None:
-    """The vector of type 0 goes to every position; type 1 and the pooler to nowhere."""
+def test_positions_include_token_type_0(source: Path, tmp_path: Path) -> None:
+    """The vector of type 0 is added to every position; type 1 and the pooler are dropped."""
     tensors = load_file(source / "model.safetensors")
     target = tmp_path / "distilbert"
     main([str(target), "--model", str(source)])
-    places = load_file(target / "model.safetensors")["distilbert.embeddings.position_embeddings.weight"]
+    positions = load_file(target / "model.safetensors")["distilbert.embeddings.position_embeddings.weight"]
     types = tensors["embeddings.token_type_embeddings.weight"]
     assert types[0].any()
-    torch.testing.assert_close(places - tensors["embeddings.position_embeddings.weight"], types[:1].expand_as(places))
+    added = positions - tensors["embeddings.position_embeddings.weight"]
+    torch.testing.assert_close(added, types[:1].expand_as(positions))
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"model_type": "roberta"}, "model_type is roberta, not bert; give another model"),
-        ({"hidden_act": "relu"}, "its activation is relu; the network has gelu alone"),
+        ({"hidden_act": "relu"}, "activation is relu, but the network supports only gelu"),
         ({"position_embedding_type": "relative_key"}, "DistilBERT has absolute positions and layer_norm_eps 1e-12"),
         ({"layer_norm_eps": 1e-5}, "DistilBERT has absolute positions and layer_norm_eps 1e-12"),
         (
@@ -81,24 +83,26 @@ def test_token_types_count_and_the_pooler_does_not(source: Path, tmp_path: Path)
         ),
     ],
 )
-def test_what_is_no_such_bert(
+def test_unsupported_berts_are_errors(
     source: Path, tmp_path: Path, changed: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | changed))
     assert main([str(tmp_path / "made"), "--model", str(source)]) == 2
-    told = capsys.readouterr().err
-    assert words in told and told.startswith("error: ") and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert words in message and message.startswith("error: ") and message.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
 
 
-def test_nothing_is_overwritten(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_folder_is_not_overwritten(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(source), "--model", str(source)]) == 2
-    assert capsys.readouterr().err == f"error: {source} is there already; give another folder, or delete it\n"
+    assert capsys.readouterr().err == f"error: {source} exists already; give another folder, or delete it\n"
 
 
-def test_names_may_begin_with_bert(source: Path, tmp_path: Path) -> None:
-    """As where the encoder was saved together with a head."""
+def test_tensor_names_may_have_the_prefix_bert(source: Path, tmp_path: Path) -> None:
+    """As in files of an encoder saved with a head."""
     main([str(tmp_path / "plain"), "--model", str(source)])
     tensors = load_file(source / "model.safetensors")
     save_file({f"bert.{name}": value for name, value in tensors.items()}, source / "model.safetensors")

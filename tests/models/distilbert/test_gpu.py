@@ -42,89 +42,95 @@ def fused() -> Any:
     return package
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "dim"), [(5001, 768), (96, 384), (1000, 24)])
-def test_norm(rows: int, dim: int, share: float, precision: tuple[torch.dtype, float], fused: Any) -> None:
+def test_norm_agrees_with_float64(
+    rows: int, dim: int, dropout: float, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
     dtype, tolerance = precision
-    found, of_bias = norm(fused, rows, dim, dtype, CUDA, share)
+    found, of_bias = norm(fused, rows, dim, dtype, CUDA, dropout)
     assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(5001, 3072), (96, 1536), (1000, 40)])
-def test_gelu(rows: int, width: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
+def test_gelu_agrees_with_float64(rows: int, width: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
     dtype, tolerance = precision
     found, of_bias = gelu(fused, rows, width, dtype, CUDA)
     assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("padded_to", [70, None])
-def test_embedding(padded_to: int | None, share: float, precision: tuple[torch.dtype, float], fused: Any) -> None:
+def test_embedding_agrees_with_float64(
+    padded_to: int | None, dropout: float, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
     dtype, tolerance = precision
-    found = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, share)
+    found = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, dropout)
     assert found.largest < tolerance, found
 
 
 @pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
-def test_sum_by_id(tokens: int, count: int, padding: int, fused: Any) -> None:
+def test_sum_by_id_agrees_with_float64(tokens: int, count: int, padding: int, fused: Any) -> None:
     assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-5
 
 
-@pytest.mark.parametrize(("share", "first_alone"), [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize(("dropout", "first_only"), [(0.0, False), (0.1, False), (0.1, True)])
 @pytest.mark.parametrize("head", [64, 32])
 @pytest.mark.parametrize(
     ("lengths", "padded_to", "padding"), [(SHORT, None, 70), (LONG, None, 1000), (SHORT, 512, 0), (LONG, 512, 0)]
 )
-def test_attention(
-    lengths: list[int], padded_to: int | None, padding: int, head: int, share: float, first_alone: bool,
+def test_attention_agrees_with_float64(
+    lengths: list[int], padded_to: int | None, padding: int, head: int, dropout: float, first_only: bool,
     precision: tuple[torch.dtype, float], fused: Any,
 ) -> None:  # fmt: skip
     dtype, tolerance = precision
     batch = sentences(lengths, padded_to, padding, CUDA)
-    found = attention(fused, batch, 12, head, dtype, CUDA, share, first_alone)
+    found = attention(fused, batch, 12, head, dtype, CUDA, dropout, first_only)
     assert found.largest < tolerance, found
 
 
 @pytest.mark.parametrize("sizes", [BASE, MINI], ids=["base", "mini"])
-@pytest.mark.parametrize(("padded_to", "first_alone"), [(200, False), (None, False), (None, True)])
-def test_layer(
-    sizes: Sizes, padded_to: int | None, first_alone: bool, precision: tuple[torch.dtype, float], fused: Any,
+@pytest.mark.parametrize(("padded_to", "first_only"), [(200, False), (None, False), (None, True)])
+def test_layer_is_as_accurate_as_plain_torch(
+    sizes: Sizes, padded_to: int | None, first_only: bool, precision: tuple[torch.dtype, float], fused: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """About as near to float64 as plain torch in the same precision.
+    """Compared with float64, in the same precision.
 
-    Of random weights so large that attention is nearly a choice: what is rounded on the way counts for more.
+    The random weights are so large that attention is nearly one-hot, which amplifies rounding errors.
     """
     dtype, tolerance = precision
     batch = sentences(SHORT * 3, padded_to, 30, CUDA)
-    found = layer(fused, batch, sizes, dtype, CUDA, first_alone)
+    found = layer(fused, batch, sizes, dtype, CUDA, first_only)
     monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
-    plain = layer(None, batch, sizes, dtype, CUDA, first_alone)
+    plain = layer(None, batch, sizes, dtype, CUDA, first_only)
     assert all(found[name] < 3 * plain[name] + tolerance for name in found), (found, plain)
 
 
 def run(home: Path, padding: str, *overrides: str) -> Trained:
-    """Of 32 steps."""
+    """Trains 32 steps."""
     common = ("hardware=auto", "fit.max_epochs=8", "measure.window=1")
     return trained(tiny_distilbert(home, *common, *overrides, padding=padding))
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
-def test_a_graph_gives_the_losses_of_eager_steps(tmp_path: Path, precision_name: str, padding: str) -> None:
-    """Dropout included: a graph's seeds are those of the same generator. The last weights are the same ones too."""
+def test_a_cuda_graph_gives_the_losses_of_eager_steps(tmp_path: Path, precision_name: str, padding: str) -> None:
+    """With dropout: graph and eager steps draw seeds from one generator. The last weights are equal as well."""
     runs = [
         run(tmp_path / graph, padding, f"precision={precision_name}", f"execution.graph={graph}")
         for graph in ("on", "off")
     ]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-3)
     for name, weight in runs[0].after.items():
-        if not name.endswith("k_lin.bias"):  # whose gradient is 0 but for rounding: Adam makes steps of it
+        if not name.endswith("k_lin.bias"):  # its gradient is only rounding, which Adam normalises
             torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
-def test_training_on_kernels_follows_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str) -> None:
+def test_training_with_kernels_agrees_with_plain_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str
+) -> None:
     overrides = "precision=fp32", "model.task.network.dropout=0", "model.task.network.attention_dropout=0"
     head = "model.task.network.head_dropout=0"
     kernels = run(tmp_path / "kernels", padding, *overrides, head).losses

@@ -1,4 +1,4 @@
-"""DistilBERT's fused kernels in Triton's interpreter; tests/models/distilbert/test_gpu.py has them at full size."""
+"""DistilBERT's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,123 +35,127 @@ SMALL = Sizes(dim=24, n_heads=3, hidden_dim=40)
 
 @pytest.fixture
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs networks here on the kernels, which the interpreter executes."""
+    """Makes networks use the kernels, which the interpreter executes."""
     monkeypatch.setattr(dispatch, "can_take", lambda tensor: tensor.dtype == torch.float32)
     yield
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-@pytest.mark.parametrize("share", [0.0, 0.25])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize(("rows", "dim"), [(21, 24), (3, 64)])
-def test_norm(rows: int, dim: int, share: float, dtype: torch.dtype, tolerance: float) -> None:
-    found, of_bias = norm(fused, rows, dim, dtype, share=share)
+def test_norm_agrees_with_float64(rows: int, dim: int, dropout: float, dtype: torch.dtype, tolerance: float) -> None:
+    found, of_bias = norm(fused, rows, dim, dtype, dropout=dropout)
     assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-def test_gelu(dtype: torch.dtype, tolerance: float) -> None:
+def test_gelu_agrees_with_float64(dtype: torch.dtype, tolerance: float) -> None:
     found, of_bias = gelu(fused, 21, 300, dtype)
     assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-@pytest.mark.parametrize("share", [0.0, 0.25])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize("padded_to", [7, None])
-def test_embedding(padded_to: int | None, share: float, dtype: torch.dtype, tolerance: float) -> None:
-    found = embedding(fused, sentences([5, 3, 7], padded_to, padding=4), 24, dtype, share=share)
+def test_embedding_agrees_with_float64(
+    padded_to: int | None, dropout: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    found = embedding(fused, sentences([5, 3, 7], padded_to, padding=4), 24, dtype, dropout=dropout)
     assert found.largest < tolerance, found
 
 
 @pytest.mark.parametrize(("count", "padding"), [(40, 0), (9, 3), (40, -1)])
-def test_sum_by_id(count: int, padding: int) -> None:
+def test_sum_by_id_agrees_with_float64(count: int, padding: int) -> None:
     assert sum_by_id(fused, 30, count, 300, padding) < 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-@pytest.mark.parametrize("first_alone", [False, True])
+@pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize(("lengths", "padded_to", "padding"), [([18, 3], None, 35), ([5, 18], 19, 0)])
-def test_attention(
-    lengths: list[int], padded_to: int | None, padding: int, first_alone: bool, dtype: torch.dtype, tolerance: float
+def test_attention_agrees_with_float64(
+    lengths: list[int], padded_to: int | None, padding: int, first_only: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Over tiles of 16: sentences of one, of several and of a part of one, and more padding than sentences."""
+    """Sentences shorter and longer than a tile of 16, and more padding than sentences."""
     batch = sentences(lengths, padded_to, padding)
-    found = attention(fused, batch, 2, 10, dtype, share=0.3, first_alone=first_alone)
+    found = attention(fused, batch, 2, 10, dtype, dropout=0.3, first_only=first_only)
     assert found.largest < tolerance, found
 
 
 @pytest.mark.parametrize("padded_to", [19, None])
-def test_scores_far_from_zero_make_no_infinite_gradient(padded_to: int | None) -> None:
-    """Of keys that a tile holds beside the sentence's own: theirs are 0.
+def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> None:
+    """Also if a tile has keys outside of the sentence, whose scores are 0.
 
-    Float32 holds a score of -400 to 3e-5 and the products around it cancel, which costs a processor or another up to
-    three digits more: an infinite or wrong gradient is far beyond what is let through.
+    Float32 resolves a score of -400 to 3e-5, and cancellation costs up to three digits more on some processors. The
+    tolerance allows for that; infinite or wrong gradients are far beyond it.
     """
-    found = attention(fused, sentences([5, 18], padded_to, 3), 2, 10, torch.float32, share=0.3, far=400.0)
+    found = attention(fused, sentences([5, 18], padded_to, 3), 2, 10, torch.float32, dropout=0.3, far=400.0)
     assert found.largest < 1e-2, found
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_attention_with_scores_in_memory(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same function, and the same dropout."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_dense_attention_agrees_with_float64(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dropout masks equal those of the tiled kernel."""
     batch, masks = sentences([5, 18, 19], 19), []
     for least in (100, 10):
         monkeypatch.setitem(fused.attention.DENSE, "ieee", least)
         layout = Layout.of(batch)
-        asked = fused.attention.Attention(layout.sentences, 2, seeded(fused, share, "cpu"))
-        masks.append(mask_of_attention(fused, asked, layout, 10, "cpu"))
-    assert fused.attention.is_dense(asked, torch.float32)
+        options = fused.attention.AttentionOptions(layout.sentences, 2, seeded(fused, dropout, "cpu"))
+        masks.append(mask_of_attention(fused, options, layout, 10, "cpu"))
+    assert fused.attention.is_dense(options, torch.float32)
     assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
-    found = attention(fused, batch, 2, 10, torch.float32, share=share)
+    found = attention(fused, batch, 2, 10, torch.float32, dropout=dropout)
     assert found.largest < 5e-6, found
 
 
-def test_attention_of_long_sentences_takes_other_tiles() -> None:
+def test_attention_of_long_sentences_agrees_with_float64() -> None:
     found = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
     assert found.largest < 1e-5, found
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-@pytest.mark.parametrize("first_alone", [False, True])
+@pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("padded_to", [11, None])
-def test_layer(padded_to: int | None, first_alone: bool, dtype: torch.dtype, tolerance: float) -> None:
-    errors = layer(fused, sentences([5, 3, 9], padded_to, 2), SMALL, dtype, first_alone=first_alone)
+def test_layer_agrees_with_float64(
+    padded_to: int | None, first_only: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    errors = layer(fused, sentences([5, 3, 9], padded_to, 2), SMALL, dtype, first_only=first_only)
     assert errors["output"] < 3 * tolerance and max(errors.values()) < 10 * tolerance, errors
 
 
 @pytest.mark.parametrize("shape", [(70, 5), (64, 128), (3, 200)])
-def test_transposed(shape: tuple[int, int]) -> None:
+def test_transposed_copies_the_transpose(shape: tuple[int, int]) -> None:
     part = torch.arange(shape[0] * (shape[1] + 3.0)).view(shape[0], -1)[:, 3:]
     assert torch.equal(fused.rows.transposed(part), part.t())
 
 
-def test_dropout_drops_its_share_of_numbers_that_do_not_depend_on_each_other() -> None:
-    """Within 5 deviations: as many as told, also in neighbouring rows and columns at once, and with other seeds."""
-    rows, dim, share = 64, 200, 0.1
+def test_dropout_masks_have_their_probability_and_are_independent() -> None:
+    """Within 5 standard deviations, also for pairs of neighbouring rows and columns and of seeds."""
+    rows, dim, dropout = 64, 200, 0.1
     ones, zeros = torch.ones(rows, dim), torch.zeros(rows, dim)
 
     def dropped(seed: int) -> Tensor:
-        drop = seeded(fused, share, "cpu", seed)
+        drop = seeded(fused, dropout, "cpu", seed)
         return (fused.rows.add_norm(ones, zeros, ones[0], zeros[0], EPS, drop)[0] < 0).double()
 
     first, second = dropped(1), dropped(2)
     assert torch.equal(first, dropped(1))
 
-    def assert_share(found: Tensor, expected: float) -> None:
+    def assert_frequency(found: Tensor, expected: float) -> None:
         deviation = (expected * (1 - expected) / found.numel()) ** 0.5
         assert abs(float(found.mean()) - expected) < 5 * deviation
 
-    assert_share(first, share)
+    assert_frequency(first, dropout)
     for a, b in (
         (first, second),
         (first[1:], first[:-1]),
         (first[:, 1:], first[:, :-1]),
         (first[:, 100:], first[:, :100]),
     ):
-        assert_share(a * b, share**2)
-    assert_share(first[:4].flatten(), share)
+        assert_frequency(a * b, dropout**2)
+    assert_frequency(first[:4].flatten(), dropout)
     of_columns, of_rows = first.sum(0), first.sum(1)
     for counts, of in ((of_columns, rows), (of_rows, dim)):
-        assert float(counts.var()) == pytest.approx(of * share * (1 - share), rel=0.6)
+        assert float(counts.var()) == pytest.approx(of * dropout * (1 - dropout), rel=0.6)
 
 
 @triton.jit
@@ -162,8 +166,8 @@ def kept(out, first, second, SIZE: tl.constexpr):
     tl.store(out + place[:, None] * SIZE + place[None, :], 2 * found.to(tl.int32) - 1)
 
 
-def test_numbers_of_places_are_as_good_as_independent() -> None:
-    """Within 5 deviations: of rows and columns near and far, of a rectangle's corners, and of neighbouring keys."""
+def test_mask_elements_are_pairwise_independent() -> None:
+    """Within 5 standard deviations: near and far rows and columns, corners of rectangles, neighbouring keys."""
     keys, size = (
         [(7, 1234567890), (8, 1234567890), (7, 1234567891), (0, 0), *((k * k, 3 * k) for k in range(9, 21))],
         128,
@@ -183,18 +187,18 @@ def test_numbers_of_places_are_as_good_as_independent() -> None:
     assert len(signs[0].unique(dim=0)) == len(signs[0].unique(dim=1).t()) == size
 
 
-def test_dropout_of_attention_is_another_one_for_each_head_and_sentence() -> None:
-    batch, share = sentences([40, 40], None), 0.25
+def test_each_head_and_sentence_has_its_own_attention_dropout() -> None:
+    batch, dropout = sentences([40, 40], None), 0.25
     layout = Layout.of(batch)
-    asked = fused.attention.Attention(layout.sentences, 2, seeded(fused, share, "cpu"))
-    masks = torch.cat([mask == 0 for mask in mask_of_attention(fused, asked, layout, 20, "cpu")]).double()
+    options = fused.attention.AttentionOptions(layout.sentences, 2, seeded(fused, dropout, "cpu"))
+    masks = torch.cat([mask == 0 for mask in mask_of_attention(fused, options, layout, 20, "cpu")]).double()
     for mask in masks:
-        assert float(mask.mean()) == pytest.approx(share, abs=5 * (share * (1 - share) / 1600) ** 0.5)
+        assert float(mask.mean()) == pytest.approx(dropout, abs=5 * (dropout * (1 - dropout) / 1600) ** 0.5)
         assert [float((mask * other).mean()) < 0.1 for other in masks].count(False) == 1  # itself
 
 
 def outcome(network: DistilBert, batch: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and the gradients of the loss."""
+    """Returns the logits, and the gradients of the loss."""
     logits = network(batch)
     F.cross_entropy(logits, batch.labels).backward()
     return logits.detach(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
@@ -202,8 +206,8 @@ def outcome(network: DistilBert, batch: Tokens) -> tuple[Tensor, dict[str, Tenso
 
 @pytest.mark.usefixtures("on_kernels")
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_network_on_kernels_is_the_plain_one(is_packed: bool) -> None:
-    """The plain one is in float64, which no kernel takes."""
+def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None:
+    """The plain network is in float64, which the kernels do not support."""
     batch: Tokens = random_sentences([5, 9, 3], 10)
     batch = packed(batch, 5, 9) if is_packed else batch
     found: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -221,8 +225,8 @@ def test_a_network_on_kernels_is_the_plain_one(is_packed: bool) -> None:
 
 @pytest.mark.usefixtures("on_kernels")
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout", None])
-def test_each_dropout_of_a_network_on_kernels(part: str | None) -> None:
-    """Follows the generator, drops while training alone, and not at all where its share is 0."""
+def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
+    """It follows the generator, is off in evaluation, and is off with probability 0."""
     shares: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0} | (
         {part: 0.5} if part else {}
     )
@@ -239,8 +243,8 @@ def test_each_dropout_of_a_network_on_kernels(part: str | None) -> None:
 
 
 @pytest.mark.usefixtures("on_kernels")
-def test_autocast_is_what_the_kernels_work_in() -> None:
-    """Hidden states are in its dtype, gradients of parameters in theirs."""
+def test_kernels_work_in_the_autocast_dtype() -> None:
+    """Hidden states have its dtype, gradients of parameters the parameters' dtype."""
     batch = packed(random_sentences([5, 3], 6), 1, 5)
     network = DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1}))
     with torch.autocast("cpu", torch.bfloat16):
@@ -252,7 +256,7 @@ def test_autocast_is_what_the_kernels_work_in() -> None:
     assert grads == {torch.float32}
 
 
-def test_what_kernels_cannot_hold_is_refused() -> None:
+def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
     assert not fused.rows.supported(4096)
     assert not fused.layer.supported(768, 3)
     assert dispatch.fused_for(torch.zeros(3, 24)) is None

@@ -1,4 +1,4 @@
-"""DistilBERT's network against Hugging Face's, packed against padded, and what dropout does."""
+"""DistilBERT's network: against Hugging Face's, packed against padded, and dropout."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.errors import UserError
 from src.models.distilbert import DistilBert, Sizes
-from src.models.distilbert.layout import Layout, Tokens, places_of
+from src.models.distilbert.layout import Layout, Tokens, token_mask
 from tests.support.hugging_face import SIZES, distilbert, mask_of, packed, random_sentences
 
 LENGTHS = [5, 18, 3, 11, 4]
@@ -23,7 +23,7 @@ TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
 
 
 def ours(dtype: torch.dtype = torch.float64, seed: int = 0) -> DistilBert:
-    """Ours with the weights of theirs, in evaluation mode."""
+    """Returns our network with Hugging Face's weights, in evaluation mode."""
     network = DistilBert(SIZES).to(dtype).eval()
     network.load_state_dict(distilbert(seed).state_dict())
     return network
@@ -34,14 +34,14 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
 
 
 def outcome(network: DistilBert, batch: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and the gradients of the loss."""
+    """Returns the logits, and the gradients of the loss."""
     network.zero_grad()
     logits = network(batch)
     F.cross_entropy(logits, batch.labels).backward()
     return logits.detach(), gradients(network)
 
 
-def test_names_and_shapes_are_hugging_faces() -> None:
+def test_state_dict_names_and_shapes_equal_hugging_faces() -> None:
     with torch.device("meta"):
         theirs, mine = DistilBertForSequenceClassification(DistilBertConfig()), DistilBert()
     shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (mine, theirs)]
@@ -51,7 +51,7 @@ def test_names_and_shapes_are_hugging_faces() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("length", [LONGEST, 20])
-def test_outputs_and_gradients_are_hugging_faces(dtype: torch.dtype, length: int) -> None:
+def test_outputs_and_gradients_equal_hugging_faces(dtype: torch.dtype, length: int) -> None:
     batch = random_sentences(LENGTHS, length)
     theirs: Any = distilbert()
     theirs.to(dtype)
@@ -65,8 +65,8 @@ def test_outputs_and_gradients_are_hugging_faces(dtype: torch.dtype, length: int
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("padding", [0, 9])
 @pytest.mark.parametrize("longest", [LONGEST, 31])
-def test_packed_is_padded(dtype: torch.dtype, padding: int, longest: int) -> None:
-    """Whatever is behind the last sentence, and whatever upper bound the batch tells."""
+def test_packed_batches_give_the_results_of_padded_ones(dtype: torch.dtype, padding: int, longest: int) -> None:
+    """With any padding after the last sentence and any upper bound of the lengths."""
     batch, network = random_sentences(LENGTHS, 20), ours(dtype)
     expected = outcome(network, batch)
     found = outcome(network, packed(batch, padding, longest))
@@ -74,8 +74,8 @@ def test_packed_is_padded(dtype: torch.dtype, padding: int, longest: int) -> Non
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_mean_is_of_a_sentences_own_tokens(is_packed: bool) -> None:
-    """Against the head on the mean of Hugging Face's hidden states, gradients included; padding may hold anything."""
+def test_mean_pooling_averages_a_sentences_tokens(is_packed: bool) -> None:
+    """Against the head on the mean of Hugging Face's hidden states, gradients included."""
     batch: Any = random_sentences(LENGTHS, 20)
     theirs: Any = distilbert().double().eval()
     hidden = theirs.distilbert(batch.ids.long(), attention_mask=mask_of(batch)).last_hidden_state
@@ -89,12 +89,12 @@ def test_the_mean_is_of_a_sentences_own_tokens(is_packed: bool) -> None:
     torch.testing.assert_close(grads, gradients(theirs), **TOLERANCE[torch.float64])
 
 
-def test_an_unknown_pooling_is_refused() -> None:
+def test_an_unknown_pooling_is_an_error() -> None:
     with pytest.raises(UserError, match="pooling must be one of first, mean; got 'max'"):
         DistilBert(SIZES, pooling="max")
 
 
-def test_sentences_do_not_see_each_other() -> None:
+def test_sentences_do_not_attend_to_each_other() -> None:
     network = ours()
     batch = packed(random_sentences(LENGTHS, 20), 3, LONGEST)
     other = batch._replace(ids=batch.ids.clone())
@@ -104,7 +104,7 @@ def test_sentences_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_layout_puts_tokens_where_they_stand(is_packed: bool) -> None:
+def test_a_layout_pads_tokens_to_sentences_and_back(is_packed: bool) -> None:
     batch: PaddedTokens | PackedTokens = random_sentences(LENGTHS, 20)
     ids = batch.ids
     batch = packed(batch, 6, 25) if is_packed else batch
@@ -112,13 +112,13 @@ def test_a_layout_puts_tokens_where_they_stand(is_packed: bool) -> None:
     tokens = batch.ids.flatten()[:, None].double()
     sentences = layout.to_sentences(tokens)[: len(LENGTHS), :20, 0]
     assert torch.equal(sentences, ids.double())
-    assert torch.equal(layout.is_token[: len(LENGTHS), :20], places_of(torch.tensor(LENGTHS), 20))
+    assert torch.equal(layout.is_token[: len(LENGTHS), :20], token_mask(torch.tensor(LENGTHS), 20))
     assert torch.equal(layout.to_tokens(layout.to_sentences(tokens)), tokens)
     assert torch.equal(batch.ids.flatten()[layout.first], ids[:, 0])
 
 
-def test_padding_learns_nothing() -> None:
-    """Its word vector stays as it is, as theirs does, even where it stands within a sentence."""
+def test_paddings_word_vector_gets_no_gradient() -> None:
+    """As in Hugging Face's model, even if the id occurs within a sentence."""
     padded = random_sentences(LENGTHS, 20)
     padded.ids[0, 2] = 0
     for batch in (padded, packed(padded, 4, LONGEST)):
@@ -127,7 +127,7 @@ def test_padding_learns_nothing() -> None:
 
 
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout", "head_dropout"])
-def test_each_dropout_drops_while_training_alone(part: str) -> None:
+def test_each_dropout_applies_in_training_only(part: str) -> None:
     nothing = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
     batch = random_sentences(LENGTHS, 20)
     for share, same in ((0.0, True), (0.5, False)):
@@ -141,8 +141,8 @@ def test_each_dropout_drops_while_training_alone(part: str) -> None:
         torch.testing.assert_close(network(batch), ours(torch.float32)(batch))
 
 
-def test_dropout_is_where_hugging_face_has_it() -> None:
-    """With the same random numbers ours drops the same; attention's are drawn in another order and left out."""
+def test_dropout_is_applied_where_hugging_face_applies_it() -> None:
+    """Equal random numbers give equal outputs; without attention dropout, which draws in another order."""
     theirs: Any = distilbert()
     batch, network = random_sentences([20] * 3, 20), DistilBert(SIZES, attention_dropout=0.0)
     network.load_state_dict(theirs.state_dict())
@@ -156,7 +156,7 @@ def test_dropout_is_where_hugging_face_has_it() -> None:
     torch.testing.assert_close(logits[1], logits[0], **TOLERANCE[torch.float32])
 
 
-def test_weights_begin_as_hugging_faces() -> None:
+def test_initialisation_equals_hugging_faces() -> None:
     torch.manual_seed(0)
     network = DistilBert(Sizes(vocab_size=500, dim=96, n_heads=4, n_layers=1))
     for name, value in network.state_dict().items():
@@ -169,7 +169,7 @@ def test_weights_begin_as_hugging_faces() -> None:
     assert not network.distilbert.embeddings.word_embeddings.weight[0].any()
 
 
-def test_logits_of_half_precision_are_float32() -> None:
+def test_logits_are_float32_in_half_precision() -> None:
     network = ours(torch.float32)
     batch = random_sentences(LENGTHS, 20)
     with torch.autocast("cpu", torch.bfloat16):
@@ -179,8 +179,8 @@ def test_logits_of_half_precision_are_float32() -> None:
     torch.testing.assert_close(mixed, ours(torch.float32)(batch), rtol=0.1, atol=0.3)
 
 
-def test_sizes_that_do_not_fit() -> None:
+def test_bad_sizes_and_probabilities_are_errors() -> None:
     with pytest.raises(UserError, match=r"a dim that divides by n_heads; got .*'dim': 10"):
         Sizes(dim=10, n_heads=4)
-    with pytest.raises(UserError, match=r"shares to drop must be at least 0 and below 1; got .*'head': 1.0"):
+    with pytest.raises(UserError, match=r"dropouts must be at least 0 and below 1; got .*'head': 1.0"):
         DistilBert(SIZES, head_dropout=1.0)

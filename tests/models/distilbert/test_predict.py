@@ -1,4 +1,4 @@
-"""Predicting with DistilBERT: the csv, the accuracy, the picture, the clocks, and what is refused."""
+"""Predictions of DistilBERT: the csv, the accuracy, the picture, the clocks, and errors."""
 
 import csv
 import io
@@ -55,8 +55,8 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def expected_chances(home: Path, sentences: str | list[str]) -> np.ndarray:
-    """The probabilities of both labels that the checkpoint gives each sentence alone."""
+def expected_probabilities(home: Path, sentences: str | list[str]) -> np.ndarray:
+    """Returns the checkpoint's probabilities of both labels for each sentence, one by one."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: DistilBertTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
@@ -72,39 +72,41 @@ def dev_rows(home: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length", "bucketed"])
-def test_every_sentence_of_the_dev_set_is_in_the_csv_in_order(
+def test_the_csv_has_every_sentence_of_the_dev_set_in_order(
     padding: str, home: Path, predicted: Callable[..., Record], tmp_path: Path
 ) -> None:
     record = predicted(padding=padding)
-    rows, chances, names = (
+    rows, probabilities, names = (
         rows_of(tmp_path / "predictions.csv"),
-        expected_chances(home, "dev"),
+        expected_probabilities(home, "dev"),
         ["negative", "positive"],
     )
     assert list(rows[0]) == ["sentence", "label", "probability", "true"]
     assert [[row["sentence"], str(names.index(row["true"]))] for row in rows] == dev_rows(home)
-    assert [row["label"] for row in rows] == [names[label] for label in chances.argmax(1)]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(chances.max(1).tolist(), abs=2e-6)
+    assert [row["label"] for row in rows] == [names[label] for label in probabilities.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.max(1).tolist(), abs=2e-6)
     assert record.samples == NUM_DEV and (tmp_path / "predictions.png").stat().st_size > 5000
 
 
-def test_the_accuracy_is_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    told, found = read_record(home / "run").final_metric, predicted().final_metric
-    assert found is not None and told is not None
-    assert (found.name, found.value, found.target) == ("acc", told.value, told.target)
+def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated, found = read_record(home / "run").final_metric, predicted().final_metric
+    assert found is not None and evaluated is not None
+    assert (found.name, found.value, found.target) == ("acc", evaluated.value, evaluated.target)
 
 
-def test_lines_of_a_file(home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path) -> None:
+def test_lines_of_a_file_are_labelled(
+    home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "own" / "labels.csv"
     record = predicted(f"model.predict.input={text_file}", f"output={output}")
-    rows, chances = rows_of(output), expected_chances(home, TEXT)
+    rows, probabilities = rows_of(output), expected_probabilities(home, TEXT)
     assert [row["sentence"] for row in rows] == TEXT and list(rows[0]) == ["sentence", "label", "probability"]
-    assert [row["label"] for row in rows] == [["negative", "positive"][label] for label in chances.argmax(1)]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(chances.max(1).tolist(), abs=2e-6)
+    assert [row["label"] for row in rows] == [["negative", "positive"][label] for label in probabilities.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.max(1).tolist(), abs=2e-6)
     assert record.final_metric is None and [path.name for path in output.parent.iterdir()] == ["labels.csv"]
 
 
-def test_lines_of_standard_input(
+def test_lines_of_standard_input_are_labelled(
     predicted: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(TEXT).encode())))
@@ -112,12 +114,12 @@ def test_lines_of_standard_input(
     assert [row["sentence"] for row in rows_of(tmp_path / "predictions.csv")] == TEXT
 
 
-def test_fewer_sentences_of_another_split(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_split_and_number_of_sentences_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted("datamodule.predict=train", "num_samples=10")
     assert len(rows_of(tmp_path / "predictions.csv")) == record.samples == 10
 
 
-def test_both_clocks_and_the_work_are_in_the_record(predicted: Callable[..., Record]) -> None:
+def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[..., Record]) -> None:
     record = predicted()
     assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
     assert record.throughput == pytest.approx(NUM_DEV / (3 * record.latency_s.mean))
@@ -126,7 +128,7 @@ def test_both_clocks_and_the_work_are_in_the_record(predicted: Callable[..., Rec
     assert record.utilisation is not None and record.utilisation.flops_per_s
 
 
-def test_confusion_counts_what_was_taken_for_what(tmp_path: Path) -> None:
+def test_confusion_counts_true_and_predicted_labels(tmp_path: Path) -> None:
     labels, true = np.array([0, 1, 1, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 0, 1, 0])
     counts = confusion(labels, true)
     assert counts.tolist() == [[2, 2], [1, 2]]
@@ -144,7 +146,7 @@ def test_confusion_counts_what_was_taken_for_what(tmp_path: Path) -> None:
         (b"", "reviews.txt is empty; give a sentence a line"),
     ],
 )
-def test_text_that_is_none(
+def test_bad_text_is_an_error(
     text: bytes, words: str, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
 ) -> None:
     text_file.write_bytes(text)
@@ -162,13 +164,13 @@ def test_text_that_is_none(
         (["datamodule.predict=test"], "datamodule.predict=test: there is no such split; choose from train, dev"),
     ],
 )
-def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
+def test_bad_options_are_errors(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
     with pytest.raises(UserError, match=words) as refused:
         predicted(*overrides)
     assert "\n" not in str(refused.value)
 
 
-def test_another_vocabulary_than_the_checkpoints(predicted: Callable[..., Record], home: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_an_error(predicted: Callable[..., Record], home: Path, tmp_path: Path) -> None:
     file = tmp_path / "vocab.txt"
     file.write_text((home / "raw" / "vocab.txt").read_text() + "more\n")
     with pytest.raises(UserError, match="has 41 word pieces, the weights are for 40; give the vocabulary that"):

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 TOLERANCE = {"single": 1e-4, "accumulated": 1e-4, "half": 2e-2, "clipped": 2e-2}
 
 
-def started(home: Path, world: int) -> Path:
-    """Runs the script on so many GPUs."""
+def launch(home: Path, world: int) -> Path:
+    """Runs the script on `world` GPUs; returns the folder of the results."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     ended = subprocess.run(
@@ -31,17 +31,17 @@ def started(home: Path, world: int) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return started(tmp_path_factory.mktemp("distilbert"), 1)
+    return launch(tmp_path_factory.mktemp("distilbert"), 1)
 
 
 @pytest.fixture(scope="module", params=[n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
 def ranks(request: pytest.FixtureRequest, home: Path) -> int:
-    started(home, request.param)
+    launch(home, request.param)
     return request.param
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_several_gpus_do_what_one_does(case: str, ranks: int, home: Path) -> None:
+def test_several_gpus_give_the_results_of_one(case: str, ranks: int, home: Path) -> None:
     alone = torch.load(home / f"{case}_1_0.pt")
     found = [torch.load(home / f"{case}_{ranks}_{rank}.pt") for rank in range(ranks)]
     losses = torch.tensor([each["losses"] for each in found])
@@ -51,6 +51,6 @@ def test_several_gpus_do_what_one_does(case: str, ranks: int, home: Path) -> Non
     assert losses.std(0).max() > 0
     assert any((alone["after"][name] - weight).abs().max() > 0.05 for name, weight in alone["before"].items())
     for name, weight in alone["after"].items():
-        # root mean squares: rounding decides whether a neuron is cut off, and its whole row follows
+        # Root mean square: rounding may switch a neuron off, which changes its whole row.
         assert (found[0]["after"][name] - weight).square().mean().sqrt() <= TOLERANCE[case] / 2, name
         assert all(torch.equal(found[0]["after"][name], other["after"][name]) for other in found)

@@ -1,4 +1,4 @@
-"""DistilBERT as a task: the contract of all models, and what is its own."""
+"""DistilBERT's task: the contract of all models, and DistilBERT's own behaviour."""
 
 import subprocess
 import sys
@@ -41,16 +41,16 @@ class TestDistilBertPacked(TaskContract):
         return tiny_distilbert(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """Plain torch pads for attention: 4 sentences and the batch's own padding to the longest there may be."""
+        """Plain torch pads 4 sentences and the batch's padding to the maximum length for attention."""
         assert isinstance(task, DistilBertTask)
         sizes, (sentences, _, squares) = task.network.sizes, task.worked.tolist()
-        unwanted = 5 * task.max_length**2 / 4 - squares / sentences
-        flops = 4 * sizes.n_layers * sizes.dim * unwanted
+        wasted = 5 * task.max_length**2 / 4 - squares / sentences
+        flops = 4 * sizes.n_layers * sizes.dim * wasted
         return flops, 3 * flops
 
 
 def job_of(home: Path, *overrides: str, padding: str = "packed") -> Job:
-    """A run that is ready to fit."""
+    """Returns a run that is ready to fit."""
     quieten()
     return build(complete(tiny_distilbert(home, *overrides, padding=padding)), Clock())
 
@@ -69,17 +69,17 @@ def history(job: Job) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("padding", ["packed", "longest"])
 def test_an_evaluation_is_exact_over_all_sentences(padding: str, tmp_path: Path) -> None:
-    """In batches of different sizes, against 64 bits and all sentences in one batch."""
+    """With batches of different sizes, against float64 with all sentences in one batch."""
     job = job_of(tmp_path, "fit.max_epochs=3", "datamodule.test_batch_size=4", padding=padding)
     fit(job)
     data: Any = job.datamodule
     (batch,) = data.loader("dev", batch_size=100)
     network = task_of(job).network.double().eval()
     with torch.no_grad():
-        chances = network(batch).softmax(1)
+        probabilities = network(batch).softmax(1)
     expected = {
-        "acc": float((chances.argmax(1) == batch.labels).sum()) / NUM_DEV,
-        "dev_loss": float(-chances[torch.arange(NUM_DEV), batch.labels].log().mean()),
+        "acc": float((probabilities.argmax(1) == batch.labels).sum()) / NUM_DEV,
+        "dev_loss": float(-probabilities[torch.arange(NUM_DEV), batch.labels].log().mean()),
     }
     assert batch.num_sentences == NUM_DEV
     assert job.task.metrics == pytest.approx(expected, rel=1e-5)
@@ -99,8 +99,8 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(tmp_path: Pat
     assert record.status == "done" and record.samples == NUM_TRAIN
 
 
-def test_it_learns_to_tell_good_from_bad(tmp_path: Path) -> None:
-    """Of sentences that it has not seen, with rates that go down in a straight line."""
+def test_training_learns_to_classify_sentences(tmp_path: Path) -> None:
+    """Sentences of the dev set, with a learning rate that decays linearly."""
     write_sentences(tmp_path / "more", num_train=512)
     longer = f"datamodule.raw={tmp_path / 'more'}", "fit.max_epochs=3", "model.task.schedule.total=null"
     job = job_of(tmp_path, *longer)
@@ -114,8 +114,8 @@ def test_it_learns_to_tell_good_from_bad(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_biases_and_norms_do_not_decay(decay: float, tmp_path: Path) -> None:
-    """With gradients of 0 the weights that decay shrink, and all others stay."""
+def test_biases_and_norms_have_no_weight_decay(decay: float, tmp_path: Path) -> None:
+    """With zero gradients only weights with decay shrink."""
     task = task_of(job_of(tmp_path, f"model.task.optimizer.weight_decay={decay}", "hp.lr=0.1"))
     optimizer = task.configure_optimizers()
     before = {name: parameter.detach().clone() for name, parameter in task.network.named_parameters()}
@@ -128,8 +128,8 @@ def test_biases_and_norms_do_not_decay(decay: float, tmp_path: Path) -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
 
 
-def test_rates_fall_from_the_head_to_the_embeddings(tmp_path: Path) -> None:
-    """With gradients of 1 a first step of Adam is the rate."""
+def test_learning_rates_decay_from_the_head_to_the_embeddings(tmp_path: Path) -> None:
+    """With gradients of 1 Adam's first step equals the learning rate."""
     task = task_of(job_of(tmp_path, "model.task.layer_decay=0.5", "hp.lr=0.25"))
     optimizer = task.configure_optimizers()
     before = {name: parameter.detach().clone() for name, parameter in task.network.named_parameters()}
@@ -146,12 +146,12 @@ def test_rates_fall_from_the_head_to_the_embeddings(tmp_path: Path) -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
 
 
-def test_r_drop_is_the_papers_loss_of_two_passes(tmp_path: Path) -> None:
-    """Half of both entropies, and alpha times half of both divergences as torch reckons them."""
+def test_r_drop_is_the_loss_of_the_paper(tmp_path: Path) -> None:
+    """The mean of both cross entropies, plus alpha times the mean of both KL divergences of torch."""
     task = task_of(job_of(tmp_path, "model.task.r_drop=3")).train()
     batch = task.example_batch(6)
     with torch.no_grad():
-        task.network.classifier.weight.mul_(100)  # so that answers are far apart
+        task.network.classifier.weight.mul_(100)  # so that the two outputs differ much
     torch.manual_seed(1)
     found = task.loss(batch)
     torch.manual_seed(1)
@@ -171,8 +171,8 @@ def test_r_drop_is_the_papers_loss_of_two_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
-def test_costs_are_those_of_all_batches_so_far(padding: str, tmp_path: Path) -> None:
-    """Not of the newest one alone, whatever it was."""
+def test_costs_average_over_all_batches(padding: str, tmp_path: Path) -> None:
+    """Not only of the latest one."""
     job = job_of(tmp_path, "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", padding=padding)
     fit(job)
     data: Any = job.datamodule
@@ -183,7 +183,7 @@ def test_costs_are_those_of_all_batches_so_far(padding: str, tmp_path: Path) -> 
 # Weights.
 
 
-def test_training_begins_with_the_weights_of_a_folder_and_a_checkpoint_needs_none(tmp_path: Path) -> None:
+def test_training_starts_from_a_folder_that_checkpoints_do_not_need(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     distilbert().save_pretrained(folder)
     job = job_of(tmp_path, "model.task.sizes=null", f"model.task.weights={folder}", "hp.lr=0")
@@ -198,8 +198,8 @@ def test_training_begins_with_the_weights_of_a_folder_and_a_checkpoint_needs_non
     assert again.network.sizes == task_of(job).network.sizes
 
 
-def refusal(config: DictConfig) -> str:
-    """The line that a run ends with, which its record has too."""
+def error_of(config: DictConfig) -> str:
+    """Runs the config; returns the error message, which its record holds as well."""
     with pytest.raises(UserError) as raised:
         run(config)
     line, record = str(raised.value), read_record(Path(config.output_dir))
@@ -215,30 +215,30 @@ def refusal(config: DictConfig) -> str:
         (["datamodule.max_length=17"], "datamodule.max_length=17 is beyond the network's 16 positions; give at most"),
         (["+model.task.sizes.width=3"], "model.task.sizes has no width; it has vocab_size, max_position_embeddings, "),
         (["model.task.sizes.dim=15"], "DistilBERT needs sizes of 1 or more, and a dim that divides by n_heads; got "),
-        (["model.task.network.dropout=1"], "model.task.network: shares to drop must be at least 0 and below 1; got "),
+        (["model.task.network.dropout=1"], "model.task.network: dropouts must be at least 0 and below 1; got "),
     ],
 )
-def test_what_does_not_fit(overrides: list[str], words: str, tmp_path: Path) -> None:
-    assert words in refusal(tiny_distilbert(tmp_path, *overrides))
+def test_inconsistent_sizes_are_errors(overrides: list[str], words: str, tmp_path: Path) -> None:
+    assert words in error_of(tiny_distilbert(tmp_path, *overrides))
 
 
-def test_data_without_sentences(tmp_path: Path) -> None:
+def test_data_without_sentences_is_an_error(tmp_path: Path) -> None:
     mine = [override for override in tiny_overrides(tmp_path) if not override.startswith("datamodule.")]
-    line = refusal(composed("train", *mine, "datamodule=criteo_resident", "datamodule.pool_batches=1"))
+    line = error_of(composed("train", *mine, "datamodule=criteo_resident", "datamodule.pool_batches=1"))
     assert line == "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
 
 
-def test_sizes_that_are_not_the_weights(tmp_path: Path) -> None:
+def test_sizes_other_than_the_weights_are_an_error(tmp_path: Path) -> None:
     distilbert().save_pretrained(tmp_path / "theirs")
-    line = refusal(tiny_distilbert(tmp_path, f"model.task.weights={tmp_path / 'theirs'}"))
+    line = error_of(tiny_distilbert(tmp_path, f"model.task.weights={tmp_path / 'theirs'}"))
     assert line.startswith("model.task.sizes are not those of ") and line.endswith("leave the key away")
 
 
-# Several processes.
+# Several ranks.
 
 
-def test_two_processes_evaluate_every_sentence_once(tmp_path: Path) -> None:
-    """With the weights of one checkpoint, which a rate of 0 leaves as they are, on shares of 11 and 10 sentences."""
+def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
+    """With the weights of one checkpoint, on 11 and 10 sentences; the learning rate is 0."""
     one = run(tiny_distilbert(tmp_path))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
@@ -253,8 +253,8 @@ def test_two_processes_evaluate_every_sentence_once(tmp_path: Path) -> None:
         assert two.history[-1][name] == pytest.approx(one.history[-1][name], rel=1e-5)
 
 
-def test_an_evaluation_before_training_is_in_the_history_and_nothing_else(tmp_path: Path) -> None:
-    """The same weights in the end, no checkpoint of random weights, and no stop before the first step."""
+def test_an_evaluation_before_training_changes_only_the_history(tmp_path: Path) -> None:
+    """The same last weights, no checkpoint of initial weights, and no stop before the first step."""
     stopping = "fit.stop_at_target=true", "model.task.target=0.1"
     records = {}
     for name in ("false", "true"):

@@ -1,4 +1,4 @@
-"""Weights from Hugging Face's files, and what is said of files that do not fit."""
+"""Loading of Hugging Face's weight files, and the errors for files that do not fit."""
 
 import json
 from collections.abc import Callable
@@ -21,13 +21,13 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What Hugging Face writes of a DistilBERT."""
+    """A folder with a DistilBERT saved by Hugging Face."""
     distilbert().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 def with_config(folder: Path, **changed: Any) -> str:
-    """The folder with other entries in its config.json; None removes one."""
+    """Changes entries of the folder's config.json (None removes one); returns the folder."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changed
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
@@ -45,14 +45,14 @@ def random_network() -> DistilBert:
     return DistilBert(SIZES)
 
 
-def test_a_folder_of_hugging_faces_is_read_as_it_is(folder: Path) -> None:
+def test_a_folder_saved_by_hugging_face_is_loaded(folder: Path) -> None:
     assert read_sizes(str(folder)) == SIZES
     network = random_network()
     assert load(network, str(folder)) is True
     torch.testing.assert_close(dict(network.state_dict()), dict(distilbert().state_dict()), rtol=0, atol=0)
 
 
-def test_a_pytorch_file_is_read_too(folder: Path) -> None:
+def test_a_pytorch_file_is_loaded(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(distilbert(seed=1).state_dict(), folder / "pytorch_model.bin")
     network = random_network()
@@ -61,8 +61,8 @@ def test_a_pytorch_file_is_read_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["distilbert.", ""], ids=["of a language model", "of an encoder alone"])
-def test_an_encoder_leaves_the_head_as_it_is(folder: Path, prefix: str) -> None:
-    """Also with the language model's layers beside it, as in distilbert-base-uncased."""
+def test_a_bare_encoder_leaves_the_head_unchanged(folder: Path, prefix: str) -> None:
+    """Also if the file has the language model's layers, as distilbert-base-uncased has."""
 
     def encoder(tensors: Tensors) -> Tensors:
         kept = {name: value for name, value in tensors.items() if name.startswith("distilbert.")}
@@ -84,11 +84,11 @@ def test_an_encoder_leaves_the_head_as_it_is(folder: Path, prefix: str) -> None:
             "model_type is bert, not distilbert; a BERT encoder becomes a DistilBERT with `python -m",
         ),
         ({"model_type": "gpt2"}, "model_type is gpt2, not distilbert; give another model"),
-        ({"activation": "relu"}, "its activation is relu; the network has gelu alone"),
+        ({"activation": "relu"}, "activation is relu, but the network supports only gelu"),
         ({"n_layers": None}, "n_layers is None, not a number"),
     ],
 )
-def test_the_config_of_another_model(folder: Path, changed: dict[str, Any], words: str) -> None:
+def test_the_config_of_another_model_is_an_error(folder: Path, changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
         read_sizes(with_config(folder, **changed))
     assert str(folder / "config.json") in str(refused.value) and "\n" not in str(refused.value)
@@ -120,33 +120,33 @@ def test_tensors_of_another_network_are_named(folder: Path, change: Callable[[Te
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_truncated_file(folder: Path, name: str) -> None:
+def test_a_truncated_file_is_an_error(folder: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()
     if name == "pytorch_model.bin":
         torch.save(distilbert().state_dict(), folder / name)
         (folder / name).write_bytes((folder / name).read_bytes()[:1000])
     else:
         (folder / name).write_bytes(b"\x10\x00")
-    with pytest.raises(UserError, match=f"{name} is truncated or no file of weights") as refused:
+    with pytest.raises(UserError, match=f"{name} is truncated or not a weight file") as refused:
         load(random_network(), str(folder))
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model holds no model.safetensors or pytorch_model.bin; give a folder with"):
+    with pytest.raises(UserError, match=r"model has no model.safetensors or pytorch_model.bin; give a folder with"):
         load(random_network(), str(folder))
     (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config.json is no JSON"):
+    with pytest.raises(UserError, match=r"config.json is not JSON"):
         read_sizes(str(folder))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in ("nobody-there/no-such-model", "no/such/folder"):
-        with pytest.raises(UserError, match=f"{name} is no folder here, and the hub gives no config.json") as refused:
+        with pytest.raises(UserError, match=f"{name} is not a local folder, and the hub has no config.json") as refused:
             read_sizes(name)
         assert "give the path of a local folder" in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_bert_is_no_distilbert(tmp_path: Path) -> None:
+def test_the_error_for_a_bert_names_the_converter(tmp_path: Path) -> None:
     bert().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"src.models.distilbert.convert FOLDER --model"):
         read_sizes(str(tmp_path))

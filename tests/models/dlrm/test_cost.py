@@ -1,4 +1,4 @@
-"""The formulas against what torch counts, at full width (with tensors that hold no numbers, so it costs nothing)."""
+"""DLRM's cost formulas against torch's flop counter, at full width on fake tensors."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ONE_HOT = [Table(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
     [{}, {"interaction": "cat"}, {"interaction": "dcnv2"}, {"embedding_dim": 32, "bottom": (32,), "num_numerical": 3}],
     ids=str,
 )
-def test_formula_is_what_torch_counts(sizes: dict[str, Any]) -> None:
+def test_formula_equals_torchs_flop_count(sizes: dict[str, Any]) -> None:
     batch = 4
     clicks = random_clicks(ONE_HOT, batch, sizes.get("num_numerical", 13))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -34,7 +34,7 @@ def test_formula_is_what_torch_counts(sizes: dict[str, Any]) -> None:
     assert training.get_total_flops() == batch * found.flops_training
 
 
-def test_the_published_model_costs_what_the_baselines_say() -> None:
+def test_published_model_costs_the_baseline_figures() -> None:
     with torch.device("meta"):
         network = DLRM(ONE_HOT)
     found = cost(network, 65_536, activation_bytes=2)
@@ -42,13 +42,13 @@ def test_the_published_model_costs_what_the_baselines_say() -> None:
     assert found.bytes_training == pytest.approx(107e3, rel=0.1)
 
 
-def test_bytes_are_rows_and_what_layers_hand_on() -> None:
+def test_bytes_count_rows_activations_and_parameters() -> None:
     tables = [Table("cat_0.bin", 10), Table("cat_1.bin", 10, hotness=3)]
     with torch.device("meta"):
         network = DLRM(tables, embedding_dim=16, bottom=(32, 16), top=(24,), num_numerical=5)
     parameters = 5 * 32 + 32 + 32 * 16 + 16 + 24 * 24 + 24 + 24 + 1
-    handed_on = 32 + 16 + 2 * 16 + 24 + 24 + 1
+    activations = 32 + 16 + 2 * 16 + 24 + 24 + 1
     batch, rows = 2 * 5 + 4 * 4, 4 * 16 * 4
     forward, training = bytes_per_sample(network, 64, 2)
-    assert forward == pytest.approx(batch + rows + 2 * 2 * handed_on + 4 * parameters / 64)
-    assert training == pytest.approx(batch + 3 * rows + 5 * 2 * handed_on + 24 * parameters / 64)
+    assert forward == pytest.approx(batch + rows + 2 * 2 * activations + 4 * parameters / 64)
+    assert training == pytest.approx(batch + 3 * rows + 5 * 2 * activations + 24 * parameters / 64)

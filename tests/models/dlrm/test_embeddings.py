@@ -1,4 +1,4 @@
-"""The tables' lookups and update rules, against torch's dense embeddings and optimisers."""
+"""Lookups and update rules of the tables against torch's dense embeddings and optimisers."""
 
 from inspect import unwrap
 
@@ -24,7 +24,7 @@ def ids_of(seed: int = 0) -> Tensor:
 
 
 def backward(embeddings: PlainEmbeddings, seed: int, scale: float = 1.0) -> None:
-    """A backward pass whose gradients are random."""
+    """Runs a backward pass with random gradients."""
     vectors = embeddings(ids_of(seed), BATCH)
     generator = torch.Generator().manual_seed(seed)
     vectors.backward(scale * torch.randn(vectors.shape, generator=generator).to(vectors.dtype))
@@ -35,7 +35,7 @@ def dense_lookup(tables: list[nn.Parameter], ids: Tensor) -> Tensor:
     return torch.stack([F.embedding(own.view(BATCH, -1), w).sum(1) for own, w in zip(parts, tables, strict=True)], 1)
 
 
-def test_a_vector_is_the_sum_of_its_ids_rows() -> None:
+def test_a_vector_is_the_sum_of_the_rows_of_its_ids() -> None:
     embeddings = make()
     vectors = embeddings(ids_of(), BATCH)
     assert vectors.shape == (BATCH, 3, DIM)
@@ -43,8 +43,8 @@ def test_a_vector_is_the_sum_of_its_ids_rows() -> None:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_updates_are_those_of_dense_gradients(rule: Rule) -> None:
-    """Ids that repeat within a batch, within a bag and over steps, in float64."""
+def test_updates_equal_those_of_dense_gradients(rule: Rule) -> None:
+    """Ids repeat within a batch, within a bag and over steps; in float64."""
     embeddings = make(rule)
     tables = [nn.Parameter(weight.detach().clone()) for weight in embeddings.weights]
     optimizer = torch.optim.SGD(tables, lr=0.3) if rule == "sgd" else torch.optim.Adagrad(tables, lr=0.3, eps=1e-8)
@@ -59,7 +59,7 @@ def test_updates_are_those_of_dense_gradients(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_a_scaled_loss_updates_like_the_loss(rule: Rule) -> None:
+def test_loss_scale_does_not_change_updates(rule: Rule) -> None:
     plain, scaled = make(rule), make(rule)
     for seed in range(2):
         backward(plain, seed)
@@ -71,8 +71,8 @@ def test_a_scaled_loss_updates_like_the_loss(rule: Rule) -> None:
     )
 
 
-def test_sums_go_in_the_order_of_the_bags() -> None:
-    """Float32 sums depend on their order: here it is the batch's, to the last bit."""
+def test_gradients_are_summed_in_the_order_of_the_bags() -> None:
+    """Float32 sums depend on their order; here it is the batch's, bit for bit."""
     torch.manual_seed(0)
     ids = torch.randint(3, (200,))
     gradients = torch.randn(100, 2) * 10 ** torch.randn(100, 1)
@@ -86,7 +86,7 @@ def test_sums_go_in_the_order_of_the_bags() -> None:
         assert torch.equal(found, expected.expand_as(found))
 
 
-def test_gradients_of_several_backward_passes_add_up() -> None:
+def test_update_applies_gradients_of_several_backward_passes() -> None:
     together, alone = make(), make()
     for seed in (1, 2):
         backward(together, seed)
@@ -97,7 +97,7 @@ def test_gradients_of_several_backward_passes_add_up() -> None:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_after_an_overflow_nothing_changes(rule: Rule) -> None:
+def test_an_overflow_skips_the_update(rule: Rule) -> None:
     embeddings = make(rule, torch.float32)
     backward(embeddings, 1)
     embeddings.update(torch.tensor(0.1))
@@ -114,7 +114,7 @@ def test_after_an_overflow_nothing_changes(rule: Rule) -> None:
     assert not all(torch.equal(value, before[name]) for name, value in embeddings.state_dict().items())
 
 
-def test_gradients_are_left_for_the_update_alone() -> None:
+def test_gradients_are_pending_until_the_update() -> None:
     embeddings = make()
     with torch.no_grad():
         embeddings(ids_of(), BATCH)
@@ -129,7 +129,7 @@ def test_gradients_are_left_for_the_update_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(embeddings.weights, changed, strict=True))
 
 
-def test_vectors_have_the_working_dtype_and_sums_are_wide() -> None:
+def test_vectors_have_the_autocast_dtype_and_sums_are_float32() -> None:
     embeddings = make(dtype=torch.float32)
     assert embeddings(ids_of(), BATCH).dtype == torch.float32
     exact = embeddings(ids_of(), BATCH)
@@ -144,18 +144,18 @@ def test_vectors_have_the_working_dtype_and_sums_are_wide() -> None:
     torch.testing.assert_close(embeddings.weights[0], (before.double() - counts * third).float(), rtol=1e-6, atol=1e-6)
 
 
-def test_tables_begin_uniform_within_one_over_the_root_of_their_rows() -> None:
+def test_tables_are_initialised_uniformly_within_one_over_sqrt_rows() -> None:
     for table, weight in zip(TABLES, make(dtype=torch.float32).weights, strict=True):
         bound = table.cardinality**-0.5
         assert weight.shape == (table.cardinality, DIM)
         assert 0.8 * bound < weight.abs().max() <= bound and weight.min() < 0 < weight.max()
 
 
-def test_the_state_is_one_entry_per_table() -> None:
+def test_state_dict_has_one_entry_per_table() -> None:
     assert list(make().state_dict()) == ["weights.0", "weights.1", "weights.2"]
     assert list(make("adagrad").state_dict())[3:] == ["accumulators.0", "accumulators.1", "accumulators.2"]
 
 
-def test_an_unknown_rule_is_refused() -> None:
+def test_an_unknown_optimizer_is_an_error() -> None:
     with pytest.raises(UserError, match="optimizer=adam is unknown; give sgd or adagrad"):
         unwrap(PlainEmbeddings.__init__)(PlainEmbeddings.__new__(PlainEmbeddings), TABLES, DIM, "adam")

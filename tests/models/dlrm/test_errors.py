@@ -1,4 +1,4 @@
-"""What DLRM's runs say of mistakes: one line, and a record of how the run ended."""
+"""DLRM's error messages for user mistakes: one line, also in the run's record."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from tests.support.composing import composed
 from tests.support.tiny_dlrm import CARDINALITIES, ON_DISK, TABLES, tiny_dlrm
 
 RAW = "datamodule=criteo", "datamodule.prepare.frequency_limit=2"
-FROM_THE_DATA = "model.task.tables=null"
+TABLES_FROM_DATA = "model.task.tables=null"
 
 
-def refusal(config: DictConfig) -> str:
-    """The line that a run ends with, which its record has too."""
+def error_of(config: DictConfig) -> str:
+    """Runs the config; returns the error message, which its record holds as well."""
     with pytest.raises(UserError) as raised:
         train(config)
     line, record = str(raised.value), read_record(Path(config.output_dir))
@@ -32,34 +32,34 @@ def with_tables(sizes: Sequence[int]) -> str:
     return f"datamodule.cardinalities={list(sizes)}"
 
 
-# Learning that goes wrong.
+# Divergence.
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
-def test_a_loss_that_is_no_number_ends_the_run(precision: str, tmp_path: Path) -> None:
-    line = refusal(tiny_dlrm(tmp_path, "hp.lr=1e30", f"precision={precision}"))
+def test_a_nan_loss_ends_the_run(precision: str, tmp_path: Path) -> None:
+    line = error_of(tiny_dlrm(tmp_path, "hp.lr=1e30", f"precision={precision}"))
     assert line.startswith("the loss is infinite or NaN at step 2 or before, the run has diverged; lower hp.lr")
     record = read_record(tmp_path / "run")
     assert record.history[-1]["step"] == 2
 
 
-def test_no_evaluation_begins_with_weights_that_are_no_numbers(tmp_path: Path) -> None:
-    """Where it comes before the losses are looked at."""
-    line = refusal(tiny_dlrm(tmp_path, "hp.lr=1e30", "measure.window=100"))
+def test_nan_weights_are_not_evaluated(tmp_path: Path) -> None:
+    """The evaluation comes before the next check of the losses."""
+    line = error_of(tiny_dlrm(tmp_path, "hp.lr=1e30", "measure.window=100"))
     assert line.startswith("the loss is infinite or NaN at step ")
     assert not any("auc" in row for row in read_record(tmp_path / "run").history)
 
 
-# A network and data that do not fit.
+# Network and data that do not fit each other.
 
 
-def test_data_without_clicks(tmp_path: Path) -> None:
+def test_data_without_clicks_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "my.smiles"
     file.write_text("CCO\nCCN\n" * 8)
     molecules = "datamodule=smiles_file", f"datamodule.source.file={file}", "+datamodule.source.workers=1"
-    line = refusal(tiny_dlrm(tmp_path, data=molecules))
+    line = error_of(tiny_dlrm(tmp_path, data=molecules))
     assert line == "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
-    assert not (tmp_path / "data").exists()  # nothing was prepared, or fetched
+    assert not (tmp_path / "data").exists()  # nothing was prepared or downloaded
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ def test_data_without_clicks(tmp_path: Path) -> None:
         ("datamodule.hotness=[1,1]", "hotness has 2 numbers for 4 cardinalities: give one for each table"),
     ],
 )
-def test_sizes_and_choices_that_do_not_fit(override: str, words: str, tmp_path: Path) -> None:
-    assert refusal(tiny_dlrm(tmp_path, override)).startswith(words)
+def test_inconsistent_sizes_are_errors(override: str, words: str, tmp_path: Path) -> None:
+    assert error_of(tiny_dlrm(tmp_path, override)).startswith(words)
 
 
-def test_going_on_with_clicks_of_other_tables(tmp_path: Path) -> None:
-    """Refused before training, whether the tables are the data's or the checkpoint's."""
-    train(tiny_dlrm(tmp_path / "first", FROM_THE_DATA))
+def test_resuming_with_other_tables_is_an_error(tmp_path: Path) -> None:
+    """Before training, whether the tables come from the data or from the checkpoint."""
+    train(tiny_dlrm(tmp_path / "first", TABLES_FROM_DATA))
     checkpoint = tmp_path / "first" / "run" / "checkpoints" / "last.ckpt"
     others = with_tables([50, 3, 1200, 8]), "fit.max_epochs=2", f"ckpt_path={checkpoint}"
-    line = refusal(tiny_dlrm(tmp_path / "of_data", FROM_THE_DATA, *others))
+    line = error_of(tiny_dlrm(tmp_path / "of_data", TABLES_FROM_DATA, *others))
     assert line == (
         f"{checkpoint}: a checkpoint of another architecture: embeddings.weights.3 is (7, 8) there and (8, 8) here; "
         f"use the model config it was trained with"
     )
-    line = refusal(tiny_dlrm(tmp_path / "of_checkpoint", TABLES, *others))
+    line = error_of(tiny_dlrm(tmp_path / "of_checkpoint", TABLES, *others))
     assert line.startswith("cat_3.bin has 8 ids, 1 a row, but table 3 of the network is made for 7 and 1; use the data")
     assert all(not (tmp_path / name / "run" / "checkpoints").exists() for name in ("of_data", "of_checkpoint"))
 
@@ -99,31 +99,31 @@ def test_going_on_with_clicks_of_other_tables(tmp_path: Path) -> None:
 # Data.
 
 
-def test_data_that_is_not_there(tmp_path: Path) -> None:
-    line = refusal(tiny_dlrm(tmp_path, data=("datamodule=criteo",)))
+def test_missing_data_is_an_error(tmp_path: Path) -> None:
+    line = error_of(tiny_dlrm(tmp_path, data=("datamodule=criteo",)))
     assert line.startswith(f"{tmp_path / 'data' / 'criteo'} holds no feature_spec.yaml: prepare it with `prepare.py")
 
 
-def test_a_bad_line_of_a_raw_log(tmp_path: Path) -> None:
+def test_a_malformed_line_of_a_raw_log_is_named(tmp_path: Path) -> None:
     whole = "\t".join(["1", *["5"] * 13, *["68fd1e64"] * 26])
     raw = tmp_path / "log.txt"
     raw.write_text("\n".join([*[whole] * 150, whole.replace("\t", " ", 1), *[whole] * 50, ""]))
-    line = refusal(tiny_dlrm(tmp_path, FROM_THE_DATA, f"datamodule.raw={raw}", data=RAW))
+    line = error_of(tiny_dlrm(tmp_path, TABLES_FROM_DATA, f"datamodule.raw={raw}", data=RAW))
     assert line.startswith(f"{raw} line 151 has 39 columns, not 40")
     assert sorted(path.name for path in tmp_path.glob("data/*")) == []
 
 
-def test_an_id_beyond_its_table(tmp_path: Path) -> None:
+def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
     train(tiny_dlrm(tmp_path, "fit.max_steps=1", data=ON_DISK))
     folder = tmp_path / "data" / "criteo_synthetic"
     ids = bytearray((folder / "train" / "cat_3.bin").read_bytes())
     ids[5] = 7
     (folder / "train" / "cat_3.bin").write_bytes(ids)
     (folder / "checked.json").unlink()
-    line = refusal(tiny_dlrm(tmp_path, data=ON_DISK))
+    line = error_of(tiny_dlrm(tmp_path, data=ON_DISK))
     assert str(folder / "train" / "cat_3.bin") in line and "row 5" in line and "7" in line
 
 
-def test_what_has_no_files_needs_no_preparation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_has_nothing_to_do_for_data_without_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(composed("prepare", "datamodule=criteo_resident", f"output_root={tmp_path}"))
     assert capsys.readouterr().out == "criteo_resident has no files: there is nothing to prepare\n"

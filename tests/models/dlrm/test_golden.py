@@ -1,4 +1,4 @@
-"""A whole tiny DLRM against one written straight down with torch's own layers, in float64, over three steps."""
+"""A tiny DLRM against a literal implementation with torch's layers, in float64, over three steps."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ DIM, BATCH, NUMERICAL, LAYERS = 4, 12, 3, 2
 
 
 class Literal(nn.Module):
-    """Reads the state of a DLRM by the names of its entries."""
+    """A literal DLRM with the weights of a DLRM's state_dict."""
 
     def __init__(self, kind: str, state: dict[str, Tensor]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Literal(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["dot", "cat", "dcnv2"])
-def test_three_steps_are_those_of_the_literal_network(kind: Interaction) -> None:
+def test_three_steps_equal_those_of_the_literal_network(kind: Interaction) -> None:
     torch.manual_seed(0)
     network = DLRM(
         TABLES, NUMERICAL, DIM, bottom=(5, DIM), top=(7, 6), interaction=kind, cross_layers=LAYERS, cross_rank=3

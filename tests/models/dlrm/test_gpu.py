@@ -43,7 +43,9 @@ def fused() -> Any:
 
 
 @pytest.mark.parametrize(("samples", "tables", "dim"), [(5001, 26, 128), (300, 2, 8), (301, 17, 12), (70, 40, 64)])
-def test_dot(samples: int, tables: int, dim: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
+def test_dot_agrees_with_float64(
+    samples: int, tables: int, dim: int, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
     dtype, tolerance = precision
     found = dot(fused, samples, tables, dim, dtype, CUDA)
     assert found.largest < tolerance, found
@@ -52,8 +54,10 @@ def test_dot(samples: int, tables: int, dim: int, precision: tuple[torch.dtype, 
 @pytest.mark.parametrize(
     ("widths", "logit"), [((13, 512, 256, 128), False), ((480, 1024, 1024, 512, 256), True), ((8, 8), False)]
 )
-def test_layers(widths: tuple[int, ...], logit: bool, precision: tuple[torch.dtype, float], fused: Any) -> None:
-    """A number next to 0 may pass a ReLU in one dtype and not in the other: that is most of the errors of gradients."""
+def test_mlp_agrees_with_float64(
+    widths: tuple[int, ...], logit: bool, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
+    """Most errors of gradients come from values near 0 that pass a ReLU in one dtype and not in the other."""
     dtype, tolerance = precision
     found = layers(fused, widths, logit, 5000, dtype, CUDA)
     assert found.output < 2 * tolerance, found
@@ -63,36 +67,36 @@ def test_layers(widths: tuple[int, ...], logit: bool, precision: tuple[torch.dty
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize(("batch", "dim"), [(20_000, 128), (999, 20)])
-def test_rows(
+def test_row_updates_agree_with_float64(
     tables: list[Table], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
     found = updated(fused, tables, batch, dim, dtype, CUDA, optimizer, loss_scale=4.0, apart=dim == 20)
     assert found.vectors < tolerance, found
     assert found.unchanged, found
-    # Adagrad divides by the sum's own size, also where what it is the sum of has cancelled.
+    # Adagrad divides by the size of the sum, also where its terms cancel.
     assert found.weights < (1e-5 if optimizer == "sgd" else 1e-3), found.weights
 
 
-def test_rows_change_by_the_same_numbers_every_time(fused: Any) -> None:
+def test_row_updates_are_deterministic(fused: Any) -> None:
     first, second = (updated(fused, ONE_HOT, 20_000, 128, torch.float16, CUDA).embeddings for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 
-def test_a_batch_of_more_blocks_than_a_grids_second_axis_has(fused: Any) -> None:
+def test_lookup_takes_more_blocks_than_a_grids_second_axis(fused: Any) -> None:
     batch, table = 65_536 * 16 + 5, Table("cat_0.bin", 7)
     weight, ids = torch.randn(7, 4, device=CUDA), torch.randint(7, (batch,), dtype=torch.int32, device=CUDA)
     assert torch.equal(fused.tables.look_up([weight], (table,), ids, batch, torch.float32)[:, 0], weight[ids])
 
 
 def run(home: Path, *overrides: str) -> Trained:
-    """Of 12 steps."""
+    """Trains 12 steps."""
     return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides))
 
 
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
-def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str) -> None:
-    """While the learning rate rises, which a captured step must follow."""
+def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str) -> None:
+    """The learning rate rises meanwhile; a captured step must follow it."""
     runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
     assert runs[0].losses[-1] < runs[0].losses[0]
@@ -100,7 +104,7 @@ def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, pre
         torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-3, atol=1e-5)
 
 
-def test_training_on_kernels_follows_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_kernels_agrees_with_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = run(tmp_path / "kernels", "precision=fp32").losses
     monkeypatch.setattr(dispatch, "fused_for", lambda tensor: None)
     plain = run(tmp_path / "plain", "precision=fp32", "execution.graph=off").losses

@@ -1,4 +1,4 @@
-"""How DLRM's vectors meet: against loops, and against TorchRec's cross layers."""
+"""DLRM's feature interactions against loops and against TorchRec's cross layers."""
 
 import pytest
 import torch
@@ -28,12 +28,12 @@ def test_dot_features_are_padded_to_rows_of_16_bytes(tables: int, dim: int, widt
     assert not found[:, width:].any()
 
 
-def test_cat_features_are_the_vectors_side_by_side() -> None:
+def test_cat_features_are_the_concatenated_vectors() -> None:
     dense, sparse = torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
     assert interaction.cat_features(dense, sparse).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]
 
 
-def test_cross_layers_are_torchrecs() -> None:
+def test_cross_layers_equal_torchrecs() -> None:
     from torchrec.modules.crossnet import LowRankCrossNet
 
     torch.manual_seed(0)

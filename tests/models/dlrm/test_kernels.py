@@ -1,4 +1,4 @@
-"""DLRM's fused kernels in Triton's interpreter; on a GPU tests/models/dlrm/test_gpu.py does the same at full size."""
+"""DLRM's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
 import pytest
 import torch
@@ -14,15 +14,15 @@ MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize(("samples", "tables", "dim"), [(5, 26, 32), (3, 2, 8), (4, 17, 12), (2, 40, 16)])
-def test_dot(samples: int, tables: int, dim: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_dot_agrees_with_float64(samples: int, tables: int, dim: int, dtype: torch.dtype, tolerance: float) -> None:
     found = dot(fused, samples, tables, dim, dtype)
     assert found.largest < tolerance, found
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan"), 65504.0])
-def test_dot_notes_a_gradient_that_overflows(wrong: float) -> None:
-    """Also one that overflows only where it is written: 65504 is the largest number in half precision."""
+def test_dot_sets_the_overflow_flag(wrong: float) -> None:
+    """Also for a gradient that overflows only as it is stored: 65504 is the largest number in half precision."""
     dense, sparse = torch.ones(3, 8).half(), torch.full((3, 2, 8), 4.0).half().requires_grad_()
     overflow = torch.zeros(())
     features = fused.interaction.dot_features(dense, sparse, overflow)
@@ -36,8 +36,8 @@ def test_dot_notes_a_gradient_that_overflows(wrong: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize(("widths", "logit"), [((13, 24, 8), False), ((480, 32, 16), True), ((8, 8), False)])
-def test_layers(widths: tuple[int, ...], logit: bool, dtype: torch.dtype, tolerance: float) -> None:
-    """A number next to 0 may pass a ReLU in one dtype and not in the other: that is most of the errors of gradients."""
+def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """Most errors of gradients come from values near 0 that pass a ReLU in one dtype and not in the other."""
     found = layers(fused, widths, logit, 300, dtype)
     assert found.output < tolerance and max(found.gradients) < 10 * tolerance, found
 
@@ -45,42 +45,44 @@ def test_layers(widths: tuple[int, ...], logit: bool, dtype: torch.dtype, tolera
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize(("batch", "dim", "apart"), [(70, 8, False), (70, 8, True), (3, 20, False)])
-def test_rows(tables: list[Table], batch: int, dim: int, apart: bool, dtype: torch.dtype, tolerance: float) -> None:
-    """Looked up and changed. Sums are exact to float32 in every dtype: what is rounded are the vectors."""
+def test_row_updates_agree_with_float64(
+    tables: list[Table], batch: int, dim: int, apart: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Sums are exact to float32 in every dtype; only the vectors are rounded."""
     found = updated(fused, tables, batch, dim, dtype, apart=apart)
     assert found.vectors < tolerance, found
     assert found.weights < 2e-6 and found.unchanged, found
 
 
-def test_a_row_that_all_samples_use_takes_several_rounds() -> None:
-    """2,100 equal ids are 132 chunks, whose leftovers are 17, whose leftovers are 3, whose leftovers are one."""
+def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
+    """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""
     found = updated(fused, [Table("cat_0.bin", 1), Table("cat_1.bin", 2)], 2100, 8, torch.float32)
     assert found.weights < 2e-6, found
 
 
 @pytest.mark.parametrize(("loss_scale", "apart"), [(None, False), (1024.0, False), (None, True)])
-def test_adagrad(loss_scale: float | None, apart: bool) -> None:
+def test_adagrad_updates_agree_with_float64(loss_scale: float | None, apart: bool) -> None:
     found = updated(fused, ONE_HOT, 70, 8, torch.float32, optimizer="adagrad", loss_scale=loss_scale, apart=apart)
     assert found.weights < 1e-5 and found.unchanged, found
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_nothing_changes_where_a_gradient_has_overflowed(optimizer: str) -> None:
+def test_an_overflow_skips_the_update(optimizer: str) -> None:
     tables = ONE_HOT[:2]
     found = updated(fused, tables, 70, 8, torch.float32, optimizer=optimizer, found_inf=1.0)  # type: ignore[arg-type]
     assert found.weights == 0
     assert all(bool((squares == 0).all()) for squares in found.embeddings.accumulators.buffers())
 
 
-def test_order_is_stable() -> None:
-    """Equal ids stay in the order of the samples, so that sums have one order."""
+def test_row_order_is_stable() -> None:
+    """Equal ids keep the order of the samples, so that sums are deterministic."""
     ids = torch.tensor([5, 1, 5, 0, 2, 0, 2, 2], dtype=torch.int32)
-    order = fused.tables.ordered((Table("a", 6), Table("b", 3)), ids, 4)
+    order = fused.tables.row_order((Table("a", 6), Table("b", 3)), ids, 4)
     assert order.keys.tolist() == [0, 1, 5, 5, 6, 8, 8, 8]
-    assert order.places.tolist() == [3, 1, 0, 2, 5, 4, 6, 7]
+    assert order.positions.tolist() == [3, 1, 0, 2, 5, 4, 6, 7]
 
 
-def test_what_kernels_cannot_hold_is_refused() -> None:
+def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
     assert not fused.interaction.supported(200, 128)
     assert not fused.tables.supported(1024)
     assert not fused.mlp.supported((13, 10), False)

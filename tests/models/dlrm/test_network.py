@@ -1,4 +1,4 @@
-"""DLRM's shapes, initialisation, names of parameters, and that a device never waits for the host."""
+"""DLRM's shapes, initialisation, parameter names, and that a step never reads from the device."""
 
 from functools import partial
 from inspect import unwrap
@@ -30,7 +30,7 @@ def shapes(network: DLRM) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in network.state_dict().items()}
 
 
-def test_the_published_sizes() -> None:
+def test_default_sizes_are_the_published_ones() -> None:
     with torch.device("meta"):
         network = DLRM([Table(f"cat_{i}.bin", 10) for i in range(26)])
     found = shapes(network)
@@ -41,7 +41,7 @@ def test_the_published_sizes() -> None:
     assert sum(p.numel() for p in network.top.parameters()) == 2_198_529
 
 
-def test_names_of_parameters() -> None:
+def test_state_dict_names_are_fixed() -> None:
     layers = [f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
     bottom, top = [f"bottom.layers.{name}" for name in layers[:4]], [f"top.layers.{name}" for name in layers]
     tables = [f"embeddings.weights.{i}" for i in range(3)]
@@ -54,7 +54,7 @@ def test_names_of_parameters() -> None:
 
 
 def make_and_split(kind: Interaction) -> list[Tensor]:
-    """The dense parameters, after a check that the tables are all of the rest."""
+    """Returns the dense parameters, after a check that all other parameters are tables."""
     network = make(kind)
     dense, tables = list(network.dense_parameters()), list(network.embeddings.parameters())
     assert {id(p) for p in dense} | {id(p) for p in tables} == {id(p) for p in network.parameters()}
@@ -76,7 +76,7 @@ def test_initialisation_is_the_published_one() -> None:
     assert not network.top.get_parameter("layers.0.weight")[:, 479:].any()
 
 
-def test_the_padding_stays_without_weight() -> None:
+def test_weights_of_the_padding_stay_zero() -> None:
     network = make()
     first = network.top.get_parameter("layers.0.weight")
     optimizer = torch.optim.SGD(network.dense_parameters(), lr=0.1)
@@ -92,7 +92,7 @@ def test_the_padding_stays_without_weight() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_tables", "dim", "hotness"), [(1, 8, 1), (2, 5, 3), (40, 4, 1)])
-def test_any_number_of_tables_of_any_width(kind: Interaction, num_tables: int, dim: int, hotness: int) -> None:
+def test_any_number_and_width_of_tables_works(kind: Interaction, num_tables: int, dim: int, hotness: int) -> None:
     tables = [Table(f"cat_{i}.bin", 7, hotness) for i in range(num_tables)]
     network = make(kind, tables=tables, embedding_dim=dim, bottom=(6, dim), num_numerical=2)
     logits = network(random_clicks(tables, BATCH, num_numerical=2))
@@ -100,7 +100,7 @@ def test_any_number_of_tables_of_any_width(kind: Interaction, num_tables: int, d
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_goes_through_the_whole_network(kind: Interaction) -> None:
+def test_autocast_applies_to_the_whole_network(kind: Interaction) -> None:
     network = make(kind)
     clicks = random_clicks(TABLES, BATCH)
     seen: list[torch.dtype] = []
@@ -118,7 +118,7 @@ def test_autocast_goes_through_the_whole_network(kind: Interaction) -> None:
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_reads_nothing_from_the_device(kind: Interaction, rule: Rule) -> None:
-    """Tensors without numbers refuse to be read, and to take shapes from what they hold: so does a CUDA graph."""
+    """Fake tensors, like a CUDA graph, allow neither reads by the host nor shapes that depend on values."""
     clicks = random_clicks(TABLES, BATCH)
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = make(kind, embeddings=partial(PlainEmbeddings, optimizer=rule))
@@ -137,7 +137,7 @@ def test_a_step_reads_nothing_from_the_device(kind: Interaction, rule: Rule) -> 
         ({"interaction": "sum"}, "interaction=sum is unknown; give dot, cat or dcnv2"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], message: str) -> None:
+def test_inconsistent_sizes_are_errors(sizes: dict[str, Any], message: str) -> None:
     network = DLRM.__new__(DLRM)
     with pytest.raises(UserError, match=message):
         unwrap(DLRM.__init__)(network, **{"tables": TABLES, **SMALL, **sizes})

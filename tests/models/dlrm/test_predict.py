@@ -1,4 +1,4 @@
-"""Predicting with DLRM: the csv, the AUC, the published benchmark, and what is refused."""
+"""Predictions of DLRM: the csv, the AUC, the published benchmark, and errors."""
 
 import csv
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ROWS = 100  # of the test split
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with clicks on disk and a checkpoint of a network that was made for them."""
+    """A folder with clicks on disk and a checkpoint trained on them."""
     home = tmp_path_factory.mktemp("dlrm")
     train(tiny_dlrm(home, "model.task.tables=null", data=ON_DISK))
     return home
@@ -48,7 +48,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def expected_rows(home: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The probabilities that the checkpoint gives the test rows, all in one batch, and their labels."""
+    """Returns the checkpoint's probabilities of the test rows, from one batch, and their labels."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: DLRMTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
@@ -59,7 +59,7 @@ def expected_rows(home: Path) -> tuple[np.ndarray, np.ndarray]:
         return task.network(batch.clicks()).sigmoid().numpy(), batch.clicks().labels.numpy()
 
 
-def test_every_row_is_in_the_csv_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_the_csv_has_every_row_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted()
     rows = rows_of(tmp_path / "predictions.csv")
     probabilities, labels = expected_rows(home)
@@ -70,14 +70,14 @@ def test_every_row_is_in_the_csv_in_order(home: Path, predicted: Callable[..., R
     assert record.samples == ROWS
 
 
-def test_the_auc_is_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    told = read_record(home / "run").final_metric
+def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated = read_record(home / "run").final_metric
     found = predicted("datamodule.predict=test").final_metric
-    assert found is not None and told is not None and found.value is not None
-    assert (found.name, found.value, found.target) == ("auc", told.value, told.target)
+    assert found is not None and evaluated is not None and found.value is not None
+    assert (found.name, found.value, found.target) == ("auc", evaluated.value, evaluated.target)
 
 
-def test_other_rows_and_fewer(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_split_and_number_of_rows_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted("datamodule.predict=train", "num_samples=20", f"output={tmp_path / 'own' / 'clicks.csv'}")
     assert len(rows_of(tmp_path / "own" / "clicks.csv")) == 20
     assert record.samples == 32  # two batches of 16 were timed
@@ -94,7 +94,7 @@ def test_rows_of_one_label_have_no_auc(predicted: Callable[..., Record], tmp_pat
     assert record.final_metric is None
 
 
-def test_both_clocks_are_in_the_record(predicted: Callable[..., Record]) -> None:
+def test_the_record_has_both_clocks(predicted: Callable[..., Record]) -> None:
     record = predicted()
     assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
     assert record.throughput == pytest.approx(ROWS / (7 * record.latency_s.mean))
@@ -121,7 +121,7 @@ def test_the_benchmark_repeats_one_batch_and_writes_nothing(
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16)])
-def test_without_a_checkpoint_the_tables_are_those_of_the_data(
+def test_without_a_checkpoint_the_tables_come_from_the_data(
     precision: str, dtype: torch.dtype, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[list[int], torch.dtype]] = []
@@ -146,7 +146,7 @@ def test_without_a_checkpoint_the_tables_are_those_of_the_data(
         (["model=dlrm_dcnv2"], "is a checkpoint of dlrm; add model=dlrm"),
     ],
 )
-def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
+def test_bad_options_are_errors(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:
     with pytest.raises(UserError, match=words) as refused:
         predicted(*overrides)
     assert "\n" not in str(refused.value)
@@ -160,7 +160,7 @@ def test_what_cannot_be_predicted_is_named(overrides: list[str], words: str, pre
         ([50, 3, 1200], [1, 1, 1], "the data has 3 categorical and 13 numerical features, the network is made "),
     ],
 )
-def test_clicks_of_other_tables(
+def test_clicks_of_other_tables_are_an_error(
     sizes: list[int], hotness: list[int], words: str, predicted: Callable[..., Record]
 ) -> None:
     others = f"datamodule.cardinalities={sizes}", f"datamodule.hotness={hotness}"

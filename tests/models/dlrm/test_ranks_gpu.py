@@ -1,4 +1,4 @@
-"""DLRM on 1, 2, 4 and 8 GPUs: the same losses over the same batches, in CUDA graphs, vectors straight to others."""
+"""DLRM on 1, 2, 4 and 8 GPUs: the same losses over the same batches, in CUDA graphs, by peer memory and all-to-all."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ TOLERANCE = {"dot": 2e-5, "half": 5e-3, "torchrec": 2e-5, "cat": 2e-5, "adagrad"
 
 
 def fbgemm_has_kernels() -> bool:
-    """Whether FBGEMM is there, and built for GPUs."""
+    """Returns whether FBGEMM is installed with GPU kernels."""
     try:
         importlib.import_module("fbgemm_gpu")
     except ImportError:
@@ -31,8 +31,8 @@ def fbgemm_has_kernels() -> bool:
 CASES = [name for name in ALL_CASES if name != "torchrec" or fbgemm_has_kernels()]
 
 
-def started(home: Path, world: int, *arguments: str) -> str:
-    """Runs the script on so many GPUs; returns what it printed."""
+def launch(home: Path, world: int, *arguments: str) -> str:
+    """Runs the script on `world` GPUs; returns its output."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     if world == 1:
@@ -47,16 +47,16 @@ def started(home: Path, world: int, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one GPU has begun, and gone on."""
+    """Returns a folder with the first epoch's checkpoints and the results of one GPU."""
     folder = tmp_path_factory.mktemp("dlrm")
-    started(folder, 1, "first")
-    started(folder, 1)
+    launch(folder, 1, "first")
+    launch(folder, 1)
     return folder
 
 
 @pytest.fixture(scope="module", params=[n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
 def ranks(request: pytest.FixtureRequest, home: Path) -> int:
-    assert "vectors travel in messages" not in started(home, request.param)
+    assert "exchanged by all-to-all" not in launch(home, request.param)
     return request.param
 
 
@@ -65,7 +65,7 @@ def read(home: Path, case: str, world: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_on_several_gpus_are_those_of_one(case: str, ranks: int, home: Path) -> None:
+def test_losses_on_several_gpus_equal_those_of_one(case: str, ranks: int, home: Path) -> None:
     (alone,), found = read(home, case, 1), read(home, case, ranks)
     assert len(alone["losses"]) == (EPOCHS - 1) * 8
     losses = torch.stack([each["losses"] for each in found])
@@ -76,10 +76,10 @@ def test_losses_on_several_gpus_are_those_of_one(case: str, ranks: int, home: Pa
     assert found[0]["phases"]["communication"] > 0
 
 
-def test_messages_instead_of_direct_stores_change_no_bit(ranks: int, home: Path) -> None:
-    """Nor does another run: what ranks read of each other is there, and sums have one order."""
-    direct = {case: read(home, case, ranks) for case in CASES if case != "torchrec"}
-    assert "vectors travel in messages" in started(home, ranks, "messages")
-    for case, found in direct.items():
+def test_all_to_all_gives_the_bits_of_peer_memory(ranks: int, home: Path) -> None:
+    """A second run gives the same bits as well: barriers order all reads, and sums have one order."""
+    by_peer_memory = {case: read(home, case, ranks) for case in CASES if case != "torchrec"}
+    assert "exchanged by all-to-all" in launch(home, ranks, "all_to_all")
+    for case, found in by_peer_memory.items():
         again = read(home, case, ranks)
         assert all(torch.equal(a["losses"], b["losses"]) for a, b in zip(found, again, strict=True)), case

@@ -1,4 +1,4 @@
-"""Embedding tables on 1, 2 and 4 gloo ranks against the plain ones: losses, updates and weights."""
+"""Sharded embedding tables on 1, 2 and 4 gloo ranks against `PlainEmbeddings`: losses, updates and weights."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,12 +28,12 @@ WHOLE = {table.name: KINDS[i % 2] for i, table in enumerate(TABLES)}
 MIXED = {table.name: (KINDS * 2)[i] for i, table in enumerate(TABLES)}
 DIM, NUMERICAL, BATCH, STEPS = 64, 4, 32, 50
 LOSS_SCALE = 128.0
-FASTER = {"sgd": 50.0, "adagrad": 0.3}  # the tables learn than the rest
+TABLE_LR = {"sgd": 50.0, "adagrad": 0.3}  # the tables' learning rate over that of the layers
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]]:
-    """Gloo ranks by their number."""
+    """Groups of gloo ranks by their size."""
     started = {count: Ranks(count, tmp_path_factory.mktemp("ranks")) for count in (1, 2, 4)}
     yield started
     for each in started.values():
@@ -46,7 +46,7 @@ def make_network(embeddings: Any) -> DLRM:
 
 
 def batch_of(step: int, begin: int, end: int) -> Clicks:
-    """The rows begin to end of a step's global batch. Few ids are asked for often; labels depend on ids alone."""
+    """Returns rows begin to end of a step's global batch. Small ids are frequent; labels depend on ids only."""
     random = torch.Generator().manual_seed(step)
     numerical = torch.randn(BATCH, NUMERICAL, generator=random).half()
     ids = [(torch.rand(BATCH, t.hotness, generator=random) ** 2 * t.cardinality).int() for t in TABLES]
@@ -55,7 +55,7 @@ def batch_of(step: int, begin: int, end: int) -> Clicks:
 
 
 def trained(network: DLRM, model: nn.Module, rank: int, world: int, steps: int = STEPS) -> list[float]:
-    """The losses of this rank's share of the global batches, with a learning rate that changes at every step."""
+    """Trains on this rank's share of the global batches with a varying learning rate; returns the losses."""
     share = BATCH // world
     losses = []
     for step in range(steps):
@@ -67,19 +67,19 @@ def trained(network: DLRM, model: nn.Module, rank: int, world: int, steps: int =
             assert parameter.grad is not None
             parameter.data.sub_(parameter.grad, alpha=lr / LOSS_SCALE)
             parameter.grad = None
-        network.embeddings.update(lr * FASTER[network.embeddings.optimizer] / scale, None, scale)  # type: ignore[operator]
+        network.embeddings.update(lr * TABLE_LR[network.embeddings.optimizer] / scale, None, scale)  # type: ignore[operator]
         losses.append(loss.item())
     return losses
 
 
 def train_sharded(optimizer: Rule, sharding: dict[str, str], engine: str, state: Path) -> dict[str, Any]:
-    """On each rank: what `trained` gives, the plan, and what rank 0 would save."""
+    """Trains on each rank; returns losses, plan, and the state_dict, which is whole on rank 0."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     network = make_network(partial(ShardedEmbeddings, optimizer=optimizer, sharding=sharding, engine=engine))
     assert isinstance(network.embeddings, ShardedEmbeddings)
     network.embeddings.place(torch.device("cpu"), BATCH // world)
     network.load_state_dict(torch.load(state, mmap=True))
-    with torch.inference_mode():  # what TorchRec keeps of its first call must be good for training all the same
+    with torch.inference_mode():  # TorchRec's buffers of a first call here must be usable in training
         before = network(batch_of(0, rank * BATCH // world, (rank + 1) * BATCH // world)).clone()
     losses = trained(network, DistributedDataParallel(network), rank, world)
     held, plan = type(network.embeddings.held).__name__, network.embeddings.plan
@@ -88,7 +88,7 @@ def train_sharded(optimizer: Rule, sharding: dict[str, str], engine: str, state:
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """By optimizer: the plain network's first state, losses and last state."""
+    """The plain network's first state, losses and last state, by optimizer."""
     found = {}
     for optimizer in ("sgd", "adagrad"):
         network = make_network(partial(PlainEmbeddings, optimizer=optimizer))
@@ -111,7 +111,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("world", "optimizer", "sharding", "engine"), CASES)
-def test_losses_over_50_steps_are_the_plain_ones(
+def test_losses_over_50_steps_equal_those_of_plain_embeddings(
     world: int, optimizer: str, sharding: dict[str, str], engine: str, ranks: dict[int, Ranks], twins: dict[str, Any]
 ) -> None:
     twin = twins[optimizer]
@@ -127,13 +127,13 @@ def test_losses_over_50_steps_are_the_plain_ones(
         assert_close(saved[name], value, rtol=0, atol=1e-4 * largest, msg=name)
         assert (value - first[name]).abs().max() > 0.1 * largest or "embeddings" not in name
     ours = engine == "auto" and sharding != MIXED
-    assert {each["held"] for each in found} == {"ExchangedTables" if ours else "RankTables"}
+    assert {each["held"] for each in found} == {"TableWiseTables" if ours else "TorchRecTables"}
     kinds = {p.table.name: p.sharding for p in found[0]["plan"]}
     assert kinds == (sharding if world > 1 else kinds)
 
 
 def saved_again(optimizer: Rule, state: Path | None) -> dict[str, Tensor]:
-    """What this rank saves of tables in mixed shardings, after loading `state`, or of new ones."""
+    """Returns this rank's state_dict of tables in mixed shardings, initialised or loaded from `state`."""
     torch.manual_seed(7 + distributed.get_rank())
     embeddings = ShardedEmbeddings(TABLES, DIM, optimizer=optimizer, sharding=MIXED)
     embeddings.place(torch.device("cpu"), BATCH)
@@ -148,7 +148,7 @@ def part_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_plain_checkpoint_comes_back_bit_by_bit(
+def test_a_plain_checkpoint_is_loaded_and_saved_bit_by_bit(
     world: int, optimizer: str, ranks: dict[int, Ranks], twins: dict[str, Any], tmp_path: Path
 ) -> None:
     state = twins[optimizer]["state"]
@@ -160,7 +160,7 @@ def test_a_plain_checkpoint_comes_back_bit_by_bit(
     assert all(other == {} for other in others)
 
 
-def test_the_first_weights_are_uniform_and_the_same_on_any_number_of_ranks(ranks: dict[int, Ranks]) -> None:
+def test_initial_weights_are_uniform_and_independent_of_the_number_of_ranks(ranks: dict[int, Ranks]) -> None:
     one, two, four = (ranks[world](saved_again, "adagrad", None)[0] for world in (1, 2, 4))
     for name, value in one.items():
         assert torch.equal(two[name], value) and torch.equal(four[name], value)
@@ -176,7 +176,7 @@ def test_the_first_weights_are_uniform_and_the_same_on_any_number_of_ranks(ranks
 
 
 class Largest(TorchDispatchMode):
-    """The sizes of the tensors that are made or looked at while it is on."""
+    """Records the sizes of all tensors that operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,15 +200,15 @@ def sizes_while_saving(rows: int, dim: int, kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "table_wise"])
-def test_a_table_is_put_together_in_blocks(kind: str, ranks: dict[int, Ranks]) -> None:
-    """Beside the whole table on rank 0's CPU, nothing is larger than a block of it."""
+def test_a_table_is_gathered_in_blocks(kind: str, ranks: dict[int, Ranks]) -> None:
+    """Except for the whole table on rank 0's CPU, no tensor is larger than a block."""
     rows, dim = 5 * BLOCK_ROWS // 2, 64
     first, second = ranks[2](sizes_while_saving, rows, dim, kind)
     assert [size for size in first if size > BLOCK_ROWS * dim] == [rows * dim]
     assert all(size <= BLOCK_ROWS * dim for size in second)
 
 
-def refused(memory_bytes: float | None, sharding: dict[str, str]) -> str:
+def error_of(memory_bytes: float | None, sharding: dict[str, str]) -> str:
     embeddings = ShardedEmbeddings(TABLES, DIM, sharding=sharding)
     with pytest.raises(UserError) as caught:
         embeddings.place(torch.device("cpu"), BATCH, memory_bytes)
@@ -223,16 +223,16 @@ def refused(memory_bytes: float | None, sharding: dict[str, str]) -> str:
         (None, {"cat_0.bin": "diagonal"}, ["sharding.cat_0.bin=diagonal", "row_wise"]),
     ],
 )
-def test_where_there_is_no_plan_every_rank_ends_with_the_reason(
+def test_every_rank_reports_why_there_is_no_plan(
     memory_bytes: float | None, sharding: dict[str, str], words: list[str], ranks: dict[int, Ranks]
 ) -> None:
-    messages = ranks[2](refused, memory_bytes, sharding)
+    messages = ranks[2](error_of, memory_bytes, sharding)
     assert messages[0] == messages[1] and "\n" not in messages[0]
     assert all(word in messages[0] for word in words), messages[0]
 
 
 def overflow_on_one_rank(optimizer: Rule) -> dict[str, Any]:
-    """Gradients in bfloat16, one of rank 0's infinite, then none."""
+    """Takes two steps in bfloat16: with an infinite gradient on rank 0, then with finite ones."""
     embeddings = ShardedEmbeddings(TABLES, DIM, optimizer=optimizer, sharding=MIXED)
     embeddings.place(torch.device("cpu"), BATCH)
     before, found, changed = dict(embeddings.state_dict()), [], []
@@ -251,14 +251,14 @@ def overflow_on_one_rank(optimizer: Rule) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_an_overflow_on_one_rank_stops_the_update_on_all(optimizer: str, ranks: dict[int, Ranks]) -> None:
+def test_an_overflow_on_one_rank_skips_the_update_on_all(optimizer: str, ranks: dict[int, Ranks]) -> None:
     results = ranks[2](overflow_on_one_rank, optimizer)
     assert [result["found"] for result in results] == [[1.0, 0.0]] * 2
     assert [result["dtype"] for result in results] == [torch.bfloat16] * 2
     assert not any(results[0]["changed"][0]) and all(results[0]["changed"][1])
 
 
-def test_before_it_is_placed_only_names_and_shapes_are_there() -> None:
+def test_before_place_only_names_and_shapes_exist() -> None:
     embeddings = ShardedEmbeddings(TABLES, DIM, optimizer="adagrad")
     plain = PlainEmbeddings(TABLES, DIM, optimizer="adagrad").state_dict()
     shapes = {name: value.shape for name, value in embeddings.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Sharding plans: every number of a table is somewhere, tiny tables are everywhere, and memory is respected."""
+"""Sharding plans: shards cover each table once, small tables are replicated, and memory limits hold."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from src.batches.clicks import Table
 from src.errors import UserError
-from src.models.dlrm.sharded_plan import GIB, KEPT_FREE, TINY, Placement, Plan, make_plan
+from src.models.dlrm.sharded_plan import GIB, MAX_REPLICATED, RESERVED, Placement, Plan, make_plan
 from tests.support.random_clicks import PUBLISHED
 
 DIM = 128
@@ -30,12 +30,12 @@ def bytes_per_rank(plan: Plan, world_size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_published_tables_are_spread_evenly_and_tiny_ones_copied(world_size: int) -> None:
+def test_published_tables_are_balanced_and_small_ones_replicated(world_size: int) -> None:
     plan = planned(world_size, 131)
     assert [placement.table for placement in plan] == TABLES
-    tiny = 65536 / world_size * TINY if world_size > 1 else 0
+    largest = 65536 / world_size * MAX_REPLICATED if world_size > 1 else 0
     for placement in plan:
-        assert (placement.sharding == "data_parallel") == (placement.table.cardinality <= tiny)
+        assert (placement.sharding == "data_parallel") == (placement.table.cardinality <= largest)
     sizes = bytes_per_rank(plan, world_size)
     assert max(sizes) < 2.5 * sum(PUBLISHED) * DIM * 4 / world_size
 
@@ -53,16 +53,16 @@ def test_shards_cover_a_table_once(sharding: str, ranks: tuple[int, ...]) -> Non
     assert torch.equal(covered, torch.ones(7, 8))
 
 
-def test_the_user_may_choose() -> None:
+def test_the_user_may_choose_shardings() -> None:
     chosen = {"cat_0.bin": "row_wise", "cat_19.bin": "column_wise", "cat_5.bin": "table_wise"}
     plan = planned(4, 131, sharding=chosen)
     assert {p.table.name: p.sharding for p in plan if p.table.name in chosen} == chosen
     assert plan[0].ranks == (0, 1, 2, 3) and len(plan[19].ranks) == 4 and len(plan[5].ranks) == 1
 
 
-def test_memory_is_respected_with_room_for_the_optimizer() -> None:
+def test_plans_fit_the_memory_with_the_optimizers_state() -> None:
     plan = planned(2, 14, optimizer="sgd")
-    assert max(bytes_per_rank(plan, 2)) < (1 - KEPT_FREE) * 14 * GIB
+    assert max(bytes_per_rank(plan, 2)) < (1 - RESERVED) * 14 * GIB
     planned(2, 28, optimizer="adagrad")
     with pytest.raises(UserError) as caught:
         planned(2, 14, optimizer="adagrad", sharding={"cat_0.bin": "row_wise"})
@@ -73,6 +73,6 @@ def test_memory_is_respected_with_room_for_the_optimizer() -> None:
     assert "\n" not in message
 
 
-def test_reading_a_plan_needs_no_torchrec() -> None:
+def test_importing_sharded_imports_no_torchrec() -> None:
     code = "import sys, src.models.dlrm.sharded; print([m for m in sys.modules if 'torchrec' in m or 'fbgemm' in m])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

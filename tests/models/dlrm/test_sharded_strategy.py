@@ -1,4 +1,4 @@
-"""HybridStrategy: a Lightning run on two gloo ranks that goes on with one does what the plain network does."""
+"""HybridStrategy: a Lightning run on two gloo ranks, resumed on one, equals the plain network."""
 
 import os
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class Training(pl.LightningModule):
 
 
 class Once:
-    """Batches that come once: Lightning, going on at the end of an epoch, may begin its loader anew."""
+    """Batches that come once: Lightning may restart its loader as it resumes at the end of an epoch."""
 
     def __init__(self, batches: list[Clicks]) -> None:
         self.batches, self.count = iter(batches), len(batches)
@@ -76,7 +76,7 @@ class Once:
 
 
 def rows(clicks: Clicks, rank: int, world: int) -> Clicks:
-    """A rank's rows of a global batch."""
+    """Returns a rank's rows of a global batch."""
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     per_table = clicks.ids.split([BATCH * table.hotness for table in TABLES])
     ids = torch.cat([each.view(BATCH, -1)[own].flatten() for each in per_table])
@@ -84,7 +84,7 @@ def rows(clicks: Clicks, rank: int, world: int) -> Clicks:
 
 
 def fitted(begin: int, memory_gib: float | None, folder: str, resume: str | None) -> dict[str, Any]:
-    """Trains STEPS global batches from the one numbered `begin` on this rank, and saves."""
+    """Trains on this rank STEPS global batches from number `begin` on, and saves a checkpoint."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     task = Training(partial(ShardedEmbeddings, sharding=SHARDING))
@@ -107,7 +107,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]
         each.close()
 
 
-def test_a_run_on_two_ranks_goes_on_with_one_as_the_plain_network(ranks: dict[int, Ranks], tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_resumes_on_one_like_the_plain_network(ranks: dict[int, Ranks], tmp_path: Path) -> None:
     two = ranks[2](fitted, 0, None, str(tmp_path), None)
     assert two[0]["losses"] != two[1]["losses"]
     assert all(torch.equal(value, two[1]["dense"][name]) for name, value in two[0]["dense"].items())
@@ -126,7 +126,7 @@ def test_a_run_on_two_ranks_goes_on_with_one_as_the_plain_network(ranks: dict[in
 
 
 def step(task: Training, batch: Clicks) -> float:
-    """One step without Lightning."""
+    """Takes one step without Lightning; returns the loss."""
     loss = binary_cross_entropy_with_logits(task.network(batch), batch.labels)
     loss.backward()
     for parameter in task.network.dense_parameters():
@@ -137,13 +137,13 @@ def step(task: Training, batch: Clicks) -> float:
     return loss.item()
 
 
-def refused(folder: str) -> str:
+def error_of(folder: str) -> str:
     with pytest.raises(UserError) as caught:
         fitted(0, 1e-9, folder, None)
     return str(caught.value)
 
 
 def test_tables_that_do_not_fit_end_the_run_on_every_rank(ranks: dict[int, Ranks], tmp_path: Path) -> None:
-    messages = ranks[2](refused, str(tmp_path))
+    messages = ranks[2](error_of, str(tmp_path))
     assert messages[0] == messages[1]
     assert "the embedding tables do not fit" in messages[0] and "2 rank(s) of 1e-09 GiB" in messages[0]

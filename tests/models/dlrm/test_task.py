@@ -1,4 +1,4 @@
-"""DLRM as a task: the contract of all models, and what is its own."""
+"""DLRM's task: the contract of all models, and DLRM's own behaviour."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ from tests.support.same import assert_same_bits, lasting_state
 from tests.support.task_contract import TaskContract
 from tests.support.tiny_dlrm import CARDINALITIES, ON_DISK, tiny_dlrm, tiny_overrides
 
-FROM_THE_DATA = "model.task.tables=null"
+TABLES_FROM_DATA = "model.task.tables=null"
 
 
 class TestDLRM(TaskContract):
@@ -37,7 +37,7 @@ class TestDLRM(TaskContract):
 
 
 def job_of(home: Path, *overrides: str, **options: Any) -> Job:
-    """A run that is ready to fit."""
+    """Returns a run that is ready to fit."""
     quieten()
     return build(complete(tiny_dlrm(home, *overrides, **options)), Clock())
 
@@ -52,7 +52,7 @@ def history(job: Job) -> list[dict[str, Any]]:
 
 
 def watch_steps(job: Job, note: Callable[[Any, dict[str, Tensor]], Callable[[], None]]) -> None:
-    """Before each step calls `note` with the batch and the weights; calls what it returns after the step."""
+    """Calls `note` with batch and weights before each step, and after it the function that `note` returned."""
     step, task = job.task.training_step, task_of(job)
 
     def watched(batch: Any, batch_idx: int) -> None:
@@ -63,29 +63,29 @@ def watch_steps(job: Job, note: Callable[[Any, dict[str, Tensor]], Callable[[], 
     job.task.training_step = watched  # type: ignore[method-assign]
 
 
-# The network comes from the data.
+# Tables from the data.
 
 
-def test_the_network_is_made_for_the_tables_of_the_data(tmp_path: Path) -> None:
-    job = job_of(tmp_path, FROM_THE_DATA)
+def test_the_networks_tables_come_from_the_data(tmp_path: Path) -> None:
+    job = job_of(tmp_path, TABLES_FROM_DATA)
     fit(job)
     task = task_of(job)
     assert [table.cardinality for table in task.network.tables] == CARDINALITIES
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)
-    told = saved["model_config"]["task"]
-    assert (told["tables"], told["num_numerical"]) == ([[rows, 1] for rows in CARDINALITIES], 13)
-    again = instantiate(told)
+    config = saved["model_config"]["task"]
+    assert (config["tables"], config["num_numerical"]) == ([[rows, 1] for rows in CARDINALITIES], 13)
+    again = instantiate(config)
     again.load_state_dict(saved["state_dict"])
     assert again.layout == task.layout
     assert_same_bits(dict(again.network.state_dict()), dict(task.network.state_dict()))
 
 
-def test_going_on_with_tables_of_the_data_gives_the_same_bits(tmp_path: Path) -> None:
+def test_resuming_with_tables_of_the_data_gives_the_same_bits(tmp_path: Path) -> None:
     ending = "fit.final_evaluation=false"
-    fit(job_of(tmp_path / "straight", FROM_THE_DATA, ending, "fit.max_epochs=2"))
-    fit(job_of(tmp_path / "first", FROM_THE_DATA, ending))
+    fit(job_of(tmp_path / "straight", TABLES_FROM_DATA, ending, "fit.max_epochs=2"))
+    fit(job_of(tmp_path / "first", TABLES_FROM_DATA, ending))
     checkpoint = tmp_path / "first" / "run" / "checkpoints" / "last.ckpt"
-    fit(job_of(tmp_path / "second", FROM_THE_DATA, ending, "fit.max_epochs=2", f"ckpt_path={checkpoint}"))
+    fit(job_of(tmp_path / "second", TABLES_FROM_DATA, ending, "fit.max_epochs=2", f"ckpt_path={checkpoint}"))
     straight, resumed = (lasting_state(tmp_path / n / "run/checkpoints/last.ckpt") for n in ("straight", "second"))
     assert_same_bits(resumed, straight)
 
@@ -94,13 +94,13 @@ def test_going_on_with_tables_of_the_data_gives_the_same_bits(tmp_path: Path) ->
 
 
 def auc_by_pairs(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The share of pairs of a click and none in which the click has the higher score, ties half."""
+    """Returns the share of (click, no click) pairs where the click has the higher score; ties count half."""
     clicked, others = scores[labels == 1, None], scores[labels == 0]
     return float(((clicked > others) + 0.5 * (clicked == others)).mean())
 
 
 def test_an_evaluation_is_exact_over_the_whole_test_set(tmp_path: Path) -> None:
-    """In batches of different sizes, and with numbers that 64 bits and other formulas give."""
+    """With batches of different sizes, against other formulas in float64."""
     job = job_of(tmp_path, "datamodule.test_batch_size=64", data=ON_DISK)
     fit(job)
     data: Any = job.datamodule
@@ -125,11 +125,11 @@ def test_the_record_has_the_auc_and_its_target(tmp_path: Path) -> None:
 
 
 def steps_of_evaluations(record: Record) -> list[int]:
-    """Where the test set was looked at while training went on."""
+    """Returns the steps of the evaluations during training."""
     return [row["step"] for row in record.history if "auc" in row][:-1]
 
 
-def test_evaluations_every_few_steps_go_on_over_epochs(tmp_path: Path) -> None:
+def test_evaluations_every_few_steps_continue_over_epochs(tmp_path: Path) -> None:
     record = run(tiny_dlrm(tmp_path, "fit.eval_every_n_steps=3", "fit.max_epochs=2"))
     assert steps_of_evaluations(record) == [3, 6, 9, 12, 15]
     looked = [row["auc"] for row in record.history if "auc" in row][:-1]
@@ -139,7 +139,7 @@ def test_evaluations_every_few_steps_go_on_over_epochs(tmp_path: Path) -> None:
     assert torch.load(checkpoints / "last.ckpt", weights_only=False)["global_step"] == 16
 
 
-def test_going_on_from_an_evaluation_within_an_epoch_gives_the_same_bits(tmp_path: Path) -> None:
+def test_resuming_from_an_evaluation_within_an_epoch_gives_the_same_bits(tmp_path: Path) -> None:
     often = "fit.eval_every_n_steps=3", "fit.final_evaluation=false"
     fit(job_of(tmp_path / "straight", *often, "fit.max_epochs=2"))
     fit(job_of(tmp_path / "first", *often, "fit.max_steps=4"))
@@ -160,18 +160,18 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(often: str, s
     assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == steps
 
 
-# How weights change.
+# Updates.
 
 
-def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
-    """Two of 32 do what one of 64 does, also at the end of an epoch, where one is left; samples and steps add up."""
+def test_accumulated_batches_equal_one_batch(tmp_path: Path) -> None:
+    """Two of 32 equal one of 64. At the end of an epoch one is left over; samples and steps add up."""
     rows = "datamodule.generate.train_rows=480", "fit.final_evaluation=false"
     jobs = {}
     for name, hp in {"whole": ("hp.batch_size=64",), "halves": ("hp.batch_size=32", "hp.accumulate=2")}.items():
         jobs[name] = job_of(tmp_path / name, *rows, *hp, data=ON_DISK)
         fit(jobs[name])
     whole, halves = (jobs[name].task for name in ("whole", "halves"))
-    assert (whole.global_step, halves.global_step) == (7, 8)  # training drops the 32 rows that are no whole batch
+    assert (whole.global_step, halves.global_step) == (7, 8)  # training drops the last, incomplete batch
     assert halves.clock.steps.samples == [64] * 7 + [32]
     again = job_of(tmp_path / "again", *rows, "hp.batch_size=32", "hp.accumulate=2", "fit.max_steps=7", data=ON_DISK)
     fit(again)
@@ -181,7 +181,7 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     assert figures[1][6] == pytest.approx(figures[0][6], rel=1e-5)
 
 
-def test_the_optimiser_gets_the_layers_alone(tmp_path: Path) -> None:
+def test_the_optimiser_gets_no_tables(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     fit(job)
     network = task_of(job).network
@@ -194,7 +194,7 @@ def test_the_optimiser_gets_the_layers_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 def test_tables_and_layers_change_by_rate_times_gradient(precision: str, tmp_path: Path) -> None:
-    """The rate rises by a twentieth of 2 a step; the gradient is that of a copy of the network."""
+    """The rate rises by 2 / 20 a step; a copy of the network gives the expected gradient."""
     job = job_of(tmp_path, f"precision={precision}", "fit.max_steps=3", "fit.eval_every_n_epochs=null")
     task, changed = task_of(job), []
 
@@ -224,8 +224,8 @@ def test_tables_and_layers_change_by_rate_times_gradient(precision: str, tmp_pat
     assert changed == [True] * 3
 
 
-def test_the_loss_scale_stays(tmp_path: Path) -> None:
-    """As published; another growth interval shows that this is the model's choice."""
+def test_the_loss_scale_stays_constant(tmp_path: Path) -> None:
+    """As published; with another growth interval it grows."""
     steady = run(tiny_dlrm(tmp_path / "steady", "precision=amp", "fit.max_epochs=3", "measure.window=1"))
     scales = [row["loss_scale"] for row in steady.history if "loss_scale" in row]
     assert scales == [65536.0] * 24
@@ -236,7 +236,7 @@ def test_the_loss_scale_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["everywhere", "layers", "tables"])
 def test_a_step_that_overflows_changes_nothing(where: str, tmp_path: Path) -> None:
-    """Whatever overflows: a layer's gradient, a table's, or all of them as with a loss scale beyond float16."""
+    """A layer's gradient overflows, or a table's, or all with a loss scale beyond float16."""
     scale = 2.0**100 if where == "everywhere" else 65536.0
     job = job_of(tmp_path, "precision=amp", f"precision.loss_scale={scale}", "fit.max_steps=3")
     task, scales = task_of(job), []
@@ -262,7 +262,7 @@ def times_infinity(gradient: Tensor) -> Tensor:
 
 
 def overflow_behind(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    """A forward hook after which the gradient of the output is infinite."""
+    """Makes the gradient of the output infinite; a forward hook."""
     if output.requires_grad:
         output.register_hook(times_infinity)
 
@@ -288,17 +288,17 @@ def test_dcnv2_learns_with_adagrad(tmp_path: Path) -> None:
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.02
 
 
-# Several processes.
+# Several ranks.
 
 
-def test_two_processes_go_on_as_one_does(tmp_path: Path) -> None:
-    """From one checkpoint, with the tables spread over the ranks: the same figures and the same state."""
+def test_two_ranks_resume_like_one(tmp_path: Path) -> None:
+    """From one checkpoint, with sharded tables, they give the same figures and the same state."""
     train_on = "fit.max_epochs=3", f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
-    run(tiny_dlrm(tmp_path, FROM_THE_DATA, data=ON_DISK))
-    one = run(tiny_dlrm(tmp_path, FROM_THE_DATA, *train_on, f"output_dir={tmp_path / 'one'}", data=ON_DISK))
+    run(tiny_dlrm(tmp_path, TABLES_FROM_DATA, data=ON_DISK))
+    one = run(tiny_dlrm(tmp_path, TABLES_FROM_DATA, *train_on, f"output_dir={tmp_path / 'one'}", data=ON_DISK))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
-        *tiny_overrides(tmp_path, ON_DISK), FROM_THE_DATA, *train_on, f"output_dir={tmp_path / 'two'}",
+        *tiny_overrides(tmp_path, ON_DISK), TABLES_FROM_DATA, *train_on, f"output_dir={tmp_path / 'two'}",
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -11,9 +11,9 @@ import torch
 
 from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.kernels import dispatch
-from src.models.mobilenet_v1.trivial import changed, drawn
-from tests.support.mobilenet_in_place import JUDGES, judged
-from tests.support.mobilenet_kernels import Shape, layers, made, network, pixels, plain_features
+from src.models.mobilenet_v1.trivial import apply_changes, draw_changes
+from tests.support.mobilenet_in_place import CHECKS, checked_kernels
+from tests.support.mobilenet_kernels import Shape, build_layers, layers, network, pixels, plain_features
 from tests.support.tiny_mobilenet import tiny_mobilenet
 from tests.support.trained import Trained, trained
 
@@ -38,8 +38,8 @@ HALF = Precision("half", torch.float16, "highest", 1e-2)
 BFLOAT16 = Precision("bfloat16", torch.bfloat16, "highest", 8e-2)
 PRECISIONS = (SINGLE, TF32, HALF, BFLOAT16)
 
-Case = tuple[Shape, str, int]  # see mobilenet_kernels.made
-# The published network's own shapes, and such as fit no block.
+Case = tuple[Shape, str, int]  # see mobilenet_kernels.build_layers
+# Shapes of the published network, and shapes that do not fill blocks.
 FEW: list[Case] = [
     ((5, 512, 14, 14), "1", 0),
     ((5, 24, 19, 61), "2", 0),
@@ -67,7 +67,7 @@ IMAGES: Shape = (32, 3, 32, 32)
 
 
 @contextmanager
-def multiplied(precision: Precision) -> Iterator[None]:
+def matmul_precision(precision: Precision) -> Iterator[None]:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision.matmul)
     torch.backends.cudnn.allow_tf32 = precision.matmul == "high"
@@ -78,18 +78,18 @@ def multiplied(precision: Precision) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    """The kernels, all that are used here compiled on all cores: one after the other they take many minutes."""
+    """The kernels, compiled on all cores beforehand: on one core they take many minutes."""
     package: Any = dispatch.kernels()
     assert package is not None
 
-    used = [(precision, shape, made(shape[1], kinds, width)) for precision, (shape, kinds, width) in DECIDED]
+    used = [(precision, shape, build_layers(shape[1], kinds, width)) for precision, (shape, kinds, width) in DECIDED]
     used += [(precision, shape, own().layers()) for precision in PRECISIONS for own, shape in NETWORKS.values()]
     launches = set[Any]()
     for precision, shape, own in used:
-        with multiplied(precision):
+        with matmul_precision(precision):
             images = pixels(shape, precision.dtype, CUDA)
             launches |= package.body.launches_of(images, [layer.to(CUDA) for layer in own], precision.dtype)
-    package.ahead.compile_all(launches)
+    package.precompile.compile_all(launches)
     return package
 
 
@@ -112,34 +112,34 @@ def by_name(case: object) -> str:
 
 
 @pytest.mark.parametrize(("precision", "case"), DECIDED, ids=by_name)
-def test_a_layer(precision: Precision, case: Case, fused: Any) -> None:
-    """Where no rounding changes what a ReLU passes.
+def test_a_layer_agrees_with_float64(precision: Precision, case: Case, fused: Any) -> None:
+    """No ReLU's input changes sign by rounding.
 
-    What all pixels round alike adds up with their number, sums of gradients that BatchNorm has cancelled only with the
-    root of it.
+    Errors that are equal for all pixels grow with their number, gradients' sums that BatchNorm cancels only with its
+    square root.
     """
     (images, channels, height, width), kinds, outputs = case
     tolerance = precision.tolerance * max(1.0, (images * height * width / 2000) ** 0.5)
-    with multiplied(precision):
+    with matmul_precision(precision):
         found = layers(fused, (images, channels, height, width), kinds, outputs, precision.dtype, CUDA, decided=True)
     assert found.largest < tolerance, found.above(tolerance)
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_a_layer_with_relus_that_stop_half(case: Case, fused: Any) -> None:
-    """A few numbers next to 0 may pass in one dtype only, each with its whole gradient: sums hardly see it."""
-    with multiplied(SINGLE):
+def test_a_layer_with_active_relus_agrees_with_float64(case: Case, fused: Any) -> None:
+    """A few values near 0 may pass a ReLU in one dtype only; sums hardly change."""
+    with matmul_precision(SINGLE):
         found = layers(fused, *case, torch.float32, CUDA)
     assert found.largest < 1e-3, found.above(1e-3)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
-def test_a_network(precision: Precision, fused: Any) -> None:
-    """About as near to float64 as plain torch in the same precision: 27 layers multiply what rounding does.
+def test_a_network_is_as_accurate_as_plain_torch(precision: Precision, fused: Any) -> None:
+    """Compared with float64, in the same precision: 27 layers amplify rounding.
 
-    Gradients on the average: of the least exact one, one of them may well be much nearer by chance.
+    Gradients are compared on average, since the worst one varies randomly.
     """
-    with multiplied(precision):
+    with matmul_precision(precision):
         found, plain = (
             network(features, IMAGES, precision.dtype, CUDA, width_multiplier=0.5, strides=STRIDES)
             for features in (fused.body.features, plain_features)
@@ -155,21 +155,21 @@ def test_a_network(precision: Precision, fused: Any) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 @pytest.mark.parametrize("kind", ["published", "narrow"])
-def test_each_kernel_of_a_network(kind: str, precision: Precision, fused: Any) -> None:
-    """Of outputs and gradients by what the precision rounds, of statistics and sums by what float32 does."""
+def test_each_kernel_of_a_network_agrees_with_float64(kind: str, precision: Precision, fused: Any) -> None:
+    """Outputs and gradients within the precision's rounding, statistics and sums within float32's."""
     torch.manual_seed(0)
     own, shape = NETWORKS[kind]
-    with multiplied(precision), judged(fused) as errors:
+    with matmul_precision(precision), checked_kernels(fused) as errors:
         images = pixels(shape, precision.dtype, CUDA)
         fused.body.applied(images, own().to(CUDA).layers(), precision.dtype).float().square().sum().backward()
-    assert {name.split()[0] for name in errors} == set(JUDGES)
+    assert {name.split()[0] for name in errors} == set(CHECKS)
     limits = {
         name: precision.tolerance / 4 if name.endswith(("output", "gradient", "weight")) else 1e-5 for name in errors
     }
     assert not {name: error for name, error in errors.items() if not error < limits[name]}
 
 
-def test_not_a_number_comes_out_as_such(fused: Any) -> None:
+def test_nan_propagates(fused: Any) -> None:
     own = narrow().to(CUDA)
     with torch.no_grad():
         own.layers()[3].conv.weight[5] = torch.nan
@@ -179,7 +179,7 @@ def test_not_a_number_comes_out_as_such(fused: Any) -> None:
     assert own.stem.conv.weight.grad.isnan().all()
 
 
-def test_training_gives_the_same_bits_every_time(fused: Any) -> None:
+def test_training_is_deterministic(fused: Any) -> None:
     torch.manual_seed(0)
     own = narrow().to(CUDA)
     images = torch.randn(*IMAGES, device=CUDA).contiguous(memory_format=torch.channels_last)
@@ -193,7 +193,7 @@ def test_training_gives_the_same_bits_every_time(fused: Any) -> None:
 
 
 def run(home: Path, *overrides: str) -> Trained:
-    """Of 12 steps."""
+    """Trains 12 steps."""
     config = tiny_mobilenet(
         home, "hardware=auto", "fit.max_steps=12", "fit.max_epochs=2", "measure.window=1", "hp.batch_size=32",
         "model.task.network.width_multiplier=0.5", "model.task.augment.jitter=0", "model.task.augment.lighting=0",
@@ -203,20 +203,22 @@ def run(home: Path, *overrides: str) -> Trained:
 
 
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
-def test_a_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str, fused: Any) -> None:
+def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(
+    tmp_path: Path, precision_name: str, fused: Any
+) -> None:
     runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-3)
     for name, weight in runs[0].after.items():
         torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
 
 
-def test_the_first_step_on_kernels_is_that_of_plain_torch(
+def test_the_first_step_with_kernels_equals_that_of_plain_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: Any
 ) -> None:
-    """The loss and the direction in which all weights move.
+    """Compares the loss and the direction of all weights' change.
 
-    Later steps say nothing: on a CPU, plain torch with and without oneDNN is 1 % apart after one step and 20 % after
-    four, because a few ReLUs next to 0 pass in one of them only.
+    Later steps are not comparable: on a CPU, plain torch with and without oneDNN differs by 1 % after one step and 20 %
+    after four, because a few values near 0 pass a ReLU in one of them only.
     """
     mine = run(tmp_path / "kernels", "precision=fp32", "fit.max_steps=1")
     monkeypatch.setattr(dispatch, "fused_for", lambda images, parameter: None)
@@ -231,23 +233,23 @@ def test_the_first_step_on_kernels_is_that_of_plain_torch(
     assert mine.after["stem.norm.num_batches_tracked"] == theirs.after["stem.norm.num_batches_tracked"] == 1
 
 
-def test_training_on_kernels_learns(tmp_path: Path, fused: Any) -> None:
+def test_training_with_kernels_reduces_the_loss(tmp_path: Path, fused: Any) -> None:
     found = run(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
     assert fmean(found.losses[-4:]) < 0.7 * fmean(found.losses[:4])
 
 
-def test_changed_images_in_a_graph_are_those_of_the_cpu() -> None:
-    """TrivialAugment's operations, drawn for each image; all but blends are exact."""
+def test_trivial_augment_in_a_graph_equals_that_of_the_cpu() -> None:
+    """A random operation for each image; all but blends are exact."""
     torch.manual_seed(0)
     pixels = torch.randint(256, (256, 32, 32, 3), dtype=torch.uint8)
-    change, strength = drawn(256, 1.0, torch.device("cpu"))
+    change, strength = draw_changes(256, 1.0, torch.device("cpu"))
     on_gpu = [x.to(CUDA) for x in (pixels.flip(0), change.flip(0), strength.flip(0))]
-    changed(*on_gpu)
+    apply_changes(*on_gpu)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = changed(*on_gpu)
+        result = apply_changes(*on_gpu)
     for mine, other in zip(on_gpu, (pixels, change, strength), strict=True):
         mine.copy_(other)
     graph.replay()
-    away = (result.cpu() - changed(pixels, change, strength)).abs()
-    assert (away > 1e-3).float().mean() < 1e-4  # a pixel of a turned image between two
+    away = (result.cpu() - apply_changes(pixels, change, strength)).abs()
+    assert (away > 1e-3).float().mean() < 1e-4  # pixels of a rotated image that lie between two

@@ -30,31 +30,31 @@ CASES = [
     [(*case, dtype) for case in CASES for dtype in (torch.float32, torch.float16)]
     + [(*case, torch.bfloat16) for case in CASES[::3]],
 )
-def test_a_layer(shape: Shape, kinds: str, width: int, dtype: torch.dtype) -> None:
-    """Outputs, all gradients and running statistics, where no rounding changes what a ReLU passes."""
+def test_a_layer_agrees_with_float64(shape: Shape, kinds: str, width: int, dtype: torch.dtype) -> None:
+    """Outputs, all gradients and running statistics; no ReLU's input changes sign by rounding."""
     tolerance = TOLERANCES[dtype]
     found = layers(fused, shape, kinds, width, dtype, decided=True)
     assert found.largest < tolerance, found.above(tolerance)
 
 
 @pytest.mark.parametrize(("shape", "kinds", "width"), CASES)
-def test_a_layer_with_relus_that_stop_half(shape: Shape, kinds: str, width: int) -> None:
+def test_a_layer_with_active_relus_agrees_with_float64(shape: Shape, kinds: str, width: int) -> None:
     found = layers(fused, shape, kinds, width, torch.float32)
     assert found.largest < 2e-5, found.above(2e-5)
 
 
-def test_a_pair_of_layers() -> None:
-    """What one kernel notes of its output, another one uses."""
+def test_several_layers_agree_with_float64() -> None:
+    """Kernels use the partial sums of other kernels."""
     found = layers(fused, (2, 12, 6, 5), "2p1", 24, torch.float32)
     assert found.largest < 5e-5, found.above(5e-5)
 
 
 @pytest.mark.parametrize("kinds", ["1", "2", "p"])
-def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they do for many pixels; the last of the blocks, and of the programs, has less to do."""
+def test_programs_with_several_tiles_agree_with_float64(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for many pixels; the last tile and the last program are smaller."""
     monkeypatch.setattr(fused.stem, "PROGRAMS", 2)
     monkeypatch.setattr(fused.pointwise, "tile_of", lambda *key: tile_of(*key)._replace(programs=2))
-    # Images of a depthwise layer are cut into segments of rows, the last of which is shorter.
+    # A depthwise layer's images are cut into segments of rows, the last one shorter.
     monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=20))
     monkeypatch.setattr(fused.norm, "CONCLUDED_AT_ONCE", 2)
     found = layers(fused, (5, 16, 7, 8), kinds, 16, torch.float32)
@@ -62,30 +62,30 @@ def test_programs_that_go_over_several_blocks(kinds: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kinds", ["1", "p"])
-def test_statistics_of_numbers_far_from_0(kinds: str) -> None:
-    """Means 30 times the deviations: squares of the numbers themselves would leave 4 digits of the variance."""
+def test_statistics_are_accurate_far_from_0(kinds: str) -> None:
+    """With means of 30 deviations; sums of plain squares would leave 4 digits of the variance."""
     found = layers(fused, (6, 16, 5, 5), kinds, 16, torch.float32, offset=30.0)
     variance = max(value for name, value in found.buffers.items() if name.endswith("running_var"))
     assert variance < 2e-6, found
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_statistics_of_a_depthwise_layer_far_from_0(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means 300 times the deviations at borders too, where one tap alone counts; a strip goes down a whole image."""
+def test_statistics_of_a_depthwise_layer_are_accurate_far_from_0(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With means of 300 deviations, also at borders (only one tap is not 0), in strips down whole images."""
     monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=1))
     z, norm = random(2, 23, 15, 16, seed=0).float(), torch.tensor([[0.0], [1.0], [1.0], [300.0]]).repeat(1, 16)
     out, partials = fused.depthwise.forward(z, norm, torch.eye(9)[4].repeat(16, 1), stride)
     assert torch.equal(out, (z + 300)[:, ::stride, ::stride])
-    follower = torch.nn.BatchNorm2d(16, momentum=1.0)
-    fused.norm.conclude(partials, follower)
-    assert follower.running_var is not None and follower.running_mean is not None
+    batch_norm = torch.nn.BatchNorm2d(16, momentum=1.0)
+    fused.norm.conclude(partials, batch_norm)
+    assert batch_norm.running_var is not None and batch_norm.running_mean is not None
     expected = out.double().flatten(0, 2)
-    torch.testing.assert_close(follower.running_mean.double(), expected.mean(0), rtol=2e-7, atol=0)
-    torch.testing.assert_close(follower.running_var.double(), expected.var(0), rtol=2e-5, atol=0)
+    torch.testing.assert_close(batch_norm.running_mean.double(), expected.mean(0), rtol=2e-7, atol=0)
+    torch.testing.assert_close(batch_norm.running_var.double(), expected.var(0), rtol=2e-5, atol=0)
 
 
-def test_a_network_with_small_strides() -> None:
-    """As near to float64 as plain torch: 9 layers multiply what rounding does to the first ones."""
+def test_a_network_with_small_strides_agrees_with_float64() -> None:
+    """Its errors are at most five times those of plain torch: 9 layers amplify rounding."""
     strides = [1, 1, 2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     found, plain = (
         network(features, (3, 3, 5, 7), torch.float32, depth=9, width_multiplier=0.125, strides=strides)
@@ -101,7 +101,7 @@ def tiny_layers() -> list[ConvNormReLU]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter adds with numpy
-def test_not_a_number_comes_out_as_such() -> None:
+def test_nan_propagates() -> None:
     layers = tiny_layers()
     with torch.no_grad():
         layers[1].conv.weight[3] = torch.nan
@@ -113,7 +113,7 @@ def test_not_a_number_comes_out_as_such() -> None:
     assert layers[0].norm.running_var is not None and not layers[0].norm.running_var.isnan().any()
 
 
-def test_equal_inputs_give_equal_bits() -> None:
+def test_training_is_deterministic() -> None:
     runs, layers = [], tiny_layers()
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     for _ in range(2):
@@ -122,21 +122,21 @@ def test_equal_inputs_give_equal_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_a_single_value_has_no_statistics() -> None:
+def test_a_single_value_per_channel_is_an_error() -> None:
     with pytest.raises(ValueError, match="more than one value"):
         fused.body.features(torch.randn(1, 3, 2, 2), tiny_layers())
 
 
-def test_kernels_are_for_float32_parameters_on_a_gpu() -> None:
+def test_kernels_need_a_gpu() -> None:
     images, parameter = torch.randn(1, 3, 8, 8), torch.zeros(1)
     assert dispatch.fused_for(images, parameter) is None
     assert dispatch.kernels() is fused
 
 
-def test_kernels_are_noted_and_not_run() -> None:
-    """What is compiled beforehand: each kernel once, for what it will be launched with."""
+def test_launches_are_recorded_without_running() -> None:
+    """Each kernel once, with the argument types and constants of its launch."""
     layers, images = tiny_layers(), torch.randn(2, 3, 6, 6)
-    with fused.ahead.noted() as launches:
+    with fused.precompile.record_launches() as launches:
         fused.body.features(images, layers).sum().backward()
     names = [(launch.module.rpartition(".")[2], launch.kernel) for launch in launches]
     assert ("depthwise_backward_triton", "backward") in names and ("norm_triton", "pool") in names

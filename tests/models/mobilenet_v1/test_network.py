@@ -1,4 +1,4 @@
-"""The network and its cost against the published table, written down a second time with plain functions."""
+"""The network and its cost against the published table, implemented a second time with plain functions."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ TABLE = [
 
 
 def by_the_table(weights: dict[str, Tensor], images: Tensor) -> Tensor:
-    """Logits by the table, with the statistics of the batch."""
+    """Computes the logits by the table, with batch statistics."""
 
     def normalised(x: Tensor, name: str) -> Tensor:
         mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
@@ -32,7 +32,7 @@ def by_the_table(weights: dict[str, Tensor], images: Tensor) -> Tensor:
     x = normalised(F.conv2d(images, weights["stem.conv.weight"], stride=2, padding=1), "stem")
     for number, (channels_in, channels_out, stride, _) in enumerate(TABLE):
         depthwise, pointwise = f"blocks.{number}.depthwise", f"blocks.{number}.pointwise"
-        # A depthwise convolution by its definition: nine shifted images, each times its weight.
+        # A depthwise convolution by definition: nine shifted images, each times its weight.
         kernel, padded = weights[f"{depthwise}.conv.weight"], F.pad(x, (1, 1, 1, 1))
         assert kernel.shape == (channels_in, 1, 3, 3)
         height, width = x.shape[2:]
@@ -50,7 +50,7 @@ def by_the_table(weights: dict[str, Tensor], images: Tensor) -> Tensor:
     return x.mean((2, 3)) @ weights["classifier.weight"].T + weights["classifier.bias"]
 
 
-def test_the_network_is_that_of_the_table() -> None:
+def test_the_network_computes_the_published_table() -> None:
     torch.manual_seed(0)
     network = MobileNetV1().double()
     images = torch.randn(2, 3, 96, 64, dtype=torch.float64)
@@ -60,11 +60,11 @@ def test_the_network_is_that_of_the_table() -> None:
     assert expected.std() > 0.01
 
 
-def test_the_number_of_parameters_is_the_published_one() -> None:
+def test_the_number_of_parameters_is_as_published() -> None:
     assert sum(p.numel() for p in MobileNetV1().parameters()) == 4_231_976
 
 
-def test_the_cost_is_the_published_one() -> None:
+def test_the_cost_is_as_published() -> None:
     network = MobileNetV1()
     assert cost(network, 224, 1, 4).flops_forward / 2 == pytest.approx(568.7e6, rel=1e-4)
     sides = [math.isqrt(layer.outputs // row[1]) for layer, row in zip(layers(network, 224)[2::2], TABLE, strict=True)]
@@ -73,7 +73,7 @@ def test_the_cost_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("size", [64, 65, 224])
 @pytest.mark.parametrize("options", [{}, {"width_multiplier": 0.5}, {"strides": [1] * 10 + [2] * 4}])
-def test_the_cost_is_what_torch_counts(size: int, options: dict[str, Any]) -> None:
+def test_the_cost_equals_torchs_flop_count(size: int, options: dict[str, Any]) -> None:
     with torch.device("meta"):
         network = MobileNetV1(num_classes=7, **options)
         with FlopCounterMode(display=False) as counter:
@@ -81,24 +81,24 @@ def test_the_cost_is_what_torch_counts(size: int, options: dict[str, Any]) -> No
     assert cost(network, size, 1, 4).flops_forward == counter.get_total_flops()
 
 
-def test_traffic_is_of_bytes_for_activations() -> None:
-    """Twice as wide activations cost as much again, without image and parameters; a larger batch shares those."""
+def test_traffic_counts_activations_images_and_parameters() -> None:
+    """Wider activations cost in proportion; a batch shares the cost of parameters."""
     network = MobileNetV1()
     half, whole = (cost(network, 224, 64, width) for width in (2, 4))
-    numbers = sum(layer.outputs for layer in layers(network, 224))
-    assert numbers == pytest.approx(5.04e6, rel=0.01)
-    assert whole.bytes_forward - half.bytes_forward == pytest.approx(4 * numbers)
+    activations = sum(layer.outputs for layer in layers(network, 224))
+    assert activations == pytest.approx(5.04e6, rel=0.01)
+    assert whole.bytes_forward - half.bytes_forward == pytest.approx(4 * activations)
     assert cost(network, 224, 1, 2).bytes_forward - half.bytes_forward == pytest.approx(4 * 4_231_976 * 63 / 64)
 
 
-def test_norms_have_gluons_constants() -> None:
+def test_batch_norms_have_gluons_constants() -> None:
     norms = [module for module in MobileNetV1().modules() if isinstance(module, torch.nn.BatchNorm2d)]
     assert len(norms) == 27 and {(norm.eps, norm.momentum) for norm in norms} == {(1e-5, 0.1)}
     assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
 
 
-def test_weights_begin_as_gluons() -> None:
-    """Normal with variance 2 / (1 + 0.25^2) / the mean of fan-in and fan-out, which counts all channels."""
+def test_weights_are_initialised_like_gluons() -> None:
+    """Normal, variance 2 / (1 + 0.25^2) over the mean of fan-in and fan-out; fan-out counts all channels."""
     torch.manual_seed(0)
     network = MobileNetV1()
     block: Any = network.blocks[7]
@@ -122,7 +122,7 @@ def test_small_strides_keep_more_of_an_image() -> None:
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_memory_is_in_the_order_that_tensor_cores_like() -> None:
+def test_memory_is_channels_last() -> None:
     network = MobileNetV1(width_multiplier=0.25)
     images = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
     features = network.blocks(network.stem(images))
@@ -135,6 +135,6 @@ def test_memory_is_in_the_order_that_tensor_cores_like() -> None:
     ("options", "message"),
     [({"strides": [1, 2]}, "strides has 2 entries; give 14"), ({"width_multiplier": 0.01}, "leaves no channel")],
 )
-def test_a_network_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MobileNetV1(**options)

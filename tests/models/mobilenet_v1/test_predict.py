@@ -1,4 +1,4 @@
-"""Predicting with MobileNetV1: the csv, what is right of it, the benchmark, and what is refused."""
+"""Predictions of MobileNetV1: the csv, the accuracy, the benchmark, and errors."""
 
 import csv
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_predictio
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images and a checkpoint of a network that has seen them."""
+    """A folder with images and a checkpoint trained on them."""
     home = tmp_path_factory.mktemp("mobilenet")
     train(tiny_mobilenet(home, "fit.max_epochs=2", data=write_folders(home)))
     return home
@@ -44,7 +44,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The likeliest class of each evaluated image and its probability, all in one batch."""
+    """Returns the most probable class of each validation image and its probability, from one batch."""
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: MobileNetV1Task = instantiate(saved["model_config"]["task"]).eval()
     task.load_state_dict(saved["state_dict"])
@@ -57,7 +57,7 @@ def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
     return classes.numpy(), probabilities.numpy()
 
 
-def test_every_image_is_in_the_csv_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_the_csv_has_every_image_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted()
     rows, (classes, probabilities) = rows_of(tmp_path / "predictions.csv"), expected(home)
     assert list(rows[0]) == ["file", "label", "probability", "true_label"]
@@ -68,14 +68,14 @@ def test_every_image_is_in_the_csv_in_order(home: Path, predicted: Callable[...,
     assert record.samples == 15 and record.unit == "images"
 
 
-def test_what_is_right_is_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    told, found = read_record(home / "run").final_metric, predicted().final_metric
-    assert found is not None and told is not None
-    assert (found.name, found.value) == ("top1", told.value)
+def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated, found = read_record(home / "run").final_metric, predicted().final_metric
+    assert found is not None and evaluated is not None
+    assert (found.name, found.value) == ("top1", evaluated.value)
 
 
-def test_images_without_labels(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
-    """In a folder of files, in batches that do not come out even."""
+def test_images_without_labels_are_classified(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+    """From a folder of files; the last batch is smaller."""
     record = predicted("batch_size=2", data="image_files", folder=home / "images" / "val" / "bee")
     rows, (classes, _) = rows_of(tmp_path / "predictions.csv"), expected(home)
     assert [row["file"] for row in rows] == [f"{n:03}.JPEG" for n in range(5)]
@@ -84,17 +84,17 @@ def test_images_without_labels(home: Path, predicted: Callable[..., Record], tmp
     assert record.final_metric is None and record.samples == 5
 
 
-def test_fewer_images_and_another_file(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_number_of_images_and_output_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
     predicted("num_samples=3", f"output={tmp_path / 'mine.csv'}")
     assert len(rows_of(tmp_path / "mine.csv")) == 3
 
 
-def test_the_training_split(predicted: Callable[..., Record], tmp_path: Path) -> None:
+def test_the_split_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
     predicted("datamodule.predict=train")
     assert len(rows_of(tmp_path / "predictions.csv")) == 36
 
 
-def test_latencies_are_of_batches_with_and_without_decoding(predicted: Callable[..., Record]) -> None:
+def test_the_record_has_latencies_with_and_without_decoding(predicted: Callable[..., Record]) -> None:
     record = predicted()
     assert (
         record.latency_s is not None and record.with_loading is not None and record.with_loading.latency_s is not None
@@ -109,7 +109,7 @@ def test_the_benchmark_times_one_batch(predicted: Callable[..., Record], tmp_pat
 
 
 def test_synthetic_images_need_no_checkpoint(tmp_path: Path) -> None:
-    """Random weights serve for timing; images without files are numbered."""
+    """Random weights are enough for timing; images without files are numbered."""
     sizes = "datamodule.num_classes=3", "datamodule.image_size=32", "model.task.network.width_multiplier=0.125"
     record = predict(tiny_prediction(tmp_path, "datamodule=image_synthetic", *sizes, "num_samples=6"))
     rows = rows_of(tmp_path / "predicted" / "predictions.csv")
@@ -125,12 +125,12 @@ def test_synthetic_images_need_no_checkpoint(tmp_path: Path) -> None:
         (("datamodule.predict=test",), "choose from train, val"),
     ],
 )
-def test_what_is_refused(overrides: tuple[str, ...], message: str, predicted: Callable[..., Record]) -> None:
+def test_bad_options_are_errors(overrides: tuple[str, ...], message: str, predicted: Callable[..., Record]) -> None:
     with pytest.raises(UserError, match=message):
         predicted(*overrides)
 
 
-def test_other_data_than_images_are_refused(home: Path, tmp_path: Path) -> None:
+def test_data_without_images_is_an_error(home: Path, tmp_path: Path) -> None:
     checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
     with pytest.raises(UserError, match="MobileNetV1 needs images"):
         predict(tiny_prediction(home, "datamodule=criteo_resident", f"output_dir={tmp_path}", checkpoint))

@@ -1,4 +1,4 @@
-"""MobileNetV1 as a task: the contract of all models, its losses and its evaluation."""
+"""MobileNetV1's task: the contract of all models, its losses and its evaluation."""
 
 import subprocess
 import sys
@@ -34,13 +34,13 @@ PLAIN = "model.task.augment.flip=false", "model.task.augment.jitter=0", "model.t
 
 
 class TestMobileNetV1(TaskContract):
-    learning_steps = 60  # every one sees other colours and other halves mirrored
+    learning_steps = 60  # each has other random colours and flips
 
     def config(self, home: Path, *overrides: str) -> DictConfig:
         return tiny_mobilenet(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """Of a depthwise convolution's weight gradient torch counts every pair of channels; there is one of each."""
+        """For a depthwise convolution's weight gradient torch's counter multiplies all pairs of channels."""
         assert isinstance(task, MobileNetV1Task)
         modules = [module for module in task.network.modules() if isinstance(module, ConvNormReLU)]
         sizes = zip(modules, layers(task.network, task.image_size), strict=True)
@@ -48,7 +48,7 @@ class TestMobileNetV1(TaskContract):
 
 
 def job_of(home: Path, *overrides: str, **options: Any) -> Job:
-    """A run that is ready to fit."""
+    """Returns a run that is ready to fit."""
     quieten()
     return build(complete(tiny_mobilenet(home, *overrides, **options)), Clock())
 
@@ -65,17 +65,17 @@ def history(job: Job) -> list[dict[str, Any]]:
 # Losses.
 
 
-def test_smoothed_labels_count_for_every_class(tmp_path: Path) -> None:
+def test_label_smoothing_spreads_the_target_over_all_classes(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, *PLAIN, "model.task.label_smoothing=0.3"))
     batch = task.example_batch(4)
     with torch.no_grad():
-        loss, chances = task.loss(batch)["loss"], task.logits(batch).log_softmax(1)
-    wanted = 0.7 * F.one_hot(batch.labels, 6) + 0.3 / 6
-    torch.testing.assert_close(loss, -(wanted * chances).sum(1).mean())
+        loss, log_probabilities = task.loss(batch)["loss"], task.logits(batch).log_softmax(1)
+    target = 0.7 * F.one_hot(batch.labels, 6) + 0.3 / 6
+    torch.testing.assert_close(loss, -(target * log_probabilities).sum(1).mean())
 
 
-def test_a_mixed_batch_is_judged_by_both_labels(tmp_path: Path) -> None:
-    """The share is found by drawing it again; images and targets are mixed by it, each with its mirror image."""
+def test_mixup_mixes_images_and_targets(tmp_path: Path) -> None:
+    """Each with those of the reversed batch; the same seed gives the share again."""
     task = task_of(job_of(tmp_path, *PLAIN, "model.task.mixup=0.7"))
     batch = task.example_batch(4)
     images = task.augment(batch.pixels)
@@ -85,22 +85,26 @@ def test_a_mixed_batch_is_judged_by_both_labels(tmp_path: Path) -> None:
     torch.manual_seed(3)
     with torch.no_grad():
         loss = task.loss(batch)["loss"]
-        chances = task.network(share * images + (1 - share) * images.flip(0)).log_softmax(1)
+        log_probabilities = task.network(share * images + (1 - share) * images.flip(0)).log_softmax(1)
     labels = F.one_hot(batch.labels, 6)
-    torch.testing.assert_close(loss, -((share * labels + (1 - share) * labels.flip(0)) * chances).sum(1).mean())
+    torch.testing.assert_close(
+        loss, -((share * labels + (1 - share) * labels.flip(0)) * log_probabilities).sum(1).mean()
+    )
 
 
-def test_each_image_with_a_pasted_rectangle_is_judged_by_its_shares(tmp_path: Path) -> None:
+def test_cutmix_mixes_targets_by_area(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, *PLAIN, "model.task.cutmix=0.8"))
     batch = task.example_batch(8)
     torch.manual_seed(3)
     images, share = pasted(task.augment(batch.pixels), torch.tensor(0.8))
     torch.manual_seed(3)
     with torch.no_grad():
-        loss, chances = task.loss(batch)["loss"], task.network(images).log_softmax(1)
+        loss, log_probabilities = task.loss(batch)["loss"], task.network(images).log_softmax(1)
     labels, share = F.one_hot(batch.labels, 6), share[:, None]
     assert ((share > 0) & (share < 1)).any()
-    torch.testing.assert_close(loss, -((share * labels + (1 - share) * labels.flip(0)) * chances).sum(1).mean())
+    torch.testing.assert_close(
+        loss, -((share * labels + (1 - share) * labels.flip(0)) * log_probabilities).sum(1).mean()
+    )
     with torch.no_grad():
         plain = F.cross_entropy(task.network(task.augment(batch.pixels)), batch.labels)
         assert task.loss(batch)["loss"] != plain
@@ -110,7 +114,7 @@ def test_each_image_with_a_pasted_rectangle_is_judged_by_its_shares(tmp_path: Pa
         job_of(tmp_path, "model.task.cutmix=0.8", "model.task.mixup=0.2")
 
 
-def test_the_share_follows_the_beta_distribution(tmp_path: Path) -> None:
+def test_mixups_share_follows_the_beta_distribution(tmp_path: Path) -> None:
     """Beta(a, a) has the mean 1/2 and the variance 1 / (4 (2 a + 1))."""
     task = task_of(job_of(tmp_path, "model.task.mixup=0.2"))
     torch.manual_seed(0)
@@ -124,11 +128,11 @@ def test_mixing_ends_before_the_last_epochs(tmp_path: Path) -> None:
     task, seen = task_of(job), []
     step = task.training_step
 
-    def watched(batch: Any, batch_idx: int) -> None:
+    def recording_step(batch: Any, batch_idx: int) -> None:
         seen.append(float(task.mixing))
         step(batch, batch_idx)
 
-    task.training_step = watched  # type: ignore[method-assign]
+    task.training_step = recording_step  # type: ignore[method-assign]
     fit(job)
     assert seen == 16 * [1.0] + 16 * [0.0]
     assert task._share_of_own(torch.zeros(1)) == 1
@@ -138,7 +142,7 @@ def test_mixing_ends_before_the_last_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "experiment").glob("mobilenet_*.yaml")))
-def test_every_experiment_is_made(name: str, tmp_path: Path) -> None:
+def test_every_experiment_can_be_built(name: str, tmp_path: Path) -> None:
     config = composed("train", f"experiment={name}", "hardware=cpu", f"output_dir={tmp_path}", "precision=fp32")
     job = build(complete(config), Clock())
     task = task_of(job)
@@ -148,7 +152,7 @@ def test_every_experiment_is_made(name: str, tmp_path: Path) -> None:
     assert task.network.num_classes == job.config.datamodule.num_classes
 
 
-def test_biases_and_norms_can_be_left_out_of_the_decay(tmp_path: Path) -> None:
+def test_weight_decay_can_exclude_biases_and_norms(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, "model.task.decay_all=false"))
     decayed, others = task.configure_optimizers().param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (1e-4, 0.0)
@@ -160,7 +164,7 @@ def test_biases_and_norms_can_be_left_out_of_the_decay(tmp_path: Path) -> None:
     assert everything["weight_decay"] == 1e-4 and len(everything["params"]) == len(kinds)
 
 
-def test_depthwise_convolutions_can_be_left_out_of_the_decay(tmp_path: Path) -> None:
+def test_weight_decay_can_exclude_depthwise_convolutions(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, "model.task.decay_depthwise=false"))
     decayed, others = task.configure_optimizers().param_groups
     names = {id(p): name for name, p in task.named_parameters()}
@@ -170,7 +174,7 @@ def test_depthwise_convolutions_can_be_left_out_of_the_decay(tmp_path: Path) -> 
     assert len(decayed["params"]) == len(names) - 13
 
 
-def test_the_rate_falls_at_the_configured_epochs(tmp_path: Path) -> None:
+def test_the_learning_rate_drops_at_the_configured_epochs(tmp_path: Path) -> None:
     job = job_of(tmp_path, "+model.task.schedule.at=[1,3]", "fit.max_epochs=4", "fit.final_evaluation=false")
     fit(job)
     rates = [row["lr"] for row in history(job) if "lr" in row]
@@ -180,7 +184,7 @@ def test_the_rate_falls_at_the_configured_epochs(tmp_path: Path) -> None:
 # Evaluation.
 
 
-def test_judged_counts_first_and_first_five_guesses() -> None:
+def test_judged_counts_top_1_and_top_5() -> None:
     logits = torch.tensor([[9.0, 8, 7, 6, 5, 4, 3], [9.0, 8, 7, 6, 5, 4, 3], [9.0, 8, 7, 6, 5, 4, 3]])
     labels = torch.tensor([0, 4, 5])
     top1, top5, loss, images = judged(logits, labels).tolist()
@@ -189,12 +193,12 @@ def test_judged_counts_first_and_first_five_guesses() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_a_network_that_knows_nothing_is_never_right(value: float) -> None:
+def test_equal_or_nan_logits_count_as_wrong(value: float) -> None:
     assert judged(torch.full((4, 10), value), torch.arange(4))[:2].tolist() == [0, 0]
 
 
 def test_an_evaluation_is_exact_over_an_incomplete_batch(tmp_path: Path) -> None:
-    """15 images in batches of 4: the figures are those of all of them at once."""
+    """15 images in batches of 4 give the figures of one batch."""
     job = job_of(tmp_path, "datamodule.test_batch_size=4", data=write_folders(tmp_path))
     fit(job)
     top1, top5, loss, images = evaluated(tmp_path / "run", job)
@@ -202,7 +206,7 @@ def test_an_evaluation_is_exact_over_an_incomplete_batch(tmp_path: Path) -> None
     assert images == 15 and job.task.metrics == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_evaluation_sees_images_as_they_are(tmp_path: Path) -> None:
+def test_an_evaluation_does_not_augment(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path)).eval()
     batch = task.example_batch(4)
     with torch.no_grad():
@@ -210,8 +214,8 @@ def test_an_evaluation_sees_images_as_they_are(tmp_path: Path) -> None:
         assert not torch.equal(task.train().augment(batch.pixels), task.eval().augment(batch.pixels))
 
 
-def test_two_processes_evaluate_every_image_once(tmp_path: Path) -> None:
-    """15 images, 8 and 7 of them: the figures are those of the checkpoint's weights on all of them at once."""
+def test_two_ranks_evaluate_every_image_once(tmp_path: Path) -> None:
+    """8 and 7 of 15 images; the figures equal those of the checkpoint's weights on one batch."""
     data = write_folders(tmp_path)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
@@ -228,7 +232,7 @@ def test_two_processes_evaluate_every_image_once(tmp_path: Path) -> None:
 
 
 def evaluated(folder: Path, job: Job) -> list[float]:
-    """What `judged` says of the last weights of a run on all images at once."""
+    """Returns `judged` of a run's last weights on all images in one batch."""
     task = task_of(job).eval()
     task.load_state_dict(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"])
     job.datamodule.setup("fit")
@@ -240,13 +244,13 @@ def evaluated(folder: Path, job: Job) -> list[float]:
 # Classes.
 
 
-def test_a_checkpoint_knows_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_class_names(tmp_path: Path) -> None:
     fit(job_of(tmp_path, data=write_folders(tmp_path)))
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     assert saved["model_config"]["task"]["class_names"] == list(CLASSES)
 
 
-def test_going_on_with_other_classes_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_other_classes_is_an_error(tmp_path: Path) -> None:
     data = write_folders(tmp_path)
     for split in ("train", "val"):
         (tmp_path / "images" / split / "bee").rename(tmp_path / "images" / split / "elk")
@@ -256,13 +260,12 @@ def test_going_on_with_other_classes_is_refused(tmp_path: Path) -> None:
         task.bind_data(datamodule)
 
 
-def test_other_data_than_images_are_refused(tmp_path: Path) -> None:
+def test_data_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="MobileNetV1 needs images"):
         job_of(tmp_path).task.bind_data(job_of(tmp_path, data=("datamodule=criteo_resident",)).datamodule)
 
 
-def test_a_step_changes_with_what_it_is_shown(tmp_path: Path) -> None:
-    """The labels reach the loss, and so do the pixels."""
+def test_the_loss_depends_on_pixels_and_labels(tmp_path: Path) -> None:
     task = task_of(job_of(tmp_path, *PLAIN))
     batch = task.example_batch(4)
     with torch.no_grad():

@@ -9,9 +9,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from src.models.mobilenet_v1.augment import Augment
-from src.models.mobilenet_v1.trivial import Change, changed, drawn
+from src.models.mobilenet_v1.trivial import Change, apply_changes, draw_changes
 
-STRENGTHS = (-0.98, -0.61, -0.2, 0.0, 0.13, 0.5, 0.83, 0.98)  # of 1, a turn of 135 degrees has ties on its diagonals
+# Not 1: a rotation by 135 degrees has ties on its diagonals.
+STRENGTHS = (-0.98, -0.61, -0.2, 0.0, 0.13, 0.5, 0.83, 0.98)
 
 
 def affine(
@@ -21,7 +22,7 @@ def affine(
 
 
 def pillows(change: Change, s: float) -> Callable[[Image.Image], Image.Image]:
-    """The paper's widest space, an image of 32 x 32 at a time."""
+    """Returns Pillow's operation of the paper's widest space for an image of 32 x 32."""
     turn = math.radians(135 * s)
     cosine, sine = math.cos(turn), math.sin(turn)
     return {
@@ -43,7 +44,7 @@ def pillows(change: Change, s: float) -> Callable[[Image.Image], Image.Image]:
 
 
 def photographs(batch: int = 6) -> Tensor:
-    """Smooth colours with noise; the first is dull, the second one grey."""
+    """Returns smooth colours with noise; the first image has low contrast, the second is grey."""
     generator = torch.Generator().manual_seed(2)
     coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
     smooth = torch.nn.functional.interpolate(coarse, (32, 32), mode="bicubic") + 20 * torch.randn(
@@ -55,35 +56,35 @@ def photographs(batch: int = 6) -> Tensor:
     return images.byte()
 
 
-# How far a byte may be from Pillow's, which rounds to bytes on its way: grey, what was smoothed, the end.
+# Largest difference from Pillow, which rounds intermediate results to bytes.
 ROUNDING = {Change.COLOR: 2, Change.CONTRAST: 2, Change.BRIGHTNESS: 1, Change.SHARPNESS: 2}
 
 
 @pytest.mark.parametrize("change", Change)
-def test_each_change_is_pillows(change: Change) -> None:
+def test_each_change_equals_pillows(change: Change) -> None:
     pixels = photographs()
     for strength in STRENGTHS:
-        results = changed(pixels, torch.full((len(pixels),), change), torch.full((len(pixels),), strength))
+        results = apply_changes(pixels, torch.full((len(pixels),), change), torch.full((len(pixels),), strength))
         images = [pillows(change, strength)(Image.fromarray(image.numpy())) for image in pixels]
         expected = torch.stack([torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images])
         away = (results - expected.reshape(results.shape)).abs()
         assert (away > ROUNDING.get(change, 0)).float().mean() < 0.001, (
             strength
-        )  # a pixel of a turned image between two
+        )  # pixels of a rotated image that lie between two
 
 
-def test_images_of_a_batch_take_their_own_change() -> None:
+def test_each_image_of_a_batch_gets_its_own_change() -> None:
     pixels = photographs()[2:3].expand(len(Change), -1, -1, -1)
     strength = torch.linspace(-1, 1, len(Change))
-    together = changed(pixels, torch.tensor(list(Change)), strength)
+    together = apply_changes(pixels, torch.tensor(list(Change)), strength)
     for i, change in enumerate(Change):
-        alone = changed(pixels[:1], torch.tensor([change]), strength[i : i + 1])
+        alone = apply_changes(pixels[:1], torch.tensor([change]), strength[i : i + 1])
         assert torch.equal(together[i], alone[0]), change
 
 
-def test_every_change_is_as_likely_and_strengths_are_uniform() -> None:
+def test_changes_and_strengths_are_uniform() -> None:
     torch.manual_seed(0)
-    changes, strengths = drawn(28_000, 0.5, torch.device("cpu"))
+    changes, strengths = draw_changes(28_000, 0.5, torch.device("cpu"))
     counts = torch.bincount(changes, minlength=len(Change))
     assert len(counts) == 14 and (counts - 2000).abs().max() < 200
     for change in Change:
@@ -92,10 +93,10 @@ def test_every_change_is_as_likely_and_strengths_are_uniform() -> None:
         assert own.mean().abs() < 0.03 and own.std() == pytest.approx(0.5 / 3**0.5, rel=0.05)
 
 
-def test_training_changes_images_and_an_evaluation_does_not() -> None:
+def test_trivial_augment_applies_in_training_only() -> None:
     torch.manual_seed(0)
     pixels = photographs(64)
     augment = Augment(trivial=0.5)
     assert torch.equal(augment.eval()(pixels), Augment().eval()(pixels))
     different = (augment.train()(pixels) != Augment().eval()(pixels)).flatten(1).any(1)
-    assert 32 < different.sum() < 64  # some are changed by nothing
+    assert 32 < different.sum() < 64  # some operations change nothing

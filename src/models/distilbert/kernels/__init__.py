@@ -1,1 +1,1 @@
-"""DistilBERT's fast execution: `dispatch` chooses between plain torch and Triton's kernels in `fused`."""
+"""DistilBERT's fused kernels; `dispatch` chooses between plain torch and the Triton kernels in `fused`."""

@@ -1,1 +1,1 @@
-"""DLRM's fast execution: `dispatch` chooses between plain torch and Triton's kernels in `fused`."""
+"""DLRM's fused kernels; `dispatch` chooses between plain torch and the Triton kernels in `fused`."""

@@ -8,10 +8,10 @@ from src.gpu.triton_helpers import can_take, package
 
 
 def kernels() -> ModuleType | None:
-    """The package `fused`, None where Triton is not installed."""
+    """Returns the package `fused`, or None if Triton is not installed."""
     return package("src.models.dlrm.kernels.fused")
 
 
 def fused_for(tensor: Tensor) -> ModuleType | None:
-    """Triton's kernels, where they can take this tensor at all."""
+    """Returns the Triton kernels, or None if they do not support this tensor's device and dtype."""
     return kernels() if can_take(tensor) else None

@@ -1,1 +1,1 @@
-"""MobileNetV1's fast training: `dispatch` chooses between plain torch and Triton's kernels in `fused`."""
+"""MobileNetV1's fused training kernels; `dispatch` chooses between plain torch and the Triton kernels in `fused`."""

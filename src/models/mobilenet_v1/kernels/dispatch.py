@@ -9,11 +9,11 @@ from src.gpu.triton_helpers import can_take, package
 
 
 def kernels() -> ModuleType | None:
-    """The package `fused`, None where Triton is not installed."""
+    """Returns the package `fused`, or None if Triton is not installed."""
     return package("src.models.mobilenet_v1.kernels.fused")
 
 
 def fused_for(images: Tensor, parameter: Tensor) -> ModuleType | None:
-    """Triton's kernels, where they can train on these images a network whose parameters are like this one."""
+    """Returns the Triton kernels, or None if they do not support these images and the parameters' dtype."""
     wanted = parameter.dtype == torch.float32 and not images.requires_grad
     return kernels() if wanted and can_take(images) else None

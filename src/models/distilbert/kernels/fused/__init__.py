@@ -1,4 +1,4 @@
-"""The fused kernels: in each `*_triton` module the kernels, in the module of the shorter name what calls them.
+"""The fused kernels: Triton kernels in the `*_triton` modules, their callers in the modules of the shorter name.
 
 The model calls `embedding.embed` and `layer.layer`.
 """

@@ -1,4 +1,4 @@
-"""The kernels of `attention_triton` as functions, forward and backward."""
+"""Attention with the kernels of `attention_triton`, forward and backward."""
 
 from math import e as euler
 from math import inf, log2
@@ -20,7 +20,7 @@ PRODUCTS = {"BLOCK": 32, "num_warps": 4}
 
 
 class Tiles(NamedTuple):
-    """Of one kernel: queries and keys of a tile, and how a program runs."""
+    """Tile sizes and launch options of one kernel."""
 
     queries: int
     keys: int
@@ -28,40 +28,40 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-# By how products are computed, then by the longest sentence, which is not above the first number: (forward, backward).
-# Of those tried on an H200 at 64 numbers a head the fastest.
+# By precision of the products: rows of (longest sentence up to which a row applies, forward, backward).
+# The fastest of those tried on an H200 with heads of 64 elements.
 TILES = {
     "half": ((128, Tiles(16, 16, 1, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 3), Tiles(64, 64, 4, 3))),
     "tf32": ((128, Tiles(16, 16, 2, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 2), Tiles(64, 32, 4, 2))),
     "ieee": ((inf, Tiles(16, 32, 2, 2), Tiles(32, 16, 2, 2)),),
 }
-DENSE = {"ieee": 128}  # by how products are computed: padded sentences above that length are attended to by `dense`
+DENSE = {"ieee": 128}  # by precision: padded sentences longer than this use `dense`
 
 
-class Attention(NamedTuple):
-    """What is asked of attention beside its tensors."""
+class AttentionOptions(NamedTuple):
+    """Options of attention besides its tensors."""
 
     sentences: Sentences
     num_heads: int
-    drop: Drop  # of its weights
-    first_alone: bool = False  # whether a sentence's first token alone is a query, which is then the row of its number
+    drop: Drop  # of the attention weights
+    first_only: bool = False  # whether only first tokens are queries; row s of q then is that of sentence s
 
     def grid(self, tiles: int) -> tuple[int, int, int]:
-        """Programs of each sentence, and of what no packed sentence owns."""
+        """Returns the grid: tiles, heads, and sentences, with one more for the padding of a packed batch."""
         return tiles, self.num_heads, self.sentences.count + (not self.sentences.padded)
 
     def query_tiles(self, tiles: Tiles) -> int:
-        return 1 if self.first_alone else -(-self.sentences.longest // tiles.queries)
+        return 1 if self.first_only else -(-self.sentences.longest // tiles.queries)
 
     def key_tiles(self, tiles: Tiles) -> int:
         return -(-self.sentences.longest // tiles.keys)
 
     def constants(self, q: Tensor, tiles: Tiles) -> dict[str, Any]:
         _, _, longest, padded = self.sentences
-        # Triton's interpreter multiplies bfloat16 wrongly.
+        # Triton's interpreter multiplies bfloat16 incorrectly.
         upcast = q.dtype == torch.bfloat16 and not q.is_cuda
         return {
-            "PADDED": padded, "FIRST": self.first_alone, "LONGEST": longest if padded else 0,
+            "PADDED": padded, "FIRST": self.first_only, "LONGEST": longest if padded else 0,
             **shape_of(q, self.num_heads), **self.drop.constants, "TILE": tiles.queries, "KEYS": tiles.keys,
             "PRECISION": precision(q.dtype), "UPCAST": upcast,
             "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
@@ -74,40 +74,44 @@ def shape_of(q: Tensor, num_heads: int) -> dict[str, int]:
 
 
 def supported(head: int) -> bool:
+    """Returns whether the kernels support heads of this width."""
     return head <= MAX_HEAD
 
 
-def is_dense(job: Attention, dtype: torch.dtype) -> bool:
-    """Whether the scores go through memory."""
+def is_dense(options: AttentionOptions, dtype: torch.dtype) -> bool:
+    """Returns whether `dense` computes it, with all scores in memory."""
     least = DENSE.get(precision(dtype), inf) if dtype == torch.float32 else inf
-    return job.sentences.padded and not job.first_alone and job.sentences.longest > least
+    return options.sentences.padded and not options.first_only and options.sentences.longest > least
 
 
-def tiles_of(job: Attention, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
-    """Of the forward and of the backward kernel."""
+def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
+    """Returns the tiles of the forward and of the backward kernel."""
     rows = TILES[precision(dtype) if dtype == torch.float32 else "half"]
-    forward, backward = next(row[1:] for row in rows if job.sentences.longest <= row[0])
-    if job.first_alone:
+    forward, backward = next(row[1:] for row in rows if options.sentences.longest <= row[0])
+    if options.first_only:
         forward, backward = forward._replace(queries=16), backward._replace(queries=16)
     return forward, backward
 
 
 def attend(
-    q: Float[Tensor, "queries dim"], k: Float[Tensor, "tokens dim"], v: Float[Tensor, "tokens dim"], job: Attention
+    q: Float[Tensor, "queries dim"],
+    k: Float[Tensor, "tokens dim"],
+    v: Float[Tensor, "tokens dim"],
+    options: AttentionOptions,
 ) -> tuple[Float[Tensor, "queries dim"], Tensor]:
-    """softmax(q k / sqrt(head)) v within each sentence, the heads side by side, and what backward needs beside it.
+    """Returns softmax(q k^T / sqrt(head)) v within each sentence, heads concatenated, and a tensor for the backward.
 
-    k and v have one stride.
+    k and v must have the same strides.
     """
-    if is_dense(job, q.dtype):
-        return dense.attend(q, k, v, job.sentences, job.num_heads, job.drop)
-    tiles = tiles_of(job, q.dtype)[0]
+    if is_dense(options, q.dtype):
+        return dense.attend(q, k, v, options.sentences, options.num_heads, options.drop)
+    tiles = tiles_of(options, q.dtype)[0]
     out = q.new_empty(q.shape)
-    logs = q.new_empty(job.num_heads, len(q), dtype=torch.float32)
+    logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
-        kernels.attend, job.grid(job.query_tiles(tiles)),
-        q, k, v, out, logs, job.sentences.bounds, job.drop.seed, job.sentences.count, len(k), len(q),
-        q.stride(0), k.stride(0), log2(euler) * scale_of(q, job.num_heads), **job.constants(q, tiles),
+        kernels.attend, options.grid(options.query_tiles(tiles)),
+        q, k, v, out, logs, options.sentences.bounds, options.drop.seed, options.sentences.count, len(k), len(q),
+        q.stride(0), k.stride(0), log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
     )  # fmt: skip
     return out, logs
 
@@ -118,25 +122,25 @@ def attend_backward(
     k: Float[Tensor, "tokens dim"],
     v: Float[Tensor, "tokens dim"],
     out: Float[Tensor, "queries dim"],
-    noted: Tensor,
+    saved: Tensor,
     grads: tuple[Float[Tensor, "queries dim"], Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]],
-    job: Attention,
+    options: AttentionOptions,
 ) -> None:
-    """Writes the gradients of q, k and v to `grads`, which have their strides; `noted` as `attend` gave it."""
-    if is_dense(job, q.dtype):
-        dense.attend_backward(grad, q, k, v, noted, grads, job.sentences, job.num_heads, job.drop)
+    """Writes the gradients of q, k and v to `grads`, which have the same strides; `saved` is from `attend`."""
+    if is_dense(options, q.dtype):
+        dense.attend_backward(grad, q, k, v, saved, grads, options.sentences, options.num_heads, options.drop)
         return
-    tiles, scale = tiles_of(job, q.dtype)[1], scale_of(q, job.num_heads)
+    tiles, scale = tiles_of(options, q.dtype)[1], scale_of(q, options.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
-    along = torch.empty_like(noted)
+    delta = torch.empty_like(saved)
     launch(
-        kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), job.num_heads), out, grad, along, len(q),
-        **shape_of(q, job.num_heads), **PRODUCTS,
+        kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), options.num_heads), out, grad, delta, len(q),
+        **shape_of(q, options.num_heads), **PRODUCTS,
     )  # fmt: skip
-    key_tiles = job.key_tiles(tiles)
+    key_tiles = options.key_tiles(tiles)
     launch(
-        kernels.attend_backward, job.grid(key_tiles + job.query_tiles(tiles)),
-        q, k, v, grad, noted, along, *grads, job.sentences.bounds, job.drop.seed,
-        job.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
-        KEY_TILES=key_tiles, **job.constants(q, tiles),
+        kernels.attend_backward, options.grid(key_tiles + options.query_tiles(tiles)),
+        q, k, v, grad, saved, delta, *grads, options.sentences.bounds, options.drop.seed,
+        options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
+        KEY_TILES=key_tiles, **options.constants(q, tiles),
     )  # fmt: skip

@@ -1,12 +1,12 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""Attention within sentences of any lengths, in tiles of rows: forward, and backward from what forward summed.
+"""Attention within sentences of any length, in tiles of rows, forward and backward.
 
-Sentences stand as `bounds` tells: where they are PADDED, sentence s is the LONGEST rows from s * LONGEST on, of which
-the first bounds[s] are keys; otherwise it is the rows from bounds[s] to bounds[s + 1]. Each row of a sentence is a
-query, or with FIRST its first row alone, and queries are then numbered like sentences. What is no key costs nothing.
+`bounds` locates the sentences. If PADDED, sentence s is the LONGEST rows from s * LONGEST on, and the first bounds[s]
+are keys. Otherwise it is the rows from bounds[s] to bounds[s + 1]. Each row of a sentence is a query; with FIRST only
+its first row is, and query s is that of sentence s. Tiles without keys are skipped.
 
-A program works for one head and one tile of one sentence. Rows behind the last packed sentence are nobody's: their
-numbers become 0. Logarithms and exponents are of base 2.
+A program handles one head and one tile of one sentence. Rows after the last packed sentence (padding) get zeros.
+Logarithms and exponents are of base 2.
 """
 
 import triton
@@ -19,9 +19,9 @@ from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, i
 def _sentence(
     bounds, s, sentences, tokens, PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
-    """First row, rows and keys of sentence s, and first row and number of its queries.
+    """Returns first row, number of rows and of keys of sentence s, and first row and number of its queries.
 
-    The sentence behind the last one is what no sentence owns: it has rows and no keys.
+    The sentence after the last one is a packed batch's padding: it has rows and no keys.
     """
     if PADDED:
         begin, rows, keys = s * LONGEST, LONGEST, tl.load(bounds + s)
@@ -41,7 +41,7 @@ def _sentence(
 def _rows(
     pointer, first, stride, row, count, column, HEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """[rows, columns] of a head; 0 behind the last row."""
+    """Returns a head's [rows, columns]; 0 after the last row."""
     place = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
     found = tl.load(pointer + place, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
     return found.to(tl.float32) if UPCAST else found
@@ -61,9 +61,9 @@ def attend(
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [queries, HEADS * HEAD]; `logs` [HEADS, queries]: the logarithm of the sum of each query's exponentials.
+    """Writes `out` [queries, HEADS * HEAD] and `logs` [HEADS, queries], the log2-sum-exp2 of each query's scores.
 
-    `factor` is what scores are multiplied by, times log2(e).
+    `factor` is the scale of the scores times log2(e).
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     begin, _, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
@@ -71,7 +71,7 @@ def attend(
     q, k, v, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, out + head * HEAD
     if THRESHOLD > 0:
         first, second = keys_of(seed, s * HEADS + head)
-    # What no sentence owns may have more rows than there are tiles.
+    # The padding may have more rows than the tiles cover.
     for start in range(tile * TILE, queries, tl.num_programs(0) * TILE):
         row = start + tl.arange(0, TILE)
         query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
@@ -105,7 +105,7 @@ def attend(
 def products(
     out, grad, along, num_queries, HEADS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`along` [HEADS, queries]: the product of each head's output and its gradient."""
+    """Writes `along` [HEADS, queries], the dot product of each head's output and its gradient."""
     row, head, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, WIDTH)
     a = _rows(out + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
     b = _rows(grad + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
@@ -120,9 +120,9 @@ def attend_backward(
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     KEY_TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The first KEY_TILES programs of a sentence's head make the gradients of keys and values, the others of queries.
+    """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
-    Gradients stand like what they are of, with its strides. `scale` is what scores are multiplied by.
+    Gradients have the strides of q, k and v. `scale` is the scale of the scores.
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
@@ -133,7 +133,7 @@ def attend_backward(
     along += head.to(tl.int64) * num_queries + first_query
     if THRESHOLD > 0:
         first, second = keys_of(seed, s * HEADS + head)
-    # What dropout keeps is multiplied by SCALE: here everything else is divided by it, and the results multiplied.
+    # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
     if tile < KEY_TILES:
         for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
             other = start_key + tl.arange(0, KEYS)

@@ -1,8 +1,7 @@
-"""Attention over padded sentences with all scores in memory, between cuBLAS's products of each head.
+"""Attention over padded sentences with all scores in memory, for float32 without TF32.
 
-The scores pass through memory 13 times. Where a GPU's products are slow, in float32 without TF32,
-that is a small part of the time, and cuBLAS's are several times as fast as a Triton kernel's. `heads` of a shape are
-those of all sentences.
+The scores pass through memory 13 times. Where products are slow that is a small part of the time, and cuBLAS's products
+are several times as fast as a Triton kernel's. `heads` in a shape counts the heads of all sentences.
 """
 
 from math import e as euler
@@ -17,7 +16,7 @@ from src.models.distilbert.kernels.fused import dense_triton as kernels
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Sentences
 
-SOFTEN = {"BLOCK": 4, "num_warps": 4}
+SOFTMAX = {"BLOCK": 4, "num_warps": 4}
 
 
 def attend(
@@ -28,9 +27,9 @@ def attend(
     heads: int,
     drop: Drop,
 ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "heads length length"]]:
-    """softmax(q k / sqrt(head)) v within each sentence, the heads side by side; and the softmax."""
+    """Returns softmax(q k^T / sqrt(head)) v within each sentence, heads concatenated, and the softmax."""
     weights = torch.bmm(by_head(q, sentences, heads), by_head(k, sentences, heads).transpose(1, 2))
-    dropped = torch.empty_like(weights) if drop.share else weights
+    dropped = torch.empty_like(weights) if drop.p else weights
     launch(
         kernels.soften, grid(sentences, heads), weights, dropped, sentences.bounds, drop.seed,
         log2(euler) * scale_of(q, heads), **constants(sentences, heads, drop),
@@ -54,7 +53,7 @@ def attend_backward(
     """Writes the gradients of q, k and v to `grads`."""
     above = by_head(grad, sentences, heads)
     of_scores = torch.bmm(above, by_head(v, sentences, heads).transpose(1, 2))
-    dropped = torch.empty_like(weights) if drop.share else weights
+    dropped = torch.empty_like(weights) if drop.p else weights
     launch(
         kernels.soften_backward, grid(sentences, heads), weights, of_scores, dropped, sentences.bounds, drop.seed,
         scale_of(q, heads), **constants(sentences, heads, drop),
@@ -66,6 +65,7 @@ def attend_backward(
 
 
 def by_head(x: Float[Tensor, "tokens dim"], sentences: Sentences, heads: int) -> Float[Tensor, "heads length head"]:
+    """Returns x by sentence and head."""
     return x.reshape(sentences.count, sentences.longest, heads, -1).transpose(1, 2).flatten(0, 1)
 
 
@@ -75,20 +75,20 @@ def store(
     sentences: Sentences,
     heads: int,
 ) -> None:
-    """Back to rows of tokens, which may be parts of longer ones."""
+    """Copies rows of heads to rows of tokens; `out` may be strided."""
     rows = out.unflatten(0, (sentences.count, sentences.longest)).unflatten(2, (heads, -1))
     rows.copy_(found.unflatten(0, (sentences.count, heads)).transpose(1, 2))
 
 
 def scale_of(q: Tensor, heads: int) -> float:
-    """What scores are multiplied by."""
+    """Returns the factor of the scores, 1 / sqrt(head)."""
     return (q.shape[1] // heads) ** -0.5
 
 
 def grid(sentences: Sentences, heads: int) -> tuple[int, int, int]:
-    return -(-sentences.longest // SOFTEN["BLOCK"]), heads, sentences.count
+    return -(-sentences.longest // SOFTMAX["BLOCK"]), heads, sentences.count
 
 
 def constants(sentences: Sentences, heads: int, drop: Drop) -> dict[str, int | float]:
     longest = sentences.longest
-    return {"HEADS": heads, "LONGEST": longest, "WIDTH": power_of_2(longest), **drop.constants, **SOFTEN}
+    return {"HEADS": heads, "LONGEST": longest, "WIDTH": power_of_2(longest), **drop.constants, **SOFTMAX}

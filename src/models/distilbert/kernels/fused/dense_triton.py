@@ -1,7 +1,7 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""Softmax and dropout of attention's scores where they are in memory: [sentences * HEADS, LONGEST, LONGEST].
+"""Softmax and dropout of attention scores in memory, [sentences * HEADS, LONGEST, LONGEST].
 
-A program works for some queries of one head of one sentence, the first bounds[s] places of which are keys.
+A program handles BLOCK queries of one head of one sentence s, whose first bounds[s] positions are keys.
 """
 
 import triton
@@ -12,7 +12,7 @@ from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, i
 
 @triton.jit
 def _places(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows and columns of a program, where its numbers are, which of them there are, and which are of keys."""
+    """Returns a program's rows, columns, offsets, the mask of valid scores, and the mask of keys."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     head = tl.program_id(2) * HEADS + tl.program_id(1)
     place = (head.to(tl.int64) * LONGEST + row[:, None]) * LONGEST + column[None, :]
@@ -22,7 +22,7 @@ def _places(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def _kept(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """As in `attention_triton`."""
+    """Returns the dropout mask, as in `attention_triton`."""
     first, second = keys_of(seed, tl.program_id(2) * HEADS + tl.program_id(1))
     of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
     return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
@@ -34,7 +34,7 @@ def soften(
     HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores become weights, which `dropped` gets after dropout if there is any; `factor` as in `attention_triton`."""
+    """Replaces scores by weights and writes them after dropout to `dropped`; `factor` as in `attention_triton`."""
     row, column, place, wanted, is_key = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
     score = tl.load(scores + place, mask=wanted & is_key, other=-float("inf")) * factor
     largest = tl.max(score, 1)
@@ -53,7 +53,7 @@ def soften_backward(
     HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of what `dropped` held become those of the scores, times `scale`; `dropped` is made again."""
+    """Replaces gradients of `dropped` by those of the scores, times `scale`; recomputes `dropped`."""
     row, column, place, wanted, _ = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
     weight = tl.load(weights + place, mask=wanted, other=0.0)
     grad = tl.load(grads + place, mask=wanted, other=0.0)

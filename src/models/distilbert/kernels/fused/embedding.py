@@ -1,4 +1,4 @@
-"""The embedding as one differentiable function."""
+"""The embedding, layer norm and dropout as one differentiable function."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from src.batches.tokens import PAD, PaddedTokens
 from src.models.distilbert.kernels.fused import rows
-from src.models.distilbert.kernels.fused.rows import Drop, Words
+from src.models.distilbert.kernels.fused.rows import Drop, TokenIds
 from src.models.distilbert.layout import Tokens
 from src.parallel.gradient_slots import slot_of
 
 
 class Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, words: Words, drop: Drop, eps: float, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, words: TokenIds, drop: Drop, eps: float, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
         out, statistics = rows.embed(words, *parameters, eps, drop, dtype)  # type: ignore[arg-type]
         ctx.save_for_backward(statistics, *parameters[:-1])
         ctx.words, ctx.drop = words, drop
@@ -25,11 +25,11 @@ class Embed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         statistics, word_vectors, position_vectors, weight = ctx.saved_tensors
         words, dim = ctx.words, len(weight)
-        shares = rows.new_shares(len(statistics), 2 * dim, weight)
+        partials = rows.new_partials(len(statistics), 2 * dim, weight)
         grad = rows.embed_backward(
-            grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, shares
+            grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, partials
         )
-        of_weight, of_bias = shares.sum(0).view(2, dim)
+        of_weight, of_bias = partials.sum(0).view(2, dim)
         of_words = rows.sum_by_id(grad, words.ids, slot_of(word_vectors), PAD)
         if words.positions is None:
             of_positions = torch.zeros_like(position_vectors)
@@ -39,10 +39,11 @@ class Embed(torch.autograd.Function):
         return None, None, None, None, of_words, of_positions, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
 
 
-def words_of(batch: Tokens) -> Words:
+def token_ids(batch: Tokens) -> TokenIds:
+    """Returns the ids and positions of a batch's tokens."""
     if isinstance(batch, PaddedTokens):
-        return Words(batch.ids.flatten(), None, batch.ids.shape[1])
-    return Words(batch.ids, batch.positions, 0)
+        return TokenIds(batch.ids.flatten(), None, batch.ids.shape[1])
+    return TokenIds(batch.ids, batch.positions, 0)
 
 
 def embed(
@@ -55,7 +56,7 @@ def embed(
     dropout: float,
     dtype: torch.dtype,
 ) -> Float[Tensor, "tokens dim"]:
-    """Dropout of `layers.embed`, in `dtype`."""
-    (drop,) = Drop.drawn([dropout], word_vectors)
+    """Applies dropout to `layers.embed`, in `dtype`."""
+    (drop,) = Drop.seeded([dropout], word_vectors)
     parameters = (word_vectors, position_vectors, weight, bias)
-    return Embed.apply(words_of(batch), drop, eps, dtype, *parameters)  # type: ignore[return-value]
+    return Embed.apply(token_ids(batch), drop, eps, dtype, *parameters)  # type: ignore[return-value]

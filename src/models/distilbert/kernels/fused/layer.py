@@ -1,8 +1,8 @@
 """A whole transformer layer as one differentiable function.
 
-Activations, also those between layers, are in the dtype of the products; statistics, sums and gradients of parameters
-are float32. A residual's gradient is added by the product that makes the rest of it. Nothing is computed twice but
-dropout's masks, layer norms' inputs and attention's weights, which memory would take longer to give back.
+Activations, also those between layers, have the dtype of the products; statistics, sums and gradients of parameters are
+float32. The product that computes a gradient adds it to the residual's. The backward pass recomputes only dropout
+masks, inputs of layer norms and attention weights, as loading them would take longer.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from src.gpu.triton_helpers import precision
 from src.models.distilbert.kernels.fused import attention, rows
-from src.models.distilbert.kernels.fused.attention import Attention
+from src.models.distilbert.kernels.fused.attention import AttentionOptions
 from src.models.distilbert.kernels.fused.rows import Drop
 from src.models.distilbert.layout import Layout
 from src.parallel.gradient_slots import slot_of
 
 
 class Parameters(NamedTuple):
-    """Of a layer, in the order of its state_dict."""
+    """A layer's parameters, in the order of its state_dict."""
 
     q: Tensor
     q_bias: Tensor
@@ -43,21 +43,21 @@ class Parameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a layer is to do beside its parameters.
+class LayerOptions:
+    """Options of a layer besides its parameters.
 
-    first: rows of the sentences' first tokens, where the layer is wanted for those alone.
-    drop: of what the feed-forward layers add.
+    first: rows of the sentences' first tokens if only those are computed, otherwise None.
+    drop: dropout of the feed-forward layers' output.
     """
 
-    attention: Attention
+    attention: AttentionOptions
     first: Int[Tensor, " sentences"] | None
     drop: Drop
     eps: float
 
 
-class Narrow(NamedTuple):
-    """Weights and biases of products in the products' dtype; q, k and v one behind the other."""
+class CastWeights(NamedTuple):
+    """Weights and biases in the products' dtype; those of q, k and v concatenated."""
 
     qkv: Tensor
     qkv_bias: Tensor
@@ -70,32 +70,34 @@ class Narrow(NamedTuple):
 
 
 def supported(dim: int, num_heads: int) -> bool:
+    """Returns whether the kernels support layers of these sizes."""
     return attention.supported(dim // num_heads)
 
 
 class Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, job: Job, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, options: LayerOptions, *tensors: Tensor) -> Tensor:
         parameters = Parameters(*tensors)
-        weights = narrowed(parameters, x.dtype)
+        weights = cast_weights(parameters, x.dtype)
         dim = x.shape[1]
-        if job.first is None:
-            chosen, qkv = x, F.linear(x, weights.qkv, weights.qkv_bias)
+        if options.first is None:
+            queries, qkv = x, F.linear(x, weights.qkv, weights.qkv_bias)
             q, kv = qkv[:, :dim], qkv[:, dim:]
         else:
-            chosen = x.index_select(0, job.first)
-            q = F.linear(chosen, weights.qkv[:dim], weights.qkv_bias[:dim])
+            queries = x.index_select(0, options.first)
+            q = F.linear(queries, weights.qkv[:dim], weights.qkv_bias[:dim])
             kv = F.linear(x, weights.qkv[dim:], weights.qkv_bias[dim:])
-        context, noted = attention.attend(q, kv[:, :dim], kv[:, dim:], job.attention)
+        context, saved = attention.attend(q, kv[:, :dim], kv[:, dim:], options.attention)
         attended = F.linear(context, weights.out, weights.out_bias)
-        middle, statistics = rows.add_norm(attended, chosen, parameters.norm, parameters.norm_bias, job.eps, Drop())
+        norm, last, eps = (parameters.norm, parameters.norm_bias), (parameters.last, parameters.last_bias), options.eps
+        middle, statistics = rows.add_norm(attended, queries, *norm, eps, Drop())
         wide = F.linear(middle, weights.wide, weights.wide_bias)
         active = rows.gelu(wide)
         added = F.linear(active, weights.narrow, weights.narrow_bias)
-        out, last_statistics = rows.add_norm(added, middle, parameters.last, parameters.last_bias, job.eps, job.drop)
-        ctx.job = job
+        out, last_statistics = rows.add_norm(added, middle, *last, eps, options.drop)
+        ctx.options = options
         ctx.save_for_backward(
-            x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
+            x, queries, q, kv, context, saved, attended, middle, statistics, wide, active, added, last_statistics,
             *weights, parameters.norm, parameters.last, parameters.out, parameters.wide, parameters.narrow,
         )  # fmt: skip
         ctx.dtype = parameters.q.dtype
@@ -103,27 +105,29 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, chosen, q, kv, context, noted, attended, middle, statistics, wide, active, added, last_statistics,
+        (x, queries, q, kv, context, saved, attended, middle, statistics, wide, active, added, last_statistics,
          *narrow, norm, last, own_out, own_wide, own_narrow) = ctx.saved_tensors  # fmt: skip
-        job, weights, (count, dim), hidden = ctx.job, Narrow(*narrow), chosen.shape, wide.shape[1]
-        shares = rows.new_shares(count, 6 * dim + hidden, norm)
-        of_last, of_wide, of_norm = shares.split([3 * dim, hidden, 3 * dim], 1)
+        options, weights, (count, dim), hidden = ctx.options, CastWeights(*narrow), queries.shape, wide.shape[1]
+        partials = rows.new_partials(count, 6 * dim + hidden, norm)
+        of_last, of_wide, of_norm = partials.split([3 * dim, hidden, 3 * dim], 1)
 
-        grad_added, onto = rows.add_norm_backward(
-            grads[0].contiguous(), added, middle, last, last_statistics, job.drop, of_last
+        grad_added, grad_residual = rows.add_norm_backward(
+            grads[0].contiguous(), added, middle, last, last_statistics, options.drop, of_last
         )
         narrow_weight = weight_gradient(grad_added, active, own_narrow)
-        grad_wide = rows.gelu_backward(through(grad_added, weights.narrow), wide, of_wide)
+        grad_wide = rows.gelu_backward(input_gradient(grad_added, weights.narrow), wide, of_wide)
         wide_weight = weight_gradient(grad_wide, middle, own_wide)
-        grad_middle = through(grad_wide, weights.wide, onto)
+        grad_middle = input_gradient(grad_wide, weights.wide, grad_residual)
 
-        grad_attended, onto = rows.add_norm_backward(grad_middle, attended, chosen, norm, statistics, Drop(), of_norm)
-        out_weight = weight_gradient(grad_attended, context, own_out)
-        grad_context = through(grad_attended, weights.out)
-        grad_x, qkv_weight, qkv_bias = attention_backward(
-            job, grad_context, onto, x, chosen, q, kv, context, noted, weights.qkv
+        grad_attended, grad_residual = rows.add_norm_backward(
+            grad_middle, attended, queries, norm, statistics, Drop(), of_norm
         )
-        last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias = shares.sum(0).split(
+        out_weight = weight_gradient(grad_attended, context, own_out)
+        grad_context = input_gradient(grad_attended, weights.out)
+        grad_x, qkv_weight, qkv_bias = attention_backward(
+            options, grad_context, grad_residual, x, queries, q, kv, context, saved, weights.qkv
+        )
+        last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias = partials.sum(0).split(
             [dim, dim, dim, hidden, dim, dim, dim]
         )
         found = Parameters(
@@ -135,50 +139,53 @@ class Layer(torch.autograd.Function):
 
 
 def attention_backward(
-    job: Job, grad: Tensor, onto: Tensor, x: Tensor, chosen: Tensor, q: Tensor, kv: Tensor, context: Tensor,
-    noted: Tensor, weight: Tensor,
+    options: LayerOptions, grad: Tensor, grad_residual: Tensor, x: Tensor, queries: Tensor, q: Tensor, kv: Tensor,
+    context: Tensor, saved: Tensor, weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a layer's input and of weight and bias of q, k and v. `onto` is what `chosen` gets besides."""
-    dim, (k, v), rest = x.shape[1], kv.chunk(2, 1), (context, noted)
-    if job.first is None:
+    """Returns the gradients of a layer's input and of weight and bias of q, k and v.
+
+    `grad_residual` is the other part of the gradient of `queries`.
+    """
+    dim, (k, v), rest = x.shape[1], kv.chunk(2, 1), (context, saved)
+    if options.first is None:
         grad_qkv = x.new_empty(len(x), 3 * dim)
         of_q, of_k, of_v = grad_qkv.chunk(3, 1)
-        attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), job.attention)
-        return through(grad_qkv, weight, onto), weight_gradient(grad_qkv, x), grad_qkv.sum(0, dtype=torch.float32)
+        attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), options.attention)
+        of_bias = grad_qkv.sum(0, dtype=torch.float32)
+        return input_gradient(grad_qkv, weight, grad_residual), weight_gradient(grad_qkv, x), of_bias
     grad_q, grad_kv = torch.empty_like(q), torch.empty_like(kv)
     of_k, of_v = grad_kv.chunk(2, 1)
-    attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), job.attention)
-    grad_x = through(grad_kv, weight[dim:])
-    grad_x.index_add_(0, job.first, through(grad_q, weight[:dim], onto))  # one row each: there is no order to be random
-    of_weight = torch.cat([weight_gradient(grad_q, chosen), weight_gradient(grad_kv, x)])
+    attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), options.attention)
+    grad_x = input_gradient(grad_kv, weight[dim:])
+    # The rows are distinct, so the sum is deterministic.
+    grad_x.index_add_(0, options.first, input_gradient(grad_q, weight[:dim], grad_residual))
+    of_weight = torch.cat([weight_gradient(grad_q, queries), weight_gradient(grad_kv, x)])
     of_bias = torch.cat([part.sum(0, dtype=torch.float32) for part in (grad_q, grad_kv)])
     return grad_x, of_weight, of_bias
 
 
-def narrowed(parameters: Parameters, dtype: torch.dtype) -> Narrow:
-    """One launch, and one more for float32, whose other weights are as they are."""
+def cast_weights(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
+    """Returns the weights in `dtype`, cast in one launch; float32 ones are only concatenated."""
     qkv = [parameters.q, parameters.k, parameters.v]
     biases = [parameters.q_bias, parameters.k_bias, parameters.v_bias]
     rest = [parameters.out, parameters.out_bias, parameters.wide, parameters.wide_bias, parameters.narrow,
             parameters.narrow_bias]  # fmt: skip
     weight, bias = (torch.cat(part) if part[0].dtype == dtype else None for part in (qkv, biases))
     if weight is not None and bias is not None:
-        return Narrow(weight, bias, *rest)
+        return CastWeights(weight, bias, *rest)
     dim = len(parameters.q)
     weight, bias = parameters.q.new_empty(3 * dim, dim, dtype=dtype), parameters.q.new_empty(3 * dim, dtype=dtype)
     narrow = [torch.empty_like(part, dtype=dtype) for part in rest]
     torch._foreach_copy_([*weight.chunk(3), *bias.chunk(3), *narrow], [*qkv, *biases, *rest])  # pyright: ignore
-    return Narrow(weight, bias, *narrow)
+    return CastWeights(weight, bias, *narrow)
 
 
-def through(grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-    """The gradient before a linear layer; added to `onto`, in its memory, if that is given.
-
-    Hopper's TF32 products want both factors with the summed index last.
-    """
+def input_gradient(grad: Tensor, weight: Tensor, add_to: Tensor | None = None) -> Tensor:
+    """Returns the gradient of a linear layer's input; added in place to `add_to` if given."""
+    # Hopper's TF32 products need the summed index last in both factors.
     if grad.dtype == torch.float32 and grad.is_cuda:
         weight = weight.t().contiguous().t()
-    return grad @ weight if onto is None else onto.addmm_(grad, weight)
+    return grad @ weight if add_to is None else add_to.addmm_(grad, weight)
 
 
 def weight_gradient(
@@ -186,12 +193,11 @@ def weight_gradient(
     x: Float[Tensor, "rows inputs"],
     weight: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "outputs inputs"]:
-    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts.
+    """Returns a linear layer's weight gradient in float32, in the gradient slot of `weight` if given.
 
-    It is written where that of `weight` is wanted, if that is given.
-
-    Hopper's TF32 products want both factors with the summed index last: cuBLAS multiplies 1.5 to 2.7 times as fast when
-    they are, which pays for the copies of all but small ones.
+    In float32 a large batch's gradient neither overflows nor loses small terms. Hopper's TF32 products need the summed
+    index last in both factors: cuBLAS then multiplies 1.5 to 2.7 times as fast, which pays for the copies of all but
+    small factors.
     """
     if weight is not None and weight.dtype == torch.float32:
         out = slot_of(weight)
@@ -208,18 +214,18 @@ def weight_gradient(
 def layer(
     x: Float[Tensor, "tokens dim"],
     layout: Layout,
-    first_alone: bool,
+    first_only: bool,
     num_heads: int,
     eps: float,
     dropouts: tuple[float, float],
     parameters: tuple[Tensor, ...],
 ) -> Float[Tensor, "rows dim"]:
-    """See `network.Block`; `dropouts` are of attention's weights and of what the feed-forward layers add.
+    """See `network.Block`; `dropouts` are those of attention weights and of the feed-forward layers' output.
 
-    The products are in the dtype of x; `parameters` are in the order of the state_dict. `first_alone` gives the rows of
-    first tokens, by a part of the work: keys and values are all that other tokens are asked for.
+    The products are in the dtype of x; `parameters` are in the order of the state_dict. With `first_only` it returns
+    the rows of first tokens and computes only keys and values of the others.
     """
-    of_attention, of_hidden = Drop.drawn(dropouts, x)
-    asked = Attention(layout.sentences, num_heads, of_attention, first_alone)
-    job = Job(asked, layout.first if first_alone else None, of_hidden, eps)
-    return Layer.apply(x, job, *parameters)  # type: ignore[return-value]
+    of_attention, of_hidden = Drop.seeded(dropouts, x)
+    attention_options = AttentionOptions(layout.sentences, num_heads, of_attention, first_only)
+    options = LayerOptions(attention_options, layout.first if first_only else None, of_hidden, eps)
+    return Layer.apply(x, options, *parameters)  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""What is done to hidden states row by row: dropout, sum and layer norm, embeddings, GELU; each once over memory.
+"""Row-wise kernels of hidden states: dropout, residual and layer norm; embeddings; GELU. Each is one memory pass.
 
-Sums over rows (gradients of norms and biases) are made by program: `shares` has a row of numbers for each of them, and
-adding those up has one order.
+Each program writes its part of sums over rows (gradients of norms and biases) to a row of `shares`. The sum of these
+rows is then deterministic.
 """
 
 import triton
@@ -13,14 +13,14 @@ from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, i
 
 @triton.jit
 def _dropped(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """Numbers of rows and columns after dropout."""
+    """Returns x after dropout."""
     of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
     return tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), x * SCALE, 0.0)
 
 
 @triton.jit
 def _statistics(x, is_column, eps, COLUMNS: tl.constexpr):
-    """Mean and 1 / deviation of each row; columns that are none hold 0."""
+    """Returns each row's mean and 1 / deviation; x must be 0 outside of its columns."""
     mean = tl.sum(x, 1) / COLUMNS
     off = tl.where(is_column[None, :], x - mean[:, None], 0.0)
     return mean, 1.0 / tl.sqrt(tl.sum(off * off, 1) / COLUMNS + eps)
@@ -28,7 +28,7 @@ def _statistics(x, is_column, eps, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _norm_gradient(grad, unit, inverse, w, COLUMNS: tl.constexpr):
-    """Of the rows before a layer norm; `unit` are the normalised ones."""
+    """Returns the gradient of a layer norm's input; `unit` is that input normalised."""
     g = grad * w[None, :]
     along = tl.sum(g * unit, 1) / COLUMNS
     return (g - (tl.sum(g, 1) / COLUMNS)[:, None] - unit * along[:, None]) * inverse[:, None]
@@ -39,7 +39,7 @@ def add_norm(
     x, residual, weight, bias, out, statistics, seed, rows, eps,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out`: the layer norm of residual + dropout(x); `statistics` [rows, 2]: mean and 1 / deviation."""
+    """Writes `out`, the layer norm of residual + dropout(x), and `statistics` [rows, 2], mean and 1 / deviation."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     wanted = (row < rows)[:, None] & is_column[None, :]
@@ -64,8 +64,9 @@ def add_norm_backward(
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Without dropout `grad_residual` is that of x too. `shares`: gradients of weight and bias, and the sum of that of
-    x (which is the gradient of a bias in it), one behind the other.
+    """Writes `grad_x`, `grad_residual` and `shares`; without dropout `grad_residual` is the gradient of x as well.
+
+    A row of `shares` is the gradient of the weight, that of the bias, and the sum of that of x (a bias in x has it).
     """
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
@@ -105,7 +106,7 @@ def _vectors(
     ids, positions, words, places, row, column, wanted, rows,
     LENGTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each token's word vector plus its position's; with a LENGTH all sentences have that many tokens."""
+    """Returns each token's word vector plus position vector; with a LENGTH all sentences have that many tokens."""
     word = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)
     position = row % LENGTH if LENGTH > 0 else tl.load(positions + row, mask=row < rows, other=0)
     total = tl.load(words + word[:, None] * COLUMNS + column[None, :], mask=wanted, other=0.0).to(tl.float32)
@@ -119,7 +120,7 @@ def embed(
     LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out`: dropout of the layer norm of each token's vectors; `statistics` as in add_norm."""
+    """Writes `out`, dropout of the layer norm of each token's vector, and `statistics` as in add_norm."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     wanted = (row < rows)[:, None] & is_column[None, :]
@@ -143,7 +144,7 @@ def embed_backward(
     LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out`: the gradient of each token's vector; `shares`: gradients of weight and bias."""
+    """Writes `out`, the gradient of each token's vector, and `shares`, those of weight and bias."""
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -172,7 +173,7 @@ def embed_backward(
 
 @triton.jit
 def sum_by_id(grad, order, begins, out, padding, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """`out` [ids, COLUMNS]: each id's sum of the rows order[begins[id]:begins[id + 1]]; 0 for `padding`."""
+    """Writes `out` [ids, COLUMNS], each id's sum of the rows order[begins[id]:begins[id + 1]]; 0 for `padding`."""
     number, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     begin, end = tl.load(begins + number), tl.load(begins + number + 1)
@@ -189,9 +190,9 @@ def sum_by_id(grad, order, begins, out, padding, COLUMNS: tl.constexpr, WIDTH: t
 
 @triton.jit
 def _normal(x):
-    """The normal distribution's function and density, by formula 26.2.17 of Abramowitz and Stegun (1964).
+    """Returns the normal distribution function and density, by formula 26.2.17 of Abramowitz and Stegun (1964).
 
-    The function is off by less than 7.5e-8, about as much as float32 rounds it; both need the one exponential.
+    The function's error is below 7.5e-8, about the rounding of float32. Both share one exponential.
     """
     density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * x * x)
     t = 1.0 / (1.0 + 0.2316419 * tl.abs(x))
@@ -202,7 +203,7 @@ def _normal(x):
 
 @triton.jit
 def gelu(x, out, total, BLOCK: tl.constexpr):
-    """x times the normal distribution's function of x."""
+    """Writes `out`, x times the normal distribution function of x."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(x + place, mask=place < total, other=0.0).to(tl.float32)
     below, _ = _normal(found)
@@ -214,7 +215,7 @@ def gelu_backward(
     grad, x, out, shares, rows, share_width,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`shares`: the gradient of a bias in x."""
+    """Writes `out`, the gradient of x, and `shares`, that of a bias in x."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     of_bias = tl.zeros([BLOCK, WIDTH], tl.float32)
@@ -232,7 +233,7 @@ def gelu_backward(
 
 @triton.jit
 def transpose(x, out, rows, columns, row_stride, BLOCK: tl.constexpr):
-    """`out` [columns, rows] of x, the rows of which are `row_stride` numbers apart."""
+    """Writes `out` [columns, rows], the transpose of x, whose rows are `row_stride` elements apart."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wanted = (row < rows)[:, None] & (column < columns)[None, :]
     found = tl.load(x + row.to(tl.int64)[:, None] * row_stride + column[None, :], mask=wanted, other=0.0)

@@ -1,4 +1,4 @@
-"""The fused kernels: in each `*_triton` module the kernels, in the module of the shorter name what the model calls."""
+"""The fused kernels: Triton kernels in the `*_triton` modules, their callers in the modules of the shorter name."""
 
 from src.models.dlrm.kernels.fused import interaction, mlp, tables
 

@@ -1,4 +1,4 @@
-"""The kernels of `interaction_triton` as a differentiable function."""
+"""The dot interaction as a differentiable function of the kernels in `interaction_triton`."""
 
 from typing import Any
 
@@ -7,27 +7,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, power_of_2, precision
-from src.models.dlrm.embeddings import Targets
+from src.models.dlrm.embeddings import GradientSlots
 from src.models.dlrm.interaction import padded
 from src.models.dlrm.kernels.fused import interaction_triton as kernels
 
-MAX_NUMBERS = 64 * 256  # of a sample's vectors: what the registers of one program hold
-WARPS = 1  # and one sample a program: faster on an H200 than 2 or 4 of either
+MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
+WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
 
 
 def supported(num_tables: int, dim: int) -> bool:
+    """Returns whether a sample's vectors fit into one program's registers."""
     rows, width = sizes(num_tables, dim)
-    return rows * width <= MAX_NUMBERS
+    return rows * width <= MAX_ELEMENTS
 
 
 def sizes(num_tables: int, dim: int) -> tuple[int, int]:
+    """Returns the kernel's ROWS and WIDTH: vectors and their elements, rounded up to powers of two."""
     return max(16, power_of_2(num_tables + 1)), max(16, power_of_2(dim))
 
 
 def constants(sparse: Tensor, features: int) -> dict[str, Any]:
     _, tables, dim = sparse.shape
     rows, width = sizes(tables, dim)
-    # Triton's interpreter multiplies bfloat16 wrongly.
+    # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = sparse.dtype == torch.bfloat16 and not sparse.is_cuda
     return {"TABLES": tables, "DIM": dim, "FEATURES": features, "ROWS": rows, "WIDTH": width,
             "PRECISION": precision(sparse.dtype), "UPCAST": upcast}  # fmt: skip
@@ -35,10 +37,10 @@ def constants(sparse: Tensor, features: int) -> dict[str, Any]:
 
 class Dot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, targets: Targets | None) -> Tensor:
+    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None) -> Tensor:
         dense, sparse = dense.contiguous(), sparse.contiguous()
         ctx.save_for_backward(dense, sparse)
-        ctx.overflow, ctx.targets = overflow, targets
+        ctx.overflow, ctx.slots = overflow, slots
         samples, tables, dim = sparse.shape
         features = padded(dim + tables * (tables + 1) // 2)
         out = sparse.new_empty(samples, features)
@@ -51,12 +53,12 @@ class Dot(torch.autograd.Function):
         grad = grads[0].contiguous()
         samples, tables, dim = sparse.shape
         grad_dense = torch.empty_like(dense)
-        if ctx.targets is None:
-            # Table by table, as the ids are: so the tables' update finds a gradient without dividing.
+        if ctx.slots is None:
+            # Table-major like the ids: the update kernel then finds a gradient without a division.
             origin, offsets = sparse.new_empty(tables, samples, dim), None
             grad_sparse = origin.transpose(0, 1)
         else:
-            origin, offsets = ctx.targets
+            origin, offsets = ctx.slots
             grad_sparse = sparse.new_zeros(()).expand(sparse.shape)
         launch(
             kernels.dot_backward, (samples,), dense, sparse, grad, grad_dense, origin, offsets, ctx.overflow, samples,
@@ -70,11 +72,11 @@ def dot_features(
     dense: Float[Tensor, "batch dim"],
     sparse: Float[Tensor, "batch tables dim"],
     overflow: Float[Tensor, ""],
-    targets: Targets | None = None,
+    slots: GradientSlots | None = None,
 ) -> Float[Tensor, "batch features"]:
     """See `src.models.dlrm.interaction.dot_features`; both inputs have one dtype.
 
-    The backward pass sets `overflow` to 1 where a gradient is infinite or NaN, and leaves it alone otherwise. With
-    `targets` it writes the gradient of `sparse` there, and hands back zeros.
+    The backward pass sets `overflow` to 1 if a gradient is infinite or NaN and never resets it. With `slots` it writes
+    the gradient of `sparse` there and returns zeros.
     """
-    return Dot.apply(dense, sparse, overflow, targets)  # type: ignore[return-value]
+    return Dot.apply(dense, sparse, overflow, slots)  # type: ignore[return-value]

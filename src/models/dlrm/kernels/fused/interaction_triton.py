@@ -1,5 +1,5 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""The products of all pairs of a sample's vectors: each program holds the vectors of one sample in registers."""
+"""Dot products of all pairs of a sample's vectors; each program holds one sample's vectors in registers."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr):
-    """[ROWS, WIDTH]: the dense vector, those of the tables, zeros."""
+    """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros."""
     is_column = (column < DIM)[None, :]
     place = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
     found = tl.load(sparse + place, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
@@ -23,7 +23,7 @@ def dot(
     TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros."""
+    """Writes `out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros."""
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = tl.program_id(0).to(tl.int64)
     v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
@@ -43,9 +43,9 @@ def dot_backward(
     SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """`grad_sparse` [TABLES, samples, DIM]; `overflow` becomes 1 where a gradient is not finite once it is written.
+    """Writes `grad_sparse` [TABLES, samples, DIM]; sets `overflow` to 1 if a gradient is not finite in its dtype.
 
-    If SPREAD, a table's part begins as many numbers behind `grad_sparse` as `targets` says, maybe on another GPU.
+    If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`, maybe on another GPU.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = tl.program_id(0).to(tl.int64)

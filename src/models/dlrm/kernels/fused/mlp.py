@@ -1,4 +1,4 @@
-"""A whole MLP as one differentiable function: bias and ReLU in the products, weights' gradients in float32."""
+"""A whole MLP as one differentiable function: bias and ReLU fused into the products, weight gradients in float32."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import mlp_triton as kernels
 
-ALIGNED = 8  # numbers: rows of products begin at multiples of 16 bytes
+ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
 ROWS, BLOCK, WIDTH = 512, 32, 128
-MAX_LOGIT = 1024  # numbers of the last hidden layer that one program holds
+MAX_LOGIT = 1024  # width of the last hidden layer that one program holds
 
 
 def supported(widths: tuple[int, ...], logit: bool) -> bool:
+    """Returns whether the kernels support layers of these widths."""
     hidden = widths[1:-1] if logit else widths[1:]
     return bool(hidden) and all(width % ALIGNED == 0 for width in hidden) and (not logit or hidden[-1] <= MAX_LOGIT)
 
@@ -23,7 +24,7 @@ def supported(widths: tuple[int, ...], logit: bool) -> bool:
 class FusedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, logit: bool, *parameters: Tensor) -> Tensor:
-        weights, biases = narrowed(parameters, x.dtype)
+        weights, biases = cast_weights(parameters, x.dtype)
         missing = -x.shape[1] % ALIGNED
         if missing:
             x, weights[0] = F.pad(x, (0, missing)), F.pad(weights[0], (0, missing))
@@ -40,7 +41,7 @@ class FusedMLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         activations, weights = saved[: ctx.num_activations], saved[ctx.num_activations :]
-        found: list[Tensor] = []  # gradients of parameters, from the last one to the first
+        found: list[Tensor] = []  # gradients of parameters, last one first
         if ctx.logit:
             grad, of_weight, of_bias, of_logit_bias = head_backward(activations[-1], weights.pop(), grads[0])
             found += [of_logit_bias, of_weight]
@@ -51,22 +52,22 @@ class FusedMLP(torch.autograd.Function):
             found += [of_bias, product(grad.t(), activations[-1])]
             if len(activations) == 1:
                 break
-            grad, of_bias = relu_backward(through(grad, weights.pop()), activations.pop())
+            grad, of_bias = relu_backward(input_gradient(grad, weights.pop()), activations.pop())
         found[-1] = found[-1][:, : ctx.inputs]
-        of_x = through(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
+        of_x = input_gradient(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
         return of_x, None, *reversed(found)
 
 
 def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> Float[Tensor, "batch outputs"]:
     """See `MLP.forward`; `parameters` are weight and bias of each layer. Products are in the dtype of `x`.
 
-    A logit is float32.
+    Logits are float32.
     """
     return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
 
 
-def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and biases in the products' dtype, in one launch."""
+def cast_weights(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns weights and biases in the products' dtype, cast in one launch."""
     if parameters[0].dtype != dtype:
         narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
         torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
@@ -74,13 +75,14 @@ def narrowed(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[T
     return list(parameters[0::2]), list(parameters[1::2])
 
 
-def through(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
-    """The gradient before a linear layer. Hopper's TF32 products want both factors with the summed index last."""
+def input_gradient(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
+    """Returns the gradient of a linear layer's input."""
+    # Hopper's TF32 products need the summed index last in both factors.
     return F.linear(grad, weight.t().contiguous()) if grad.dtype == torch.float32 else grad @ weight
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """In float32, summed and written: a gradient over a large batch neither overflows nor loses small parts."""
+    """Returns a @ b, summed and stored in float32: a large batch's gradient neither overflows nor loses small terms."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)
@@ -89,21 +91,21 @@ def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "
 def relu_backward(
     grad: Float[Tensor, "batch width"], activation: Float[Tensor, "batch width"]
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " width"]]:
-    """The gradient before the ReLU, and that of the bias."""
+    """Returns the gradient before the ReLU, and that of the bias."""
     out, (rows, columns) = torch.empty_like(grad), grad.shape
     programs = -(-rows // ROWS)
-    shares = grad.new_empty(programs, columns, dtype=torch.float32)
+    partials = grad.new_empty(programs, columns, dtype=torch.float32)
     launch(
-        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, shares, rows,
+        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, partials, rows,
         COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
     )  # fmt: skip
-    return out, shares.sum(0)
+    return out, partials.sum(0)
 
 
 def head(
     x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], bias: Float[Tensor, " 1"]
 ) -> Float[Tensor, "batch 1"]:
-    """The layer to one logit."""
+    """Applies the layer to one logit."""
     out, columns = x.new_empty(len(x), 1, dtype=torch.float32), x.shape[1]
     launch(
         kernels.logit, (-(-len(x) // BLOCK),), x, weight, bias, out, len(x),
@@ -115,12 +117,12 @@ def head(
 def head_backward(
     x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], grad: Float[Tensor, "batch 1"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients: before the ReLU of `x`, of the logit's weight, of that layer's bias, of the logit's bias."""
+    """Returns the gradients before the ReLU of `x`, of the logit's weight, of the bias in `x`, of the logit's bias."""
     out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // ROWS)
-    shares = x.new_zeros(programs, 3, columns, dtype=torch.float32)
+    partials = x.new_zeros(programs, 3, columns, dtype=torch.float32)
     launch(
-        kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, shares, len(x),
+        kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, partials, len(x),
         COLUMNS=columns, WIDTH=power_of_2(columns), ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    of_weight, of_bias, of_logit_bias = shares.sum(0)
+    of_weight, of_bias, of_logit_bias = partials.sum(0)
     return out, of_weight[None], of_bias, of_logit_bias[:1]

@@ -1,5 +1,5 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""What is left of an MLP beside its large products: gradients of ReLU and bias, and the layer to one logit."""
+"""An MLP's kernels besides the large products: gradients of ReLU and bias, and the layer to one logit."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ def relu_backward(
     grad, activation, out, shares, rows,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`out` is `grad` where the activation is positive; `shares` [programs, COLUMNS] its sums over a program's rows."""
+    """Writes `out`, `grad` where the activation is positive, and `shares` [programs, COLUMNS], its sums over rows."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([WIDTH], tl.float32)
     for k in range(0, ROWS, BLOCK):
@@ -38,10 +38,10 @@ def logit_backward(
     x, weight, grad, out, shares, rows,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Through the logit and the ReLU that `x` came out of.
+    """Writes the gradients of the logit's layer and of the ReLU whose output is `x`.
 
     `out` [rows, COLUMNS]: the gradient before that ReLU. `shares` [programs, 3, COLUMNS]: a program's part of the
-    gradients of the logit's weight, of the bias before the ReLU, and (the first number) of the logit's bias.
+    gradients of the logit's weight, of the bias before the ReLU, and (first element) of the logit's bias.
     """
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS

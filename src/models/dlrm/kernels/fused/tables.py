@@ -1,4 +1,4 @@
-"""The kernels of `tables_triton`: looking rows up, and the update of the rows that were looked up."""
+"""Lookup and update of embedding rows with the kernels of `tables_triton`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,33 +17,33 @@ from src.models.dlrm.kernels.fused import tables_triton as kernels
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}
 CHUNK, WARPS = 16, 4
-PRECISION = "tf32x3"  # of sums of float32: one factor is 0 or 1, so that two of three products are exact in TF32
+PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
 NUMBERING = 1024
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The tables' sizes where the kernels read them: on the device."""
+class TableSizes:
+    """The tables' sizes on the device, for the kernels."""
 
-    slots: Tensor  # of each table, int32: how many ids of a sample stand before its own
+    slots: Tensor  # of each table, int32: a sample's ids of the tables before it
     hotness: Tensor  # of each table, int32
-    offsets: Tensor  # of each table, int64: how many rows stand before its own
+    offsets: Tensor  # of each table, int64: rows of the tables before it
     table_of: Tensor  # of each slot, int32
     one_hot: bool
     key_dtype: torch.dtype
 
 
-class Order(NamedTuple):
-    """The rows that ids name, numbered through all tables, in ascending order, and where each stood among the ids."""
+class RowOrder(NamedTuple):
+    """The ids' rows, numbered through all tables, in ascending order, and the position of each among the ids."""
 
     keys: Int[Tensor, " ids"]
-    places: Int[Tensor, " ids"]
-    stream: torch.cuda.Stream | None = None  # that makes it, where that is not the current one
-    ids_read: torch.Event | None = None  # from then on the ids may be overwritten
+    positions: Int[Tensor, " ids"]
+    stream: torch.cuda.Stream | None = None  # the side stream that sorts, if any
+    ids_read: torch.Event | None = None  # after it the ids may be overwritten
 
 
 class Rule(NamedTuple):
-    """How sums of gradients change rows; see `Embeddings.update`. `squares` is empty for SGD."""
+    """Arguments of an update; see `Embeddings.update`. `squares` is empty for SGD."""
 
     rate: Tensor
     skip: Tensor
@@ -53,12 +53,13 @@ class Rule(NamedTuple):
 
 
 def supported(dim: int) -> bool:
+    """Returns whether a program holds rows of this width."""
     return dim <= MAX_DIM
 
 
 @cache
-def shape_on(tables: tuple[Table, ...], device: torch.device) -> Shape:
-    """Brought to the device once, before a graph is captured."""
+def table_sizes(tables: tuple[Table, ...], device: torch.device) -> TableSizes:
+    """Returns the sizes, copied to the device once, before a graph is captured."""
     hotness = [table.hotness for table in tables]
     rows = [table.cardinality for table in tables]
     slots, offsets = ([0, *accumulate(sizes)] for sizes in (hotness, rows))
@@ -67,7 +68,7 @@ def shape_on(tables: tuple[Table, ...], device: torch.device) -> Shape:
     def here(numbers: list[int], dtype: torch.dtype) -> Tensor:
         return torch.tensor(numbers, dtype=dtype, device=device)
 
-    return Shape(
+    return TableSizes(
         slots=here(slots[:-1], torch.int32),
         hotness=here(hotness, torch.int32),
         offsets=here(offsets[:-1], torch.int64),
@@ -78,15 +79,15 @@ def shape_on(tables: tuple[Table, ...], device: torch.device) -> Shape:
 
 
 @cache
-def numbers_on(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Int[Tensor, " numbers"]:
-    """Brought to the device once, before a graph is captured."""
+def cached_tensor(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Int[Tensor, " numbers"]:
+    """Returns a tensor of the numbers, copied to the device once, before a graph is captured."""
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
-    """Where float32 tensors begin, on their device."""
+    """Returns the addresses of float32 tensors, on their device."""
     assert all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
-    return numbers_on(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, tensors[0].device)
+    return cached_tensor(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, tensors[0].device)
 
 
 def look_up(
@@ -105,42 +106,42 @@ def look_up_into(
     tables: tuple[Table, ...],
     ids: Int32[Tensor, " ids"],
 ) -> None:
-    """Writes each table's vectors where `columns` says, of the first samples to the first of `outs`, and so on.
+    """Writes table t's vectors to `columns[t]` of `outs`, those of the first `batch` samples to `outs[0]`, and so on.
 
-    All of `outs` are alike; they may lie on other GPUs. The ids are those of all samples, table-major.
+    `outs` have one shape and may lie on other GPUs. The ids are those of all samples, table-major.
     """
     batch, vectors, dim = outs[0].shape
-    shape = shape_on(tables, ids.device)
-    # A single one is somewhere else in each step: a captured one must not bring its address to the device.
-    several = numbers_on(tuple(out.data_ptr() for out in outs), torch.int64, ids.device) if len(outs) > 1 else None
+    shape = table_sizes(tables, ids.device)
+    # A single output has a new address in each step: a captured step must not copy it to the device.
+    several = cached_tensor(tuple(out.data_ptr() for out in outs), torch.int64, ids.device) if len(outs) > 1 else None
     launch(
         kernels.look_up, (len(tables) * len(outs) * -(-batch // LOOK_UP["BLOCK"]),),
-        addresses(weights), shape.slots, shape.hotness, numbers_on(tuple(columns), torch.int32, ids.device), ids,
+        addresses(weights), shape.slots, shape.hotness, cached_tensor(tuple(columns), torch.int32, ids.device), ids,
         several, outs[0], batch, len(tables),
         PARTS=len(outs), TABLES=vectors, DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
     )  # fmt: skip
 
 
 def send_ids(ids: Int32[Tensor, " ids"], parts: Sequence[slice], targets: Sequence[Int32[Tensor, " _"]]) -> None:
-    """Copies parts of the ids to where they are wanted, maybe on other GPUs."""
+    """Copies parts of the ids to `targets`, which may be on other GPUs."""
     lengths = [part.stop - part.start for part in parts]
     launch(
         kernels.send_ids, (len(parts), -(-max(lengths) // NUMBERING)), ids,
-        numbers_on(tuple(part.start for part in parts), torch.int64, ids.device),
-        numbers_on(tuple(lengths), torch.int64, ids.device),
-        numbers_on(tuple(target.data_ptr() for target in targets), torch.int64, ids.device),
+        cached_tensor(tuple(part.start for part in parts), torch.int64, ids.device),
+        cached_tensor(tuple(lengths), torch.int64, ids.device),
+        cached_tensor(tuple(target.data_ptr() for target in targets), torch.int64, ids.device),
         BLOCK=NUMBERING, num_warps=4,
     )  # fmt: skip
 
 
-def ordered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
-    """What `apply` goes over. It needs the ids alone, so it can be had while the forward pass runs."""
-    return Order(*numbered(tables, ids, batch).sort(stable=True))
+def row_order(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
+    """Sorts the ids' rows for `apply`. It needs the ids only, so it can overlap with the forward pass."""
+    return RowOrder(*row_numbers(tables, ids, batch).sort(stable=True))
 
 
-def numbered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
-    """The rows that ids name, numbered through all tables."""
-    shape = shape_on(tables, ids.device)
+def row_numbers(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
+    """Returns the ids' rows, numbered through all tables."""
+    shape = table_sizes(tables, ids.device)
     keys = torch.empty(len(ids), dtype=shape.key_dtype, device=ids.device)
     launch(
         kernels.number_rows, (-(-len(ids) // NUMBERING),), ids, shape.table_of, shape.offsets, keys, len(ids), batch,
@@ -149,16 +150,16 @@ def numbered(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) 
     return keys
 
 
-def ordered_aside(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Order:
-    """`ordered`, on a GPU beside what the current stream does; `apply` waits for it."""
+def row_order_on_side_stream(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
+    """Does `row_order`, on a GPU on a side stream; `apply` waits for it."""
     if not ids.is_cuda:
-        return ordered(tables, ids, batch)
+        return row_order(tables, ids, batch)
     side = side_stream(ids.device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        keys = numbered(tables, ids, batch)
+        keys = row_numbers(tables, ids, batch)
         read = side.record_event()
-        return Order(*keys.sort(stable=True), side, read)
+        return RowOrder(*keys.sort(stable=True), side, read)
 
 
 @cache
@@ -169,22 +170,22 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 def apply(
     weights: Sequence[Tensor],
     tables: tuple[Table, ...],
-    order: Order,
+    order: RowOrder,
     gradient: Float[Tensor, "batch tables dim"],
     rule: Rule,
 ) -> None:
-    """Changes the rows that `order` names by the sums of their gradients."""
-    shape, (batch, _, dim) = shape_on(tables, gradient.device), gradient.shape
+    """Updates the rows of `order` by the sums of their gradients."""
+    shape, (batch, _, dim) = table_sizes(tables, gradient.device), gradient.shape
     if order.stream is not None:
         torch.cuda.current_stream().wait_stream(order.stream)
     values = gradient.transpose(0, 1).contiguous()
-    # Triton's interpreter multiplies bfloat16 wrongly.
+    # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = gradient.dtype == torch.bfloat16 and not gradient.is_cuda
     squares = rule.squares or weights
     while True:
         total = len(order.keys)
         chunks = -(-total // CHUNK)
-        left = Order(order.keys.new_empty(2 * chunks), order.places.new_empty(2 * chunks))
+        left = RowOrder(order.keys.new_empty(2 * chunks), order.positions.new_empty(2 * chunks))
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
         launch(
             kernels.apply_runs, (chunks,), *order[:2], values, *left[:2], left_values,
@@ -192,7 +193,7 @@ def apply(
             shape.offsets, shape.slots, shape.hotness, shape.table_of,
             rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
             FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
-            FLAT=follow_each_other(weights) and follow_each_other(squares),
+            FLAT=are_adjacent(weights) and are_adjacent(squares),
             DIM=dim, WIDTH=max(16, power_of_2(dim)), CHUNK=CHUNK,
             PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
         )  # fmt: skip
@@ -201,7 +202,7 @@ def apply(
         order, values = left, left_values
 
 
-def follow_each_other(tensors: Sequence[Tensor]) -> bool:
-    """Whether each begins in memory where the one before it ends."""
+def are_adjacent(tensors: Sequence[Tensor]) -> bool:
+    """Returns whether each tensor begins in memory where the one before it ends."""
     ends = (tensor.data_ptr() + tensor.numel() * tensor.itemsize for tensor in tensors)
     return all(end == after.data_ptr() for end, after in zip(ends, tensors[1:], strict=False))

@@ -1,10 +1,10 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""Rows of embedding tables: gathered and summed, and changed by the sums of their gradients.
+"""Rows of embedding tables: lookup with sum, and update by the sums of their gradients.
 
-An update goes over the ids in ascending order, chunk by chunk. A run of equal ids that lies within one chunk is summed
-by one matrix product with a matrix of zeros and ones, and applied. What a chunk has of a run that began before it or
-goes on behind it is left, with two places for each chunk, to the next round, which does the same with those: so a row
-that half of all samples use costs no more than others, and sums have one order whatever the device does first.
+An update processes the sorted ids in chunks, one per program. A run of equal ids within one chunk is summed by a matrix
+product with a 0/1 matrix and applied. A run that crosses a chunk's border leaves partial sums, at most two per chunk.
+The next round processes these in the same way. So a row that half of all samples use costs no more than others, and
+the order of all sums is fixed.
 """
 
 import triton
@@ -17,13 +17,12 @@ def look_up(
     PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ONE_HOT: tl.constexpr,
 ):  # fmt: skip
-    """Part by part of the samples, `batch` in each: the sum of the rows that a sample's ids name in a table, as the
-    vector that `columns` numbers in `out` [batch, TABLES, DIM]. Where there are several parts each has its own, alike,
-    at the address in `outs`.
+    """Writes each sample's sum of a table's rows as vector `columns[table]` of `out` [batch, TABLES, DIM].
 
-    Neighbouring programs work for different parts, so that those on other GPUs are written to evenly.
+    The samples come in PARTS of `batch`. If there are several, part p goes to the tensor at address `outs[p]`.
+    Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly.
     """
-    # On one axis: the second one of a grid ends at 65,535.
+    # One axis for all: the second axis of a grid ends at 65,535.
     part, rest = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     table, block = rest % tables, rest // tables
     weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
@@ -49,7 +48,7 @@ def look_up(
 
 @triton.jit
 def send_ids(ids, begins, lengths, targets, BLOCK: tl.constexpr):
-    """Copies stretches of `ids` to the addresses in `targets`, which may be on other GPUs."""
+    """Copies slices of `ids` to the addresses in `targets`, which may be on other GPUs."""
     part = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_id = place < tl.load(lengths + part)
@@ -59,7 +58,7 @@ def send_ids(ids, begins, lengths, targets, BLOCK: tl.constexpr):
 
 @triton.jit
 def number_rows(ids, table_of, offsets, keys, total, batch, BLOCK: tl.constexpr):
-    """`keys`: the rows that ids name, numbered through all tables."""
+    """Writes `keys`: the ids' rows, numbered through all tables."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     table = tl.load(table_of + place // batch, mask=place < total, other=0)
     key = tl.load(ids + place, mask=place < total, other=0) + tl.load(offsets + table, mask=place < total, other=0)
@@ -68,7 +67,7 @@ def number_rows(ids, table_of, offsets, keys, total, batch, BLOCK: tl.constexpr)
 
 @triton.jit
 def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.constexpr):
-    """Where the rows that keys name begin: tables that lie one behind the other need no table of addresses."""
+    """Returns pointers to the keys' rows; adjacent tables (FLAT) need no array of addresses."""
     if FLAT:
         return base + key.to(tl.int64) * DIM
     begin = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
@@ -84,10 +83,9 @@ def apply_runs(
     DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One round, a chunk a program. In the first one `values` are the gradients [tables, batch, DIM], later what
-    chunks have left over.
+    """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
-    `places` say where an id stands among all ids, which tells its table and sample. A key of -1 names no row.
+    `places` are the ids' positions among all ids, which give table and sample. A key of -1 is no row.
     """
     column = tl.arange(0, WIDTH)
     is_column = column < DIM

@@ -1,5 +1,5 @@
-"""The fused kernels: in each `*_triton` module the kernels, in the module of the shorter name what the model calls."""
+"""The fused kernels: Triton kernels in the `*_triton` modules, their callers in the modules of the shorter name."""
 
-from src.models.mobilenet_v1.kernels.fused import ahead, body, depthwise, norm, pointwise, stem, tiles
+from src.models.mobilenet_v1.kernels.fused import body, depthwise, norm, pointwise, precompile, stem, tiles
 
-__all__ = ["ahead", "body", "depthwise", "norm", "pointwise", "stem", "tiles"]
+__all__ = ["body", "depthwise", "norm", "pointwise", "precompile", "stem", "tiles"]

@@ -1,17 +1,17 @@
-"""All layers, from the images to means over an image, as one differentiable function.
+"""All layers, from the images to averages over each image, as one differentiable function.
 
-What is stored of a layer is z, what its convolution gives; BatchNorm and ReLU are applied by the kernel that loads it.
-What is stored of a gradient is g, that of what BatchNorm gives; the kernels that load it make that of z. Passes over
-activations (one is a read or a write of all numbers of a layer's output), by plain torch and here:
+A layer stores z, the convolution's output; the kernel that loads z applies BatchNorm and ReLU. The backward pass stores
+g, the gradient of BatchNorm's output; the kernel that loads g computes the gradient of z. Memory passes (a read or a
+write of all elements of a layer's output) of plain torch and of these kernels:
 
 - forward, torch 7: the convolution writes z, BatchNorm reads it twice and writes, ReLU reads and writes, and the next
   convolution reads. Here 2: the convolution writes z, the next one reads it.
 - backward, torch 12: ReLU reads 2 and writes, BatchNorm reads 2 twice and writes, the kernel of the input's gradient
-  reads and writes, that of the weight's reads 2. Here a kernel reads g, z and the z of the input, and writes the g of
-  the input: 4, and a depthwise layer has the gradient of its weight too; a pointwise layer's takes 3 more.
+  reads and writes, that of the weight's reads 2. Here 4: a kernel reads g, z and the input's z, and writes the input's
+  g. A depthwise layer's weight gradient is included; a pointwise layer's takes 3 more.
 
-Everything that BatchNorm sums, forward and backward, is summed by the kernel that has it in registers, program by
-program, and concluded by a small kernel for each layer: nothing is added atomically, so equal inputs give equal bits.
+The kernels that hold z and g in registers also compute BatchNorm's sums, forward and backward, program by program. A
+small kernel per layer adds these partial sums. Without atomics, equal inputs give equal bits.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import precision, working_dtype
-from src.models.mobilenet_v1.kernels.fused import ahead, depthwise, pointwise, stem
+from src.models.mobilenet_v1.kernels.fused import depthwise, pointwise, precompile, stem
 from src.models.mobilenet_v1.kernels.fused.norm import conclude, conclude_backward, pool, pool_backward
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise
 
-compiled = set[tuple[object, ...]]()  # for what the kernels have been compiled in this process
+compiled = set[tuple[object, ...]]()  # shapes and dtypes whose kernels this process has compiled
 
 
 class Body(torch.autograd.Function):
-    """`parameters`: weight of the convolution, weight and bias of BatchNorm, for each layer."""
+    """All layers; `parameters` are each layer's convolution weight and BatchNorm weight and bias."""
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype, *parameters: Tensor
     ) -> Tensor:
         images = images.permute(0, 2, 3, 1).contiguous()
-        weights = matrices(layers, dtype)
+        weights = weight_matrices(layers, dtype)
         out, partials = stem.forward(images, weights[0], layers[0].conv.stride[0])
         outputs, norms = [out], [conclude(partials, layers[0].norm)]
         for layer, weight in zip(layers[1:], weights[1:], strict=True):
@@ -59,7 +59,7 @@ class Body(torch.autograd.Function):
         count, images = len(layers), ctx.saved_tensors[0]
         outputs, norms, weights = (ctx.saved_tensors[1 + k * count : 1 + (k + 1) * count] for k in range(3))
         g, partials = pool_backward(grads[0], outputs[-1], norms[-1])
-        found: list[Tensor] = []  # gradients of parameters, from the last one to the first
+        found: list[Tensor] = []  # gradients of parameters, last one first
         for number in reversed(range(count)):
             layer, out, weight = layers[number], outputs[number], weights[number]
             of_norm = conclude_backward(partials, norms[number])
@@ -73,35 +73,35 @@ class Body(torch.autograd.Function):
                 of_input = outputs[number - 1], norms[number - 1]
                 of_weight = pointwise.backward_weight(*of_output, *of_input)
                 g, partials = pointwise.backward(*of_output, weight, *of_input)
-            found += [of_norm.bias, of_norm.weight, shaped(of_weight, layer)]
+            found += [of_norm.bias, of_norm.weight, unflattened(of_weight, layer)]
         return None, None, None, *reversed(found)
 
 
 def features(
     images: Float[Tensor, "images colours height width"], layers: Sequence[ConvNormReLU]
 ) -> Float[Tensor, "images channels"]:
-    """Means over an image of what the last layer hands on, in training: running statistics follow the batch.
+    """Returns the last layer's output averaged over each image, in training; updates the running statistics.
 
-    The first layer is a whole 3 x 3 convolution, others are depthwise or pointwise. Images get no gradient.
-    Raises ValueError where BatchNorm gets a single value of a channel, as torch's does.
+    The first layer is a full 3 x 3 convolution, others are depthwise or pointwise. Images get no gradient.
+    Raises ValueError if BatchNorm gets a single value per channel, as torch's does.
     """
     dtype = working_dtype(images)
     sizes = tuple((layer.conv.weight.shape, layer.conv.stride) for layer in layers)
     key = images.shape, images.dtype, dtype, precision(dtype), sizes
     if images.is_cuda and key not in compiled:
         compiled.add(key)
-        ahead.compile_all(launches_of(images, layers, dtype))
-    return applied(images, layers, dtype)
+        precompile.compile_all(launches_of(images, layers, dtype))
+    return apply_body(images, layers, dtype)
 
 
-def launches_of(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> set[ahead.Launch]:
-    """All that a step forward and back will launch; nothing of it runs."""
-    with ahead.noted() as launches, torch.enable_grad():
-        applied(images, deepcopy(list(layers)), dtype).sum().backward()
+def launches_of(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> set[precompile.Launch]:
+    """Returns all kernel launches of a forward and backward pass, without running them."""
+    with precompile.record_launches() as launches, torch.enable_grad():
+        apply_body(images, deepcopy(list(layers)), dtype).sum().backward()
     return launches
 
 
-def applied(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> Tensor:
+def apply_body(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> Tensor:
     parameters = [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
     return Body.apply(images, layers, dtype, *parameters)  # type: ignore[return-value]
 
@@ -110,9 +110,9 @@ def is_depthwise(layer: ConvNormReLU) -> bool:
     return isinstance(layer, Depthwise)
 
 
-def matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[Tensor]:
-    """Weights as the kernels take them, a row for each output: depthwise ones float32, others in `dtype`."""
-    # Taps before inputs: the order in memory of channels_last.
+def weight_matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[Tensor]:
+    """Returns weights as matrices with a row per output: depthwise ones in float32, others in `dtype`."""
+    # Taps before inputs: the memory order of channels_last.
     weights = [layer.conv.weight.detach().permute(0, 2, 3, 1).flatten(1).contiguous() for layer in layers]
     wide = [number for number, layer in enumerate(layers) if not is_depthwise(layer)]
     if dtype != torch.float32 and wide:
@@ -123,9 +123,9 @@ def matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[Tensor]
     return weights
 
 
-def shaped(
+def unflattened(
     gradient: Float[Tensor, "outputs taps"], layer: ConvNormReLU
 ) -> Float[Tensor, "outputs inputs height width"]:
-    """A gradient in the order of `matrices` as that of the convolution's weight."""
+    """Returns a gradient in the layout of `weight_matrices` in that of the convolution's weight."""
     outputs, inputs, height, width = layer.conv.weight.shape
     return gradient.reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)

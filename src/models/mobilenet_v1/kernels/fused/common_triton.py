@@ -1,9 +1,9 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""What the kernels share: BatchNorm and ReLU when an output is loaded, its gradient, statistics and sums on the way.
+"""Functions that the kernels share: BatchNorm and ReLU of a loaded output, its gradient, statistics and partial sums.
 
-`norm` [4, channels] are a layer's mean, 1 / deviation, scale and shift: what it hands on is relu(scale z + shift).
-`slopes` [3, channels] are p, q and r of the gradient of z: p g + q z + r, where g is that of the normalised numbers.
-Numbers are computed in float32, except the factors of large products.
+`norm` [4, channels] are a layer's mean, 1 / deviation, scale and shift: its output is relu(scale z + shift).
+`slopes` [3, channels] are p, q and r of the gradient of z, which is p g + q z + r, with g the gradient of BatchNorm's
+output. All computation is in float32, except the factors of large products.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def vector(vectors, number: tl.constexpr, channel, channels):
-    """One of several vectors; 0 for a channel that is none."""
+    """Loads one of several vectors; 0 beyond the last channel."""
     return tl.load(vectors + number * channels + channel, mask=channel < channels, other=0.0)
 
 
@@ -23,13 +23,13 @@ def relu(x):
 
 @triton.jit
 def passed(gradient, before):
-    """The gradient before a ReLU of `before`; not a number stays what it is."""
+    """Returns the gradient of a ReLU with input `before`; NaN stays NaN."""
     return tl.where(before <= 0, 0.0, gradient)
 
 
 @triton.jit
 def slope(g, z, place, wanted, p, q, r):
-    """The gradient of an output; 0 where it is not wanted."""
+    """Returns the gradient of z; 0 outside of the mask `wanted`."""
     gradient = tl.load(g + place, mask=wanted, other=0.0).to(tl.float32)
     output = tl.load(z + place, mask=wanted, other=0.0).to(tl.float32)
     return tl.where(wanted, p * gradient + (q * output + r), 0.0)
@@ -37,7 +37,7 @@ def slope(g, z, place, wanted, p, q, r):
 
 @triton.jit
 def merged(mean, squares, count, values, is_row, number):
-    """Means and squared distances from them of `count` rows and of `number` rows more, by Chan's formula."""
+    """Merges mean and squared deviations of `count` rows with those of `number` more rows, by Chan's formula."""
     own = tl.sum(tl.where(is_row[:, None], values, 0.0), 0) / tl.maximum(number, 1)
     distance = tl.where(is_row[:, None], values - own[None, :], 0.0)
     share = number / tl.maximum(count + number, 1).to(tl.float32)
@@ -47,7 +47,7 @@ def merged(mean, squares, count, values, is_row, number):
 
 @triton.jit
 def followed(mean, squares, count, values, is_row):
-    """The same of each place of a block by itself, as Welford has it: `count` [rows] grows where there is a row."""
+    """Does the same for each element of a block by Welford's formula; `count` [rows] grows where there is a row."""
     count += is_row.to(tl.float32)
     apart = tl.where(is_row[:, None], values - mean, 0.0)
     mean += apart * (1.0 / tl.maximum(count, 1.0))[:, None]
@@ -56,7 +56,7 @@ def followed(mean, squares, count, values, is_row):
 
 @triton.jit
 def together(mean, squares, count):
-    """Of what `followed` has found, the means and squared distances of all rows."""
+    """Returns means and squared deviations of all rows from the results of `followed`."""
     total = tl.sum(mean * count[:, None], 0) / tl.maximum(tl.sum(count, 0), 1.0)
     apart = mean - total[None, :]
     return total, tl.sum(squares + apart * apart * count[:, None], 0)
@@ -64,11 +64,11 @@ def together(mean, squares, count):
 
 @triton.jit
 def keep(vectors, number: tl.constexpr, channel, values, channels):
-    """Writes one of several vectors."""
+    """Stores one of several vectors."""
     tl.store(vectors + number * channels + channel, values, mask=channel < channels)
 
 
 @triton.jit
 def note(partials, row, number: tl.constexpr, channel, values, parts, channels):
-    """Writes a program's vector to `partials` [programs, parts, channels]."""
+    """Stores a program's vector in `partials` [programs, parts, channels]."""
     keep(partials + row.to(tl.int64) * (parts * channels), number, channel, values, channels)

@@ -1,4 +1,4 @@
-"""The kernels of `depthwise_triton`: 3 x 3 convolutions of each channel by itself, forward and backward."""
+"""3 x 3 depthwise convolutions with the kernels of `depthwise_triton`, forward and backward."""
 
 from typing import Any
 
@@ -8,13 +8,15 @@ from torch import Tensor
 
 from src.gpu.triton_helpers import launch
 from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
-from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, at_once
+from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, programs_at_once
 from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
 
 
 def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
-    """How many programs share a block of channels, how many blocks there are, what to tell each program of its share
-    (in how many segments an image is cut, of how many output rows) and what it is compiled for."""
+    """Returns the launch plan of a kernel.
+
+    These are programs per block of channels, blocks, (segments of an image, output rows of a segment) and constants.
+    """
     images, height, width, channels = z.shape
     down, across = -(-height // stride), -(-width // stride)
     strips = strips_of(kernel, stride, across, channels, z.dtype)
@@ -34,7 +36,7 @@ def forward(
     weight: Float[Tensor, "channels 9"],
     stride: int,
 ) -> tuple[Float[Tensor, "images down across channels"], Partials]:
-    """The convolution of what the layer of z hands on, and its statistics."""
+    """Returns the convolution of relu(BatchNorm(z)), and its partial statistics."""
     programs, blocks, share, constants = plan(z, stride, "forward")
     out = z.new_empty(len(z), constants["DOWN"], constants["ACROSS"], z.shape[-1])
     values = z.new_empty(programs, 3, z.shape[-1], dtype=torch.float32)
@@ -51,7 +53,7 @@ def backward(
     norm: Float[Tensor, "4 channels"],
     stride: int,
 ) -> tuple[Float[Tensor, "images height width channels"], Partials, Float[Tensor, "channels 9"]]:
-    """The gradient of what the layer of z has normalised, its sums, and the weight's gradient."""
+    """Returns the gradient of BatchNorm(z), its partial sums, and the weight's gradient."""
     programs, blocks, share, constants = plan(z, stride, "backward")
     g_in = torch.empty_like(z)
     values = z.new_empty(programs, 11, z.shape[-1], dtype=torch.float32)
@@ -59,15 +61,15 @@ def backward(
         depthwise_backward_triton.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values,
         *share, **constants,
     )  # fmt: skip
-    return g_in, Partials(values, z.numel() // z.shape[-1]), of_weight(values)
+    return g_in, Partials(values, z.numel() // z.shape[-1]), weight_gradient(values)
 
 
-def of_weight(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "channels 9"]:
-    """The weight's gradient of what the programs have noted."""
+def weight_gradient(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "channels 9"]:
+    """Adds the programs' partial weight gradients."""
     programs, _, channels = values.shape
     out = values.new_empty(channels, 9)
     launch(
         depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
-        WIDTH=CONCLUDED, BLOCK=at_once(programs), num_warps=8,
+        WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
     )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""What depthwise_triton computes, backward: gradients of the input and of the weight at once.
+"""Backward of depthwise_triton: gradients of the input and of the weight in one kernel.
 
-A program goes down the image as the forward one does. It keeps two rows of the outputs' gradients, so that each is
-loaded and computed once; a pixel of the input meets the 9 gradients around it, for its own and for the weight's.
+A program moves down the image like the forward one. It keeps two rows of the outputs' gradients, so that each is loaded
+and computed once. Each input pixel is combined with the 9 gradients around it, for its own gradient and the weight's.
 """
 
 import triton
@@ -23,7 +23,7 @@ from src.models.mobilenet_v1.kernels.fused.strips_triton import (
 
 @triton.jit
 def _input(stored, scale, shift, wanted):
-    """What was stored, before the ReLU and handed on; 0 outside of the image."""
+    """Returns z, the ReLU's input, and its output, which is 0 outside of the image."""
     stored = stored.to(tl.float32)
     before = stored * scale + shift
     return stored, before, tl.where(wanted, relu(before), 0.0)
@@ -31,7 +31,7 @@ def _input(stored, scale, shift, wanted):
 
 @triton.jit
 def _hand_back(g_in, wanted, total, stored, before, mean, gradients, products):
-    """Writes the gradient of an input and adds to its sums."""
+    """Stores the gradient of an input and adds to its sums."""
     found = passed(total, before).to(g_in.dtype.element_ty)
     tl.store(g_in, found, mask=wanted)
     found = tl.where(wanted, found.to(tl.float32), 0.0)
@@ -43,7 +43,7 @@ def _row_of_1(
     g_in, above, here, below, z, wanted, w, s, mean, scale, shift, gradients, products,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A row of inputs between three of gradients, one column wider at each side."""
+    """Processes a row of inputs with three rows of gradients, one column wider at each side."""
     above, here = rounded(above, tl.float32, COLUMNS + 2), rounded(here, tl.float32, COLUMNS + 2)
     for i in tl.static_range(COLUMNS):
         stored, before, a = _input(z[i], scale, shift, wanted[i])
@@ -66,9 +66,9 @@ def _rows_of_2(
     g_in, here, below, upper, lower, is_lower, wanted, w, s, mean, scale, shift, gradients, products,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACROSS_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Two rows of inputs, at a row of gradients and above the next, one column wider at the right.
+    """Processes two rows of inputs with two rows of gradients, one column wider at the right.
 
-    A gradient at (y, x) has the inputs at (2y, 2x), right of it, below it and both.
+    The gradient at (y, x) belongs to the inputs at (2y, 2x), right of it, below it and diagonal.
     """
     here = rounded(here, tl.float32, COLUMNS + 1)
     for i in tl.static_range(COLUMNS):
@@ -104,7 +104,7 @@ def backward(
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`g_in` like z, and `partials` [programs, 11, CHANNELS]: sums of g_in, of g_in (z - mean), and the weight's 9."""
+    """Writes `g_in` and `partials` [programs, 11, CHANNELS]: sums of g_in, of g_in (z - mean), and the weight's 9."""
     MET: tl.constexpr = COLUMNS + 3 - STRIDE
     OWN: tl.constexpr = COLUMNS * STRIDE
     dtype: tl.constexpr = g.dtype.element_ty
@@ -176,7 +176,7 @@ def backward(
 
 @triton.jit
 def conclude_weight(partials, out, programs, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """`out` [channels, 9] of the last 9 that `backward` has noted, one a program."""
+    """Writes `out` [channels, 9], one tap a program, from the last 9 vectors in `partials`."""
     channel, tap = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.program_id(1)
     total = tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):

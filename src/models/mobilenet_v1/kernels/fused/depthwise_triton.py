@@ -1,12 +1,12 @@
 # type: ignore  (the type checker reads Triton as Python)
 """3 x 3 depthwise convolutions with padding 1, forward, on rows of channels: HEIGHT x WIDTH pixels to DOWN x ACROSS.
 
-A program owns a block of channels of STRIPS strips of COLUMNS output columns (see strips_triton) and goes down
-`rows_each` output rows. Each row that it loads meets all the outputs it belongs to at once; the next row is being
-loaded meanwhile. `weight` [CHANNELS, 9] is float32.
+A program handles a block of channels of STRIPS strips of COLUMNS output columns (see strips_triton) and moves down
+`rows_each` output rows. It adds each loaded row to all outputs that need it, while the next row is being loaded.
+`weight` [CHANNELS, 9] is float32.
 
-Statistics of an output are sums of distances from one of its strip's first row, and of their squares. With t the
-distance of that one from the mean in deviations, a strip's n numbers have a variance right to about (1 + t^2) n / 2^24.
+Statistics are sums of deviations from a reference, an element of the strip's first row, and of their squares. If the
+reference is t standard deviations from the mean, the variance of n elements is accurate to about (1 + t^2) n / 2^24.
 """
 
 import triton
@@ -18,7 +18,7 @@ from src.models.mobilenet_v1.kernels.fused.strips_triton import handed_on, loade
 
 @triton.jit
 def _met(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
-    """Totals of outputs and what three taps add to them from a row."""
+    """Returns the outputs' sums after adding three taps of a row."""
     found = ()
     for i in tl.static_range(COLUMNS):
         total = totals[i] + w0 * a[i * STRIDE] + w1 * a[i * STRIDE + 1] + w2 * a[i * STRIDE + 2]
@@ -28,8 +28,8 @@ def _met(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
 
 @triton.jit
 def _written(out, totals, wanted, is_first, near, sums, squares, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Writes a row; the sums that statistics are made of, of distances from `near`, which the first row tells."""
-    # One in the middle: at a border fewer taps count.
+    """Stores a row and adds to the statistics' sums of deviations from `near`, an element of the first row."""
+    # An element in the middle: at a border fewer taps contribute.
     first = tl.where(wanted[COLUMNS // 2], totals[COLUMNS // 2], totals[0])
     near = tl.where(is_first, first.to(out.dtype.element_ty).to(tl.float32), near)
     for i in tl.static_range(COLUMNS):
@@ -47,7 +47,7 @@ def forward(
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out`, and `partials` [programs, 3, CHANNELS]: mean, squared distances from it and how many."""
+    """Writes `out` and `partials` [programs, 3, CHANNELS]: mean, squared deviations, count."""
     SEEN: tl.constexpr = (COLUMNS - 1) * STRIDE + 3
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     block, program, group, image, first, last = share(segments, rows_each, DOWN, GROUPS, BLOCKS)

@@ -1,5 +1,5 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""What BatchNorm needs between two convolutions, and the means over images at the end."""
+"""BatchNorm's statistics and gradients from partial sums, and average pooling."""
 
 import triton
 import triton.language as tl
@@ -12,9 +12,9 @@ def conclude(
     partials, weight, bias, running_mean, running_var, norm, programs, rows, channels, eps, momentum,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`norm` and running statistics of what programs of another kernel have noted: mean, squared distances, count.
+    """Writes `norm` and the running statistics from `partials`: mean, squared deviations and count of each program.
 
-    Means are taken as distances from the first program's, so that their squares do not cancel.
+    Means are taken relative to the first program's, so that their squares do not cancel.
     """
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_channel = (channel < channels)[None, :]
@@ -51,7 +51,7 @@ def conclude_backward(
     partials, norm, of_weight, of_bias, slopes, programs, rows, channels,
     PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weight and bias, and `slopes`, of the sums of g and g (z - mean): the first of PARTS noted."""
+    """Writes gradients of weight and bias, and `slopes`, from the sums of g and g (z - mean) in `partials`."""
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     gradients, products = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
@@ -74,7 +74,7 @@ def conclude_backward(
 
 @triton.jit
 def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """`out` [images, channels]: means over an image of what the last layer hands on."""
+    """Writes `out` [images, channels]: the last layer's output averaged over each image."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     scale, shift = vector(norm, 2, channel, channels)[None, :], vector(norm, 3, channel, channels)[None, :]
     total = tl.zeros([WIDTH], tl.float32)
@@ -91,7 +91,7 @@ def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr
 def pool_backward(
     gradient, z, norm, g, partials, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """`g` like z, and `partials` [images, 2, channels]: sums of g and g (z - mean)."""
+    """Writes `g` and `partials` [images, 2, channels]: sums of g and g (z - mean)."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     mean = vector(norm, 0, channel, channels)[None, :]
     scale, shift = vector(norm, 2, channel, channels)[None, :], vector(norm, 3, channel, channels)[None, :]

@@ -1,4 +1,4 @@
-"""The kernels of `pointwise_triton`: 1 x 1 convolutions, forward and backward."""
+"""1 x 1 convolutions with the kernels of `pointwise_triton`, forward and backward."""
 
 from typing import Any
 
@@ -9,17 +9,18 @@ from torch import Tensor
 from src.gpu.triton_helpers import launch, precision, reads_registers
 from src.models.mobilenet_v1.kernels.fused import pointwise_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_each
+from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_per_program
 
 
 def tile_for(kernel: str, z: Tensor, outputs: int) -> Tile:
+    """Returns the tile for input z."""
     inputs = z.shape[-1]
     name = "half" if z.dtype != torch.float32 else precision(z.dtype)
     return tile_of(kernel, z.numel() // inputs, inputs, outputs, name)
 
 
 def constants(z: Tensor, inputs: int, outputs: int, tile: Tile) -> dict[str, Any]:
-    # Triton's interpreter multiplies bfloat16 wrongly.
+    # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = z.dtype == torch.bfloat16 and not z.is_cuda
     return {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
             "PRECISION": precision(z.dtype), "UPCAST": upcast, "SETTLE": reads_registers(z), "num_warps": tile.warps,
@@ -31,13 +32,13 @@ def forward(
     norm: Float[Tensor, "4 inputs"],
     weight: Float[Tensor, "outputs inputs"],
 ) -> tuple[Float[Tensor, "images height width outputs"], Partials]:
-    """The convolution of what the layer of z hands on, and its statistics; `weight` has the dtype of z."""
+    """Returns the convolution of relu(BatchNorm(z)), and its partial statistics; `weight` has the dtype of z."""
     outputs, inputs = weight.shape
     rows = z.numel() // inputs
     out = z.new_empty(*z.shape[:-1], outputs)
     tile = tile_for("forward", z, outputs)
     blocks = -(-outputs // tile.columns)
-    each = tiles_each(rows, tile.rows, tile.programs // blocks)
+    each = tiles_per_program(rows, tile.rows, tile.programs // blocks)
     programs = programs_for(rows, tile.rows, each)
     values = z.new_empty(programs, 3, outputs, dtype=torch.float32)
     launch(
@@ -55,13 +56,13 @@ def backward(
     z: Float[Tensor, "images height width inputs"],
     norm: Float[Tensor, "4 inputs"],
 ) -> tuple[Float[Tensor, "images height width inputs"], Partials]:
-    """The gradient of what the layer of z has normalised, and its sums."""
+    """Returns the gradient of BatchNorm(z), and its partial sums."""
     outputs, inputs = weight.shape
     rows = z.numel() // inputs
     g_in = torch.empty_like(z)
     tile = tile_for("backward", z, outputs)
     blocks = -(-inputs // tile.columns)
-    each = tiles_each(rows, tile.rows, tile.programs // blocks)
+    each = tiles_per_program(rows, tile.rows, tile.programs // blocks)
     programs = programs_for(rows, tile.rows, each)
     values = z.new_empty(programs, 2, inputs, dtype=torch.float32)
     launch(
@@ -78,16 +79,16 @@ def backward_weight(
     z: Float[Tensor, "images height width inputs"],
     norm: Float[Tensor, "4 inputs"],
 ) -> Float[Tensor, "outputs inputs"]:
-    """The weight's gradient, summed in float32."""
+    """Returns the weight's gradient, summed in float32."""
     outputs, inputs = out.shape[-1], z.shape[-1]
     rows = z.numel() // inputs
     tile = tile_for("weight", z, outputs)
     blocks = -(-outputs // tile.rows) * -(-inputs // tile.columns)
-    each = tiles_each(rows, tile.depth, tile.programs // blocks)
+    each = tiles_per_program(rows, tile.depth, tile.programs // blocks)
     programs = programs_for(rows, tile.depth, each)
-    shares = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
+    partials = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
     launch(
-        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, shares, rows, each,
+        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, partials, rows, each,
         **constants(z, inputs, outputs, tile),
     )  # fmt: skip
-    return shares.sum(0) if programs > 1 else shares[0]
+    return partials.sum(0) if programs > 1 else partials[0]

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""1 x 1 convolutions: products of rows of channels whose factors are normalised, or made gradients, as they are loaded.
+"""1 x 1 convolutions as matrix products; BatchNorm and ReLU, or the gradient of z, are computed as factors are loaded.
 
 Rows are pixels of all images. INPUTS and OUTPUTS are channels; `weight` [OUTPUTS, INPUTS] has the products' dtype.
-UPCAST is for Triton's interpreter, which multiplies bfloat16 wrongly.
+UPCAST is for Triton's interpreter, which multiplies bfloat16 incorrectly.
 """
 
 import triton
@@ -14,7 +14,7 @@ from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, pa
 
 @triton.jit
 def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.constexpr):
-    """What the layer before hands on: [row, channel]."""
+    """Returns the previous layer's output [row, channel]."""
     scale, shift = vector(norm, 2, channel, INPUTS), vector(norm, 3, channel, INPUTS)
     wanted = (row < rows)[:, None] & (channel < INPUTS)[None, :]
     place = row.to(tl.int64)[:, None] * INPUTS + channel[None, :]
@@ -25,7 +25,7 @@ def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.c
 
 @triton.jit
 def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: tl.constexpr):
-    """Gradients of the outputs: [row, channel]."""
+    """Returns the gradient of the output [row, channel]."""
     p, q, r = (
         vector(slopes, 0, channel, OUTPUTS),
         vector(slopes, 1, channel, OUTPUTS),
@@ -43,9 +43,9 @@ def forward(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """`out` [rows, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances, how many rows.
+    """Writes `out` [rows, OUTPUTS] and `partials` [programs, 3, OUTPUTS]: mean, squared deviations, count.
 
-    Neighbouring programs work on the same rows.
+    Neighbouring programs read the same rows.
     """
     blocks: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0) // blocks
@@ -81,7 +81,7 @@ def backward(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """`g_in` [rows, INPUTS], and `partials` [programs, 2, INPUTS]: sums of it and of it times (z - mean)."""
+    """Writes `g_in` [rows, INPUTS] and `partials` [programs, 2, INPUTS]: sums of g_in and g_in (z - mean)."""
     blocks: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0) // blocks
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -117,9 +117,9 @@ def backward_weight(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """`shares` [programs, OUTPUTS, INPUTS]: the weight's gradient from DEPTH * tiles rows each.
+    """Writes `shares` [programs, OUTPUTS, INPUTS], the weight's gradient from DEPTH * tiles rows each.
 
-    A program's block of it is ROWS outputs by COLUMNS inputs.
+    A program computes a block of ROWS outputs by COLUMNS inputs.
     """
     across: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     blocks: tl.constexpr = across * ((OUTPUTS + ROWS - 1) // ROWS)

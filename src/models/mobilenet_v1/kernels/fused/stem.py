@@ -1,4 +1,4 @@
-"""The kernels of `stem_triton`: the first convolution, forward, and backward for its weight alone."""
+"""The first convolution with the kernels of `stem_triton`: forward, and the weight's gradient."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from src.gpu.triton_helpers import launch, precision
 from src.models.mobilenet_v1.kernels.fused import stem_triton as kernels
 from src.models.mobilenet_v1.kernels.fused.norm import Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, block_of, programs_for, tiles_each
+from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, block_of, programs_for, tiles_per_program
 
 PIXELS, BLOCK = 128, 64
 
@@ -17,13 +17,13 @@ PIXELS, BLOCK = 128, 64
 def plan(
     images: Tensor, weight: Tensor, dtype: torch.dtype, stride: int
 ) -> tuple[tuple[int, int], tuple[int, int], dict[str, Any]]:
-    """The grid of programs, the size of the output, and how each program works."""
+    """Returns the grid, the size of the output (down, across), and the kernel's constants."""
     count, height, width, colours = images.shape
     outputs, taps = weight.shape
     down, across = -(-height // stride), -(-width // stride)
     block = block_of(outputs, BLOCK)
-    each = tiles_each(count * down * across, PIXELS, PROGRAMS)
-    # Triton's interpreter multiplies bfloat16 wrongly.
+    each = tiles_per_program(count * down * across, PIXELS, PROGRAMS)
+    # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = dtype == torch.bfloat16 and not images.is_cuda
     constants = {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": down, "ACROSS": across,
                  "COLOURS": colours, "OUTPUTS": outputs, "PIXELS": PIXELS, "BLOCK": block, "TAPS": block_of(taps, 1024),
@@ -34,7 +34,7 @@ def plan(
 def forward(
     images: Float[Tensor, "images height width colours"], weight: Float[Tensor, "outputs taps"], stride: int
 ) -> tuple[Float[Tensor, "images down across outputs"], Partials]:
-    """The convolution in the dtype of `weight`, and its statistics."""
+    """Returns the convolution in the dtype of `weight`, and its partial statistics."""
     grid, size, constants = plan(images, weight, weight.dtype, stride)
     out = weight.new_empty(len(images), *size, len(weight))
     values = weight.new_empty(grid[0], 3, len(weight), dtype=torch.float32)
@@ -51,10 +51,10 @@ def backward_weight(
     weight: Float[Tensor, "outputs taps"],
     stride: int,
 ) -> Float[Tensor, "outputs taps"]:
-    """The weight's gradient, summed in float32."""
+    """Returns the weight's gradient, summed in float32."""
     grid, _, constants = plan(images, weight, g.dtype, stride)
-    shares = g.new_empty(grid[0], *weight.shape, dtype=torch.float32)
+    partials = g.new_empty(grid[0], *weight.shape, dtype=torch.float32)
     launch(
-        kernels.backward_weight, grid, g, out, slopes, images, shares, out.numel() // len(weight), **constants
+        kernels.backward_weight, grid, g, out, slopes, images, partials, out.numel() // len(weight), **constants
     )  # fmt: skip
-    return shares.sum(0)
+    return partials.sum(0)

@@ -1,8 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""The first convolution, 3 x 3 with padding 1 over all colours: products whose one factor is gathered from the images.
+"""The first convolution, 3 x 3 with padding 1 over all colours, as products with patches gathered from the images.
 
-A row of that factor is what an output pixel sees: TAPS numbers, those of a tap side by side as in memory. `weight`
-[OUTPUTS, TAPS] has the products' dtype; images [images, HEIGHT, WIDTH, COLOURS] become that when they are loaded.
+A patch is a row of TAPS elements, the colours of a tap adjacent as in memory. `weight` [OUTPUTS, TAPS] has the
+products' dtype; images [images, HEIGHT, WIDTH, COLOURS] are cast to it when they are loaded.
 """
 
 import triton
@@ -17,7 +17,7 @@ def _seen(
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     COLOURS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """[pixel, tap]; 0 outside of the image."""
+    """Returns patches [pixel, tap]; 0 outside of the image."""
     image, down, across = pixel // (DOWN * ACROSS), pixel // ACROSS % DOWN, pixel % ACROSS
     row = (down * STRIDE - 1)[:, None] + (tap // (3 * COLOURS))[None, :]
     column = (across * STRIDE - 1)[:, None] + (tap // COLOURS % 3)[None, :]
@@ -35,7 +35,7 @@ def forward(
     COLOURS: tl.constexpr, OUTPUTS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
     TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`out` [pixels, OUTPUTS], and `partials` [programs, 3, OUTPUTS]: mean, squared distances and how many."""
+    """Writes `out` [pixels, OUTPUTS] and `partials` [programs, 3, OUTPUTS]: mean, squared deviations, count."""
     channel, tap = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)
     is_weight = (tap < 9 * COLOURS)[:, None] & (channel < OUTPUTS)[None, :]
     b = tl.load(weight + channel[None, :] * (9 * COLOURS) + tap[:, None], mask=is_weight, other=0.0)
@@ -66,7 +66,7 @@ def backward_weight(
     COLOURS: tl.constexpr, OUTPUTS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
     TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """`shares` [programs, OUTPUTS, 9 * COLOURS]: the weight's gradient from a program's pixels."""
+    """Writes `shares` [programs, OUTPUTS, 9 * COLOURS], the weight's gradient from each program's pixels."""
     channel, tap = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)
     p, q, r = (
         vector(slopes, 0, channel, OUTPUTS),

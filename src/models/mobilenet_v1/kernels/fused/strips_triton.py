@@ -1,9 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""How the depthwise kernels go over an image: strips of columns, from one row to the next.
+"""Strips of columns, in which the depthwise kernels move down an image row by row.
 
-A strip is COUNT columns side by side, each a tensor [STRIPS, BLOCK] of a tuple: the first number says which of a
-program's strips, the second which channel. So a thread has all columns of its strips, and what is shared by
-neighbouring columns and rows is loaded and computed once.
+A strip is COUNT adjacent columns, a tuple of tensors [STRIPS, BLOCK] over a program's strips and channels. So a thread
+holds all columns of its strips, and neighbouring columns and rows are loaded and computed once.
 """
 
 import triton
@@ -14,9 +13,9 @@ from src.models.mobilenet_v1.kernels.fused.common_triton import relu
 
 @triton.jit
 def share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
-    """A program's block of channels, number among those of its block, group of strips, image, first row, last row.
+    """Returns a program's block of channels, index within the block, group of strips, image, first row, end row.
 
-    Neighbouring programs work on the same rows; the last row is the first that is not theirs.
+    Neighbouring programs read the same rows; the end row is excluded.
     """
     block, program = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     group, segment, image = program % GROUPS, program // GROUPS % segments, program // GROUPS // segments
@@ -28,7 +27,7 @@ def share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS:
 def row_at(
     numbers, image, row, column, channel, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Pointers to a row, at a column for each strip."""
+    """Returns pointers to a row, at a column for each strip."""
     start = numbers + image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
     return start + (((row * WIDTH + column) * CHANNELS)[:, None] + channel[None, :])
 
@@ -38,9 +37,9 @@ def within(
     column, channel, COUNT: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, ALL: tl.constexpr,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Whether each of COUNT columns is in the image and each channel is one.
+    """Returns masks: for each of COUNT columns, whether it is in the image and the channel exists.
 
-    Strips begin at FIRST, STEP apart, ALL of them in a row: what is always true is known when the kernel is compiled.
+    ALL strips of a row begin at FIRST, STEP apart, so that conditions that always hold are removed at compile time.
     """
     found = ()
     for i in tl.static_range(COUNT):
@@ -65,7 +64,7 @@ def nothing(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def taps(weight, channel, CHANNELS: tl.constexpr):
-    """The 9 weights of each channel."""
+    """Returns the 9 weights of each channel."""
     found = ()
     for i in tl.static_range(9):
         found += (tl.load(weight + channel * 9 + i, mask=channel < CHANNELS, other=0.0)[None, :],)
@@ -74,7 +73,7 @@ def taps(weight, channel, CHANNELS: tl.constexpr):
 
 @triton.jit
 def loaded(row, is_row, wanted, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
-    """The columns of a row as they are stored; 0 outside of the image."""
+    """Loads the columns of a row; 0 outside of the image."""
     found = ()
     for i in tl.static_range(COUNT):
         found += (tl.load(row + i * CHANNELS, mask=wanted[i] & is_row, other=0.0),)
@@ -83,7 +82,7 @@ def loaded(row, is_row, wanted, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def handed_on(stored, is_row, wanted, scale, shift, COUNT: tl.constexpr):
-    """What the layer before made of them; 0 outside of the image."""
+    """Returns the previous layer's output, BatchNorm and ReLU of `stored`; 0 outside of the image."""
     shift = tl.where(is_row, shift, 0.0)
     found = ()
     for i in tl.static_range(COUNT):
@@ -93,7 +92,7 @@ def handed_on(stored, is_row, wanted, scale, shift, COUNT: tl.constexpr):
 
 @triton.jit
 def slopes_of(g, out, is_row, wanted, p, q, r, COUNT: tl.constexpr):
-    """Gradients of outputs, of what is stored; 0 outside of the image."""
+    """Returns the gradients of outputs from g and z; 0 outside of the image."""
     r = tl.where(is_row, r, 0.0)
     found = ()
     for i in tl.static_range(COUNT):
@@ -104,7 +103,7 @@ def slopes_of(g, out, is_row, wanted, p, q, r, COUNT: tl.constexpr):
 
 @triton.jit
 def rounded(numbers, dtype: tl.constexpr, COUNT: tl.constexpr):
-    """Columns as they would be stored, which takes half the registers where that is half precision."""
+    """Casts columns to the stored dtype, which halves the registers in half precision."""
     found = ()
     for i in tl.static_range(COUNT):
         found += (numbers[i].to(dtype),)

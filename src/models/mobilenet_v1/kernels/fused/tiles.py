@@ -1,4 +1,4 @@
-"""How work is cut into programs: sizes of blocks by shape, by rules that benchmarks/mobilenet_tiles.py can check."""
+"""Tile sizes and numbers of programs by shape; benchmarks/mobilenet_tiles.py measures them."""
 
 from typing import NamedTuple
 
@@ -6,33 +6,32 @@ import torch
 
 from src.gpu.triton_helpers import power_of_2
 
-PROGRAMS = 4 * 132  # that go over rows, more or less: four on each multiprocessor of an H200
+PROGRAMS = 4 * 132  # about four on each multiprocessor of an H200
 
 
 class Tile(NamedTuple):
-    """A block of a product, rows by columns, and how much of what is summed over is loaded at a time."""
+    """A tile of a product, rows by columns, and the depth of the sum that is loaded at a time."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
-    programs: int  # at most so many: each goes over its share of the rows
+    programs: int  # at most; each handles an equal share of the rows
 
 
 class Strips(NamedTuple):
-    """What a program of a depthwise layer owns at a time: strips of columns, of some channels; see strips_triton."""
+    """The strips of columns and the channels of a depthwise program; see strips_triton."""
 
     columns: int
     strips: int
     channels: int
     warps: int
-    registers: int | None  # of a thread at most: so that more programs run at a time
-    programs: int  # at most so many in all, if there are fewer images: those are cut into segments of rows
+    registers: int | None  # most registers of a thread, so that more programs run at a time
+    programs: int  # at most; fewer images are cut into segments of rows
 
 
-# What was measured on an H200 to be better than the rules below; by kernel, stride, output columns, channels and bytes
-# of a number.
+# Measured on an H200 as faster than the rules; by kernel, stride, output columns, channels and bytes of an element.
 STRIPS: dict[tuple[str, int, int, int, int], Strips] = {
     ("backward", 2, 56, 64, 2): Strips(7, 4, 64, 4, None, 396),
     ("forward", 2, 14, 256, 2): Strips(7, 1, 256, 4, None, 528),
@@ -42,7 +41,7 @@ STRIPS: dict[tuple[str, int, int, int, int], Strips] = {
     ("forward", 2, 7, 512, 2): Strips(7, 1, 128, 2, None, 1584),
     ("backward", 2, 7, 512, 2): Strips(7, 1, 256, 4, None, 396),
 }
-# By kernel, inputs, outputs and precision, for many rows.
+# By kernel, inputs, outputs and precision, for MANY_ROWS rows or more.
 TILES: dict[tuple[str, int, int, str], Tile] = {
     ("forward", 64, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
@@ -60,32 +59,35 @@ TILES: dict[tuple[str, int, int, str], Tile] = {
     ("backward", 1024, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
     ("weight", 1024, 1024, "half"): Tile(64, 256, 64, 8, 3, 264),
 }
-MANY = 2048
+MANY_ROWS = 2048
 
 
 def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch.dtype) -> Strips:
-    """For `across` output columns: a thread has 4 bytes of channels of a strip, or less where there are fewer."""
+    """Returns the strips for `across` output columns, measured or by rule."""
     found = STRIPS.get((kernel, stride, across, channels, dtype.itemsize))
-    return found or strips_by_rule(kernel, across, channels, dtype.itemsize)
+    return found or default_strips(kernel, across, channels, dtype.itemsize)
 
 
-def strips_by_rule(kernel: str, across: int, channels: int, size: int, columns: int = 7, warps: int = 4) -> Strips:
-    """Of strips of at most so many columns; `size` in bytes."""
+def default_strips(kernel: str, across: int, channels: int, size: int, columns: int = 7, warps: int = 4) -> Strips:
+    """Returns strips of at most `columns` columns: a thread has 4 bytes of channels of a strip, or fewer."""
     lanes, columns = warps * 32 * 4 // size, min(across, columns)
-    # A warp loads the 128 bytes of a cache line, if there are as many channels.
+    # A warp loads the 128 bytes of a cache line, if there are enough channels. `size` is in bytes.
     strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
     block = block_of(channels, lanes // strips)
     warps = min(warps, max(1, strips * block * size // 128))
-    # With 128 registers a thread 16 warps run, with 168 12: backward in half precision would take more.
+    # 128 registers a thread allow 16 warps, 168 allow 12. Without a limit, backward in half precision takes more.
     if kernel == "backward" and size < 4:
         return Strips(columns, strips, block, warps, 168, 3 * 132 * 4 // warps)
     return Strips(columns, strips, block, warps, None, 4 * 132 * 4 // warps)
 
 
 def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -> Tile:
-    """For forward, [rows, inputs] x [inputs, outputs]; backward, [rows, outputs] x [outputs, inputs]; or weight,
-    [outputs, rows] x [rows, inputs]."""
-    found = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY else None
+    """Returns the tile of a product.
+
+    forward: [rows, inputs] x [inputs, outputs]; backward: [rows, outputs] x [outputs, inputs];
+    weight: [outputs, rows] x [rows, inputs].
+    """
+    found = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY_ROWS else None
     if found:
         return found
     deep = 64 if precision == "half" else 32
@@ -97,15 +99,16 @@ def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -
     return Tile(*size, 8 if columns >= 64 else 4, 3, PROGRAMS)
 
 
-def tiles_each(length: int, block: int, wanted: int) -> int:
-    """Blocks of `length` that a program goes over, so that there are at most `wanted` programs."""
-    return -(-length // (block * max(1, wanted)))
+def tiles_per_program(length: int, block: int, max_programs: int) -> int:
+    """Returns the tiles of a program, for at most `max_programs` programs over `length` rows."""
+    return -(-length // (block * max(1, max_programs)))
 
 
 def programs_for(length: int, block: int, each: int) -> int:
+    """Returns the number of programs over `length` rows with `each` tiles of `block` rows."""
     return -(-length // (block * each))
 
 
 def block_of(size: int, most: int) -> int:
-    """The smallest block that holds `size`, between 16, which products need, and `most`."""
+    """Returns the smallest power of two that holds `size`, from 16 (the least for products) to `most`."""
     return min(most, max(16, 1 << (size - 1).bit_length()))

@@ -1,10 +1,10 @@
-"""The kernels that write to other GPUs' memory, here to other tensors. On GPUs: tests/models/dlrm/test_ranks_gpu.py."""
+"""The kernels that write to other GPUs' memory, here to other tensors of the CPU; on GPUs see test_ranks_gpu.py."""
 
 import pytest
 import torch
 
 from src.batches.clicks import Table
-from src.models.dlrm.embeddings import PlainEmbeddings, Targets
+from src.models.dlrm.embeddings import GradientSlots, PlainEmbeddings
 from src.models.dlrm.kernels import fused
 
 ONE_HOT = (Table("cat_0.bin", 20), Table("cat_1.bin", 7))
@@ -19,7 +19,7 @@ def ids_of(tables: tuple[Table, ...], batch: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize("batch", [5, 17])
-def test_vectors_go_to_the_samples_own_place(tables: tuple[Table, ...], batch: int) -> None:
+def test_lookup_writes_vectors_to_each_ranks_output(tables: tuple[Table, ...], batch: int) -> None:
     ranks, dim, columns = 3, 16, (3, 1)
     plain = PlainEmbeddings(tables, dim)
     ids = ids_of(tables, ranks * batch)
@@ -31,30 +31,30 @@ def test_vectors_go_to_the_samples_own_place(tables: tuple[Table, ...], batch: i
         assert bool((out[:, [0, 2]] == 9).all())
 
 
-def test_gradients_go_to_the_tables_own_place() -> None:
+def test_backward_writes_gradients_to_the_tables_slots() -> None:
     samples, tables, dim = 6, 3, 16
     random = torch.Generator().manual_seed(1)
     dense, sparse = torch.randn(samples, dim, generator=random), torch.randn(samples, tables, dim, generator=random)
-    wanted = []
-    for targets in (False, True):
+    results = []
+    for with_slots in (False, True):
         d, s, overflow = dense.clone().requires_grad_(), sparse.clone().requires_grad_(), torch.zeros(())
         memory = torch.full((5, samples, dim), 9.0)
         offsets = torch.tensor([3, 0, 4]) * samples * dim
-        places = Targets(memory, offsets) if targets else None
-        features = fused.interaction.dot_features(d, s, overflow, places)
+        slots = GradientSlots(memory, offsets) if with_slots else None
+        features = fused.interaction.dot_features(d, s, overflow, slots)
         features.backward(torch.linspace(-1, 1, features.numel()).view_as(features))
         assert d.grad is not None and s.grad is not None
-        wanted.append((d.grad, memory[[3, 0, 4]].transpose(0, 1) if targets else s.grad))
-        if targets:
+        results.append((d.grad, memory[[3, 0, 4]].transpose(0, 1) if with_slots else s.grad))
+        if with_slots:
             assert not s.grad.any()
             assert bool((memory[[1, 2]] == 9).all())
-    for plain, written in zip(*wanted, strict=True):
+    for plain, written in zip(*results, strict=True):
         assert torch.equal(plain, written)
 
 
-def test_ids_go_to_the_ranks_that_hold_the_rows() -> None:
+def test_ids_are_copied_to_the_ranks_that_hold_the_rows() -> None:
     ids = torch.arange(4000, dtype=torch.int32)
-    inbox = torch.full((6000,), -1, dtype=torch.int32)
-    fused.tables.send_ids(ids, [slice(100, 3000), slice(3000, 3001)], [inbox[2000:], inbox[7:]])
-    assert torch.equal(inbox[2000:4900], ids[100:3000]) and inbox[7] == 3000
-    assert int((inbox >= 0).sum()) == 2901
+    received = torch.full((6000,), -1, dtype=torch.int32)
+    fused.tables.send_ids(ids, [slice(100, 3000), slice(3000, 3001)], [received[2000:], received[7:]])
+    assert torch.equal(received[2000:4900], ids[100:3000]) and received[7] == 3000
+    assert int((received >= 0).sum()) == 2901

@@ -1,4 +1,4 @@
-"""One rank's share of the tables inside TorchRec: look up, exchange, update. Import it when TorchRec is wanted."""
+"""One rank's embedding tables in TorchRec: lookup, exchange, update. Importing it imports TorchRec."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,84 +18,85 @@ from src.models.dlrm.sharded_pieces import Piece, initialise, pieces
 from src.models.dlrm.sharded_plan import Placement, Plan, Rule, bag_name, bags, quiet
 
 
-class Found(NamedTuple):
-    """What a rank has looked up for the samples of all ranks."""
+class Lookup(NamedTuple):
+    """One rank's lookup for the samples of all ranks."""
 
-    context: Any  # TorchRec's of this batch
-    features: Any  # the ids that it was asked for
-    pooled: list[Tensor]  # for each kind of sharding, with the autograd graph whose backward is FBGEMM's update
-    sent: list[Tensor]  # the same as leaves, in the dtype that travels; `grad` is what came back
+    context: Any  # TorchRec's context of this batch
+    features: Any  # all ranks' ids of this rank's rows
+    pooled: list[Tensor]  # one per kind of sharding, with the autograd graph whose backward is FBGEMM's update
+    sent: list[Tensor]  # `pooled` as leaves, in the dtype of the exchange; their `grad` comes from all ranks
 
 
-class RankTables:
-    """TorchRec's sharded tables of this rank, initialised. Every rank makes them, and calls what they have.
+class TorchRecTables:
+    """TorchRec's sharded tables of this rank, initialised. All ranks construct it and call its methods in order.
 
-    Args:
-        seed: the same on all ranks.
-        watched: gives what becomes 1 where one of this rank's gradients overflows, if somebody looks at them all.
+    Args: as of `TableWiseTables`.
     """
 
     def __init__(
         self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, seed: int,
-        watched: Callable[[], Tensor | None],
+        kernel_overflow: Callable[[], Tensor | None],
     ) -> None:  # fmt: skip
         self.plan, self.dim, self.optimizer, self.eps, self.device = plan, dim, optimizer, eps, device
         self.collection = make_collection(plan, dim, optimizer, eps, device)
-        self.waiting, self.watched = Waiting(device), watched
-        self.pending: list[Found] = []
-        self.inputs: dict[int, dict[str, Any]] = {}  # lengths and offsets by size of batch
+        self.waiting, self.kernel_overflow = Waiting(device), kernel_overflow
+        self.pending: list[Lookup] = []
+        self.inputs: dict[int, dict[str, Any]] = {}  # lengths and offsets by batch size
         self.order: tuple[Tensor, Tensor] | None = None
         for number in range(len(plan)):
             for piece in self.weights(number):
                 initialise(piece, self.shape(number), (seed, number))
         # FBGEMM's data parallel tables have an ordinary gradient and no optimiser.
-        copies = [number for number, placement in enumerate(plan) if placement.sharding == "data_parallel"]
-        self.copies = {number: self.weights(number)[0].values for number in copies}
+        replicated = [number for number, placement in enumerate(plan) if placement.sharding == "data_parallel"]
+        self.replicas = {number: self.weights(number)[0].values for number in replicated}
         adagrad = optimizer == "adagrad"
-        self.copied_squares = {n: torch.zeros_like(values) for n, values in self.copies.items() if adagrad}
+        self.replica_squares = {n: torch.zeros_like(values) for n, values in self.replicas.items() if adagrad}
 
     def shape(self, number: int) -> tuple[int, int]:
         return self.plan[number].table.cardinality, self.dim
 
     def weights(self, number: int) -> list[Piece]:
-        """This rank's parts of a table."""
+        """Returns this rank's parts of a table."""
         return pieces(self.collection.state_dict()[f"embedding_bags.{bag_name(number)}.weight"])
 
     def squares(self, number: int) -> list[Piece]:
-        """This rank's parts of what Adagrad has accumulated for a table."""
-        if number in self.copied_squares:
-            return pieces(self.copied_squares[number])
+        """Returns this rank's parts of a table's squares accumulated by Adagrad."""
+        if number in self.replica_squares:
+            return pieces(self.replica_squares[number])
         states: Any = self.collection.fused_optimizer.state_dict()["state"]
         own = states.get(f"embedding_bags.{bag_name(number)}.weight", {})
         return pieces(own[f"{bag_name(number)}.momentum1"]) if own else []
 
-    def begin(
+    def start_lookup(
         self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
     ) -> Callable[[], Float[Tensor, "{batch} tables {self.dim}"]]:
-        """Looks up and exchanges. What it returns gives this rank's vectors, whose backward leaves gradients here."""
-        found = self.look_up(ids, batch, dtype)
+        """Looks up and exchanges; returns a function that returns this rank's vectors.
+
+        Their backward pass appends to `pending`.
+        """
+        lookup = self.look_up(ids, batch, dtype)
         if torch.is_grad_enabled():
             with self.waiting():
-                vectors = self.delivered(found, batch)
-            vectors.register_hook(lambda _: self.pending.append(found))  # only what has a gradient is pending
+                vectors = self.exchanged_vectors(lookup, batch)
+            vectors.register_hook(lambda _: self.pending.append(lookup))  # only if the vectors get a gradient
         else:
-            vectors = self.delivered(found, batch)
+            vectors = self.exchanged_vectors(lookup, batch)
         return lambda: vectors
 
-    def targets(self) -> None:
-        """TorchRec sends the gradients itself; see `Embeddings.targets`."""
+    def gradient_slots(self) -> None:
+        """TorchRec sends the gradients itself; see `Embeddings.gradient_slots`."""
 
-    def look_up(self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype) -> Found:
-        """Sends the ids to the ranks that hold their rows, which look them up."""
+    def look_up(self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype) -> Lookup:
+        """Sends ids to the ranks that hold their rows, and looks up the ids received."""
         context = self.collection.create_context()
         features = self.collection.input_dist(context, self.features(ids, batch)).wait().wait()
         pooled = self.collection.compute(context, features)
-        sent = [found.detach().to(dtype).requires_grad_(torch.is_grad_enabled()) for found in pooled]
-        return Found(context, features, pooled, sent)
+        sent = [part.detach().to(dtype).requires_grad_(torch.is_grad_enabled()) for part in pooled]
+        return Lookup(context, features, pooled, sent)
 
-    def delivered(self, found: Found, batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        """What the ranks found for this rank's samples. Its backward leaves the gradients in `found.sent`."""
-        received = self.collection.output_dist(found.context, found.sent).wait()
+    def exchanged_vectors(self, lookup: Lookup, batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
+        """Returns the vectors of this rank's samples. The backward pass sets the gradients of `lookup.sent`."""
+        received = self.collection.output_dist(lookup.context, lookup.sent).wait()
         vectors = received.values().view(batch, len(self.plan), self.dim)
         if self.order is None:
             names = received.keys()
@@ -104,7 +105,7 @@ class RankTables:
         return Permuted.apply(vectors, *self.order)  # type: ignore[return-value]
 
     def features(self, ids: Int32[Tensor, " ids"], batch: int) -> KeyedJaggedTensor:
-        """TorchRec's form of the ids, with sizes that the host knows already."""
+        """Returns the ids as TorchRec's KeyedJaggedTensor, with all sizes given, so that the host reads none."""
         if batch not in self.inputs:
             hotness = [placement.table.hotness for placement in self.plan]
             lengths = torch.tensor(hotness, dtype=torch.int32, device=self.device).repeat_interleave(batch)
@@ -120,10 +121,10 @@ class RankTables:
         return KeyedJaggedTensor(values=ids, **self.inputs[batch])
 
     def overflowed(self) -> Float[Tensor, ""]:
-        """1 where a pending gradient of any rank is infinite or NaN, otherwise 0."""
-        flag = self.watched()
+        """Returns 1 if a pending gradient of any rank is infinite or NaN, otherwise 0."""
+        flag = self.kernel_overflow()
         if flag is None:
-            gradients = [gradient for found in self.pending for gradient in gradients_of(found)]
+            gradients = [gradient for lookup in self.pending for gradient in gradients_of(lookup)]
             finite = [gradient.isfinite().all() for gradient in gradients]
             flag = 1 - torch.stack(finite).all().float() if finite else torch.zeros((), device=self.device)
         flag = flag.clone()
@@ -131,50 +132,50 @@ class RankTables:
         return flag
 
     def update(self, rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None) -> None:
-        """One optimiser step; see `Embeddings.update`. Adagrad's arguments are read by the host."""
+        """Takes one optimiser step; see `Embeddings.update`. With Adagrad the host reads the arguments."""
         pending, self.pending = self.pending, []
-        # The rate goes into the gradient where the rule is linear: it stays on the device.
+        # SGD is linear in the gradient, so the rate is multiplied into it and stays on the device.
         factor, host_rate = rate, 1.0
         if self.optimizer == "adagrad":
             scale = torch.ones_like(rate) if loss_scale is None else loss_scale
             factor, host_rate = 1 / scale, float(rate * scale)
-        for found in pending:
-            gradients = [gradient.float() * factor for gradient in gradients_of(found)]
-            if found_inf is not None:  # an infinite one times a rate of 0 would be NaN
+        for lookup in pending:
+            gradients = [gradient.float() * factor for gradient in gradients_of(lookup)]
+            if found_inf is not None:  # inf times a rate of 0 would be NaN
                 gradients = [gradient.masked_fill_(found_inf != 0, 0) for gradient in gradients]
-            self._apply(found, gradients, host_rate)
+            self._apply(lookup, gradients, host_rate)
 
-    def _apply(self, found: Found, gradients: list[Tensor], rate: float) -> None:
-        """One optimiser step with the gradients of what was found, in float32."""
-        pooled = found.pooled
+    def _apply(self, lookup: Lookup, gradients: list[Tensor], rate: float) -> None:
+        """Takes one optimiser step with the float32 gradients of `lookup.pooled`."""
+        pooled = lookup.pooled
         if self.optimizer == "adagrad":
-            # FBGEMM takes the learning rate of an update at the lookup, and that was before it was known.
+            # FBGEMM takes an update's learning rate at the lookup, so look up again now that the rate is known.
             optimizer: Any = self.collection.fused_optimizer
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
             with torch.enable_grad():
-                pooled = self.collection.compute(found.context, found.features)
+                pooled = self.collection.compute(lookup.context, lookup.features)
         torch.autograd.backward(pooled, gradients)
-        for number, values in self.copies.items():
+        for number, values in self.replicas.items():
             gradient: Any = self.collection.embedding_bags[bag_name(number)].weight.grad
             if self.optimizer == "adagrad":
-                squares = self.copied_squares[number].addcmul_(gradient, gradient)
+                squares = self.replica_squares[number].addcmul_(gradient, gradient)
                 values.addcdiv_(gradient, squares.sqrt().add_(self.eps), value=-rate)
             else:
                 values.sub_(gradient, alpha=rate)
-        for number in self.copies:  # only now: they are parts of one tensor, and so are their gradients
+        for number in self.replicas:  # after all updates: the gradients are views of one tensor
             weight: Any = self.collection.embedding_bags[bag_name(number)].weight
             weight.grad = None
 
 
-def gradients_of(found: Found) -> list[Tensor]:
-    """What came back for each lookup; zeros where no sample of this rank's rows had a part in the loss."""
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found.sent]
+def gradients_of(lookup: Lookup) -> list[Tensor]:
+    """Returns the gradients of `lookup.sent`; zeros where it has none."""
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in lookup.sent]
 
 
 class Permuted(torch.autograd.Function):
-    """Tables in another order; backward gathers, where index_select's own would add with atomics."""
+    """Reorders tables; its backward pass gathers, while that of index_select adds with atomics."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ class Permuted(torch.autograd.Function):
 def make_collection(
     plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device
 ) -> ShardedEmbeddingBagCollection:
-    """TorchRec's sharded module for the plan, with its optimiser in FBGEMM's backward; weights are not set."""
+    """Returns TorchRec's sharded module for the plan, with the optimiser in FBGEMM's backward and weights unset."""
     group, world_size = distributed.group.WORLD, distributed.get_world_size()
     assert group is not None
     collection = bags([placement.table for placement in plan], dim)
@@ -207,7 +208,7 @@ def make_collection(
 
 
 def generator(placement: Placement) -> Any:
-    """TorchRec's maker of a placement. Its fused kernel is the one with the optimiser in its backward."""
+    """Returns TorchRec's sharding generator. The fused kernel has the optimiser in its backward."""
     if placement.sharding == "data_parallel":
         return torchrec_plan.data_parallel()
     if placement.sharding == "row_wise":

@@ -1,6 +1,6 @@
-"""Compiles kernels on all cores before they are needed: a whole network's take minutes on one.
+"""Compiles kernels on all cores before they are needed: those of a whole network take minutes on one core.
 
-Triton keeps what it has compiled on disk, where the process finds it that launches the kernel.
+Triton caches compiled kernels on disk, where the launching process finds them.
 """
 
 import logging
@@ -20,13 +20,13 @@ from src.models.mobilenet_v1.kernels.fused import depthwise, norm, pointwise, st
 
 log = logging.getLogger(__name__)
 MODULES = depthwise, norm, pointwise, stem
-SLOW = 0.2  # seconds: a kernel that takes longer was not found on disk
-FEW = 8  # kernels that one process compiles faster than others start
-MOST = 16  # processes: each holds some hundred MiB of the GPU while it compiles
+CACHED_S = 0.2  # a kernel that takes longer was not in the cache on disk
+FEW = 8  # kernels that one process compiles before others have started
+MAX_PROCESSES = 16  # each holds some hundred MiB of GPU memory while it compiles
 
 
 class Launch(NamedTuple):
-    """What Triton compiles a kernel for."""
+    """A kernel and the argument types and constants that Triton compiles it for."""
 
     module: str
     kernel: str
@@ -35,51 +35,52 @@ class Launch(NamedTuple):
 
 
 @contextmanager
-def noted() -> Iterator[set[Launch]]:
-    """Meanwhile no kernel of this model runs; what would have run is noted, and outputs hold just anything."""
+def record_launches() -> Iterator[set[Launch]]:
+    """Records kernel launches of this model instead of running them; outputs are uninitialised."""
     found = set[Launch]()
 
-    def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        plain = tuple(sort(argument) for argument in arguments)
+    def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        plain = tuple(specialisation(argument) for argument in arguments)
         found.add(Launch(kernel.fn.__module__, kernel.fn.__name__, plain, tuple(sorted(constants.items()))))
 
     before = [module.launch for module in MODULES]
     try:
         for module in MODULES:
-            vars(module).update(launch=note)
+            vars(module).update(launch=record)
         yield found
     finally:
         for module, launch in zip(MODULES, before, strict=True):
             vars(module).update(launch=launch)
 
 
-def sort(argument: Tensor | float) -> torch.dtype | float:
-    """All that Triton asks of an argument: of an integer whether it is 1 or a multiple of 16."""
+def specialisation(argument: Tensor | float) -> torch.dtype | float:
+    """Returns what Triton specialises on: a tensor's dtype; whether an integer is 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype
     return argument if isinstance(argument, float) or argument == 1 else 16 if argument % 16 == 0 else 2
 
 
 def compile_all(launches: Iterable[Launch]) -> None:
-    """Returns when all are compiled; those that take longest come first.
+    """Compiles all kernels, those that take longest first.
 
-    Other processes start only where a kernel was not on disk, and for one rank of a machine: the others find there what
-    these have compiled.
+    It starts other processes only if a kernel was not in the cache on disk, and only on one rank of a machine; the
+    other ranks then find the kernels there.
     """
     waiting = sorted(launches, key=lambda launch: (launch.kernel != "backward", str(launch)))
-    alone = os.environ.get("LOCAL_RANK", "0") != "0"
+    is_other_rank = os.environ.get("LOCAL_RANK", "0") != "0"
     while waiting:
         begin = time.perf_counter()
-        compiled(waiting.pop(0))
-        if not alone and len(waiting) > FEW and time.perf_counter() - begin > SLOW:
+        compile_one(waiting.pop(0))
+        if not is_other_rank and len(waiting) > FEW and time.perf_counter() - begin > CACHED_S:
             break
     if waiting:
-        workers = min(MOST, max(1, (os.cpu_count() or 2) - 1))
+        workers = min(MAX_PROCESSES, max(1, (os.cpu_count() or 2) - 1))
         log.info("compiling %d kernels in %d processes", len(waiting), workers)
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(compiled, waiting))
+            list(pool.map(compile_one, waiting))
 
 
-def compiled(launch: Launch) -> None:
+def compile_one(launch: Launch) -> None:
+    """Compiles a kernel without launching it."""
     kernel = getattr(import_module(launch.module), launch.kernel)
     kernel.warmup(*launch.arguments, grid=(1,), **dict(launch.constants))
