@@ -70,7 +70,14 @@ def test_the_last_finite_checkpoint_stays_and_is_named(
     assert f"resume=true: going on from {last}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("what", "window"), [("diverges", 2), ("sees_a_nan", 2), ("spoils_a_statistic", 1000)])
+@pytest.mark.parametrize(
+    ("what", "window"),
+    [
+        ("diverges", 2),
+        pytest.param("sees_a_nan", 2, marks=pytest.mark.slow),
+        pytest.param("spoils_a_statistic", 1000, marks=pytest.mark.slow),
+    ],
+)
 def test_one_rank_ends_all(tmp_path: Path, what: str, window: int) -> None:
     """Under torchrun, which corrects no record: rank 0 writes what itself has ended it."""
     provoke = provoked(what=what, step=EPOCH + 3, rank=1)

@@ -96,8 +96,15 @@ def test_a_run_that_is_over_cannot_be_interrupted(tmp_path: Path, monkeypatch: p
     assert record.status == "done" and read_record(tmp_path / "run") == record
 
 
-@pytest.mark.parametrize("trainer", ["1x1", "1x2"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("trainer", "number"),
+    [
+        ("1x2", signal.SIGINT),
+        pytest.param("1x2", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("1x1", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("1x1", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number: signal.Signals) -> None:
     """As of somebody who presses Ctrl-C until the prompt is back, and faster."""
     process = begin(tmp_path, f"trainer={trainer}", LONG, provoked(what="reports", step=3, same_s=0), group=True)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from src.report.record import read_record
@@ -45,6 +46,7 @@ def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) 
     check_interrupted(tmp_path, "SIGINT")
 
 
+@pytest.mark.slow
 def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9

@@ -37,6 +37,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return home, out
 
 
+@pytest.mark.slow
 def test_one_command_trains_on_its_ranks_and_leaves_one_record(two_ranks: tuple[Path, str]) -> None:
     home, out = two_ranks
     assert out.count("train done: mobilenet_v1 on image_synthetic, cpu 1x2") == 1
@@ -46,6 +47,7 @@ def test_one_command_trains_on_its_ranks_and_leaves_one_record(two_ranks: tuple[
     assert {"trainer=1x2", "note='a note, with ${trainer.name}'"} <= set(record.environment["overrides"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_nodes_train_as_one_with_as_many_ranks(devices: int, tmp_path: Path, two_ranks: tuple[Path, str]) -> None:
     alone, _ = two_ranks
@@ -62,6 +64,7 @@ def test_two_nodes_train_as_one_with_as_many_ranks(devices: int, tmp_path: Path,
     torch.testing.assert_close(final_weights(tmp_path / "two"), final_weights(alone), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_ends_both_nodes_with_a_checkpoint(tmp_path: Path) -> None:
     nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert sorted(code for code, _, _ in nodes) == [-signal.SIGKILL, 1]
@@ -71,6 +74,7 @@ def test_a_killed_agent_ends_both_nodes_with_a_checkpoint(tmp_path: Path) -> Non
     assert record.error.message == f"SIGTERM after step {step}"
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_ends_the_other_with_a_record(tmp_path: Path) -> None:
     nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="'kills_its_launcher dies'", step=3, rank=1))
     assert sorted(code for code, _, _ in nodes) == [-signal.SIGKILL, 1]

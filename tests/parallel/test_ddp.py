@@ -88,6 +88,7 @@ def test_held_out_molecules_are_seen_once_by_all_ranks_together(
         assert figures[1] == pytest.approx(figures[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_door_under_torchrun_leaves_one_record_of_both_ranks(home: Path, molecules: MolecularData) -> None:
     folder = home / "door"
     command = [

@@ -94,6 +94,7 @@ def test_a_search_that_cannot_be_is_refused_before_it_begins(wrong: str, told: s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
     mine = [text for text in tiny_overrides(tmp_path) if not text.startswith("output_dir=")]
     mine += [

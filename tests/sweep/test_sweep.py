@@ -45,6 +45,7 @@ def rows(home: Path) -> dict[str, dict[str, str]]:
         return {row["seed"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_a_sweep_outlives_its_failures_and_its_launcher(tmp_path: Path) -> None:
     asked = (f"seed={','.join(map(str, range(1, 13)))}", fault(tmp_path, oom=2, diverge=3, crash=4, kill=6))
     killed = sweep(tmp_path, *asked)
@@ -67,6 +68,7 @@ def test_a_sweep_outlives_its_failures_and_its_launcher(tmp_path: Path) -> None:
     assert all(float(row["p_train"]) > 0 for row in found.values() if row["state"] == "done")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_running_jobs_and_the_sweep_goes_on_from_their_checkpoints(tmp_path: Path) -> None:
     asked = (
         "seed=1,2", "callbacks=default", "~callbacks.progress", fault(tmp_path, stop=1), "sweep.parallel=1",
@@ -85,6 +87,7 @@ def test_ctrl_c_ends_the_running_jobs_and_the_sweep_goes_on_from_their_checkpoin
     assert read_record(first).samples == 8  # the step that was left
 
 
+@pytest.mark.slow
 def test_what_is_the_same_is_run_once_and_what_is_new_is_added(tmp_path: Path) -> None:
     ended = sweep(tmp_path, "seed=1", "hp.lr=0.05,5e-2", fault(tmp_path))
     assert ended.returncode == 0, ended.stderr
@@ -125,6 +128,7 @@ class TestSearch:
     SPACE = ("hp.lr=tag(log,interval(1e-3,1e-1))", "hp.batch_size=4,8")
     ASKED = ("hydra/sweeper=search", "hydra.sweeper.trials=2", "hydra.sweeper.maximize=p_train", "sweep.parallel=1")
 
+    @pytest.mark.slow
     def test_a_killed_search_goes_on_with_the_trials_that_it_has(self, tmp_path: Path) -> None:
         asked = (*self.ASKED, *self.SPACE, fault(tmp_path, kill=1))
         assert sweep(tmp_path, *asked).returncode == -9

@@ -75,6 +75,7 @@ def test_a_run_loads_no_compiler_and_the_compiler_still_works(tmp_path: Path) ->
     assert printed(COMPILER, str(tmp_path))[-5:] == ["[]", "0 False", "True True", "True True", "True False"]
 
 
+@pytest.mark.slow
 def test_with_the_switch_everything_is_imported_as_it_is_and_a_run_works(tmp_path: Path) -> None:
     *_, loaded, _, _, _, _ = printed(COMPILER, str(tmp_path), REPRISE_PLAIN_START="1")
     assert loaded == "['torch._dynamo.eval_frame', 'torch._inductor', 'sympy']"

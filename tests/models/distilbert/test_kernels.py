@@ -29,7 +29,7 @@ from tests.support.distilbert_kernels import (
 )
 from tests.support.hugging_face import SIZES, distilbert, packed, random_sentences
 
-DTYPES = [(torch.float32, 5e-6), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)]
+DTYPES = [(torch.float32, 5e-6), (torch.float16, 3e-3), pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.slow)]
 SMALL = Sizes(dim=24, n_heads=3, hidden_dim=40)
 
 

@@ -28,7 +28,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("shape", "kinds", "width", "dtype"),
     [(*case, dtype) for case in CASES for dtype in (torch.float32, torch.float16)]
-    + [(*case, torch.bfloat16) for case in CASES[::3]],
+    + [pytest.param(*case, torch.bfloat16, marks=pytest.mark.slow) for case in CASES[::3]],
 )
 def test_a_layer_agrees_with_float64(shape: Shape, kinds: str, width: int, dtype: torch.dtype) -> None:
     """Outputs, all gradients and running statistics; no ReLU's input changes sign by rounding."""

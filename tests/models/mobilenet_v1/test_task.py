@@ -27,13 +27,13 @@ from src.training.schedule import Schedule
 from src.training.task import Task
 from tests.support import ROOT
 from tests.support.composing import composed
-from tests.support.task_contract import TaskContract
+from tests.support.task_contract import ResumeContract
 from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_overrides, write_folders
 
 PLAIN = "model.task.augment.flip=false", "model.task.augment.jitter=0", "model.task.augment.lighting=0"
 
 
-class TestMobileNetV1(TaskContract):
+class TestMobileNetV1(ResumeContract):
     learning_steps = 60  # each has other random colours and flips
 
     def config(self, home: Path, *overrides: str) -> DictConfig:

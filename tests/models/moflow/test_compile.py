@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 
 
+@pytest.mark.slow
 def test_one_graph_serves_all_atom_steps() -> None:
     script = ROOT / "tests" / "support" / "compiled_steps.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
