@@ -1,1 +1,1 @@
-"""Pure measuring: clocks, rates, statistics, rooflines. Nothing here knows Lightning. Definitions: docs/metrics.md."""
+"""Pure functions: clocks, rates, statistics, rooflines; no Lightning. Definitions: docs/reference/metrics.md."""

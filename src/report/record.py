@@ -1,7 +1,7 @@
 """One run is one record, and a record is one result.json: what was run, how it ended, and every figure of it.
 
 Rates are per second, times in seconds, memory in GiB, whatever a table prints. A figure that was not measured is None.
-docs/metrics.md defines the figures.
+docs/reference/metrics.md defines the figures.
 """
 
 import json

@@ -29,7 +29,7 @@ OF_ONE_RUN = ("output_dir", "resume")
 
 
 class IsolatedLauncher(Launcher):
-    """See docs/sweeps.md.
+    """See docs/guides/sweeps.md.
 
     Args:
         parallel: jobs at once; None: as many as the GPUs carry, one on a machine without.

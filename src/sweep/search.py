@@ -33,7 +33,7 @@ RATES = ("p_whole", "p_train", "p_core", "throughput", "e2e_time_s")
 
 
 class SearchSweeper(Sweeper):
-    """See docs/sweeps.md.
+    """See docs/guides/sweeps.md.
 
     Args:
         trials: how many there are in the end, those of an earlier start included.
