@@ -27,20 +27,20 @@ $(READY): pyproject.toml
 	$(if $(GPU),$(env_cuda),$(env_cpu))
 	@touch $@
 
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
 define env_cpu
-$(PIP) install uv torch==$(CPU_TORCH)
+$(PIP) uv torch==$(CPU_TORCH)
 	$(UV) --editable '.[dev]'
 endef
 
 # The two builds of FBGEMM are one Python package under two names: the CPU's goes before the CUDA one comes.
 define env_cuda
-$(PIP) install uv torch==$(CUDA_TORCH)
+$(PIP) uv torch==$(CUDA_TORCH)
 	$(UV) --editable '.[dev]' torch==$(CUDA_TORCH) torchrec==$(CUDA_TORCHREC)
-	$(PIP) uninstall --yes fbgemm-gpu-cpu
-	$(PIP) install --no-deps fbgemm-gpu==$(CUDA_FBGEMM)
+	$(BIN)/python -m pip uninstall --quiet --yes fbgemm-gpu-cpu
+	$(PIP) --no-deps fbgemm-gpu==$(CUDA_FBGEMM)
 endef
 
 run: env

@@ -116,7 +116,7 @@ class TrainConfig:
     pictures: bool = True  # of where the time went and of the curves, beside the record
     note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
-    resume: bool = False  # resume from the newest checkpoint of the same case under output_root
+    resume: bool = False  # resume from the newest checkpoint of this model under output_root
     data_root: str = "data"  # folder of the data sets
     output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"  # this run's folder, made by Hydra
