@@ -62,6 +62,17 @@ def test_every_page_is_linked() -> None:
     assert [name_of(page) for page in PAGES if page not in seen] == []
 
 
+def test_pages_that_code_and_configs_name_exist() -> None:
+    sources = [ROOT / "pyproject.toml", ROOT / "Makefile"]
+    sources += [file for folder in ("src", "conf", "benchmarks") for file in (ROOT / folder).rglob("*")]
+    files = [file for file in sources if file.suffix in (".py", ".yaml", ".toml", "") and file.is_file()]
+    named = {
+        (file, page) for file in files for page in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 8
+    assert [f"{name_of(file)} names {page}" for file, page in sorted(named) if not (ROOT / page).exists()] == []
+
+
 def commands(page: Path) -> list[list[str]]:
     """The words of the page's commands `python train.py ...`, predict.py and prepare.py, without their comments."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
