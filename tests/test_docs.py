@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from src.config.schema import PredictConfig, TrainConfig
+from src.config.settings import CONF
 from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.composing import composed
@@ -98,6 +101,37 @@ def test_commands_compose(page: Path) -> None:
 
 def test_the_commands_were_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 75
+
+
+def configs(group: str) -> list[DictConfig | ListConfig]:
+    """What the files of a group say, each under the group's key; experiments as they are."""
+    loaded = [OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))]
+    return loaded if group == "experiment" else [OmegaConf.create({group: config}) for config in loaded]
+
+
+def test_keys_that_pages_name_exist() -> None:
+    """A key may be of any option of its group. Most stand in the tables of the original parameters."""
+    known = [OmegaConf.structured(schema) for schema in (TrainConfig, PredictConfig)]
+    known += [
+        config for group in ("model", "datamodule", "callbacks", "logger", "experiment") for config in configs(group)
+    ]
+    key = re.compile(
+        r"(?<![+/\w.])(?:fit|hp|execution|measure|sweep|model|datamodule|callbacks|logger)(?!\.safetensors)(?:\.\w+)+(?![\w.(/])"
+    )
+    named = {
+        (page, found)
+        for page in PAGES
+        if page.name != "config.md"  # generated, with interpolations of keys that may be absent
+        for code in re.findall(r"`([^`\n]+)`", page.read_text())
+        for found in key.findall(code)
+    }
+    assert len(named) > 110
+
+    def exists(name: str) -> bool:
+        parent, _, last = name.rpartition(".")
+        return any(last in (OmegaConf.select(config, parent) or {}) for config in known)
+
+    assert sorted(f"{name_of(page)}: {name}" for page, name in named if not exists(name)) == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=name_of)
