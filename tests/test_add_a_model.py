@@ -14,7 +14,7 @@ NEEDED = ("src", "conf", "hydra_plugins", "tests", "train.py", "pyproject.toml")
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the files of the example added."""
     home = tmp_path_factory.mktemp("sixth") / "project"
     home.mkdir()
@@ -30,27 +30,27 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def run(house: Path, *command: str) -> str:
-    ended = subprocess.run(command, cwd=house, capture_output=True, text=True, check=False)
+def run(project: Path, *command: str) -> str:
+    ended = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
 @pytest.mark.slow
-def test_it_passes_the_contract_and_the_tests_of_all_models(house: Path) -> None:
+def test_it_passes_the_contract_and_the_tests_of_all_models(project: Path) -> None:
     tests = "tests/models/small_resnet", "tests/test_cli.py::test_every_model_is_made_and_has_a_loss"
-    assert " passed" in run(house, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *tests)
+    assert " passed" in run(project, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *tests)
 
 
 @pytest.mark.slow
-def test_it_passes_the_type_checker(house: Path) -> None:
+def test_it_passes_the_type_checker(project: Path) -> None:
     pyright = Path(sys.executable).with_name("pyright")
-    run(house, str(pyright), "--pythonpath", sys.executable, "src/models/small_resnet", "tests/models/small_resnet")
+    run(project, str(pyright), "--pythonpath", sys.executable, "src/models/small_resnet", "tests/models/small_resnet")
 
 
 @pytest.mark.slow
-def test_it_trains_from_the_command_line(house: Path, tmp_path: Path) -> None:
+def test_it_trains_from_the_command_line(project: Path, tmp_path: Path) -> None:
     small = "hardware=cpu", "datamodule.image_size=32", "datamodule.num_classes=10", "hp.batch_size=16"
     short = "fit.max_steps=3", "datamodule.val_batches=1", f"output_dir={tmp_path / 'run'}", f"output_root={tmp_path}"
-    assert "small_resnet" in run(house, sys.executable, "train.py", "model=small_resnet", *small, *short)
+    assert "small_resnet" in run(project, sys.executable, "train.py", "model=small_resnet", *small, *short)
     assert (tmp_path / "run" / "result.json").exists()

@@ -22,54 +22,54 @@ from src.system.group import begun_s, restarts, started_by
 class HyperParameters:
     """What `fix_hp` may change, and nothing else."""
 
-    batch_size: int = MISSING
+    batch_size: int = MISSING  # samples in one batch
     batch_per: str = MISSING  # "device" or "global": whose batch `batch_size` counts
-    lr: float = MISSING
+    lr: float = MISSING  # learning rate, before the schedule's factor
     accumulate: int = 1  # batches of each rank whose gradients are averaged in one optimiser step
 
 
 @dataclass
 class Topology:
     name: str = MISSING  # nodes x devices, e.g. "2x8"
-    num_nodes: int = MISSING
+    num_nodes: int = MISSING  # machines
     devices: int = MISSING  # on each node
 
 
 @dataclass
 class Precision:
-    name: str = MISSING
+    name: str = MISSING  # fp32, tf32, amp, bf16 or fp16
     lightning: str = MISSING  # Lightning's name for storage and autocast dtype
     matmul: str = MISSING  # torch.set_float32_matmul_precision
-    cudnn_tf32: bool = MISSING
+    cudnn_tf32: bool = MISSING  # whether cuDNN's convolutions may use TF32
     loss_scale: float = 65536.0  # of float16 gradients, where they have one
     loss_scale_growth_steps: int = 2000  # steps without an overflow before it doubles
 
 
 @dataclass
 class Hardware:
-    name: str = MISSING
+    name: str = MISSING  # as in records and tables
     accelerator: str = "auto"  # "cuda", "cpu" or "auto"
     match: str | None = None  # regular expression on the device's name
     peak_flops: dict[str, float | None] = field(default_factory=dict)  # FLOP/s by dtype: fp32, tf32, fp16, bf16
     peak_bandwidth: float | None = None  # bytes/s of device memory
-    memory_gib: float | None = None
+    memory_gib: float | None = None  # device memory
 
 
 @dataclass
 class Fit:
     """How long to train and how often to look. Published recipes live in the model; these are what a run changes."""
 
-    max_epochs: int = II("model.recipe.max_epochs")
-    max_steps: int = -1
+    max_epochs: int = II("model.recipe.max_epochs")  # passes over the training split
+    max_steps: int = -1  # optimiser steps after which training ends; -1: no limit
     max_time_s: float | None = None  # wall seconds of training, then a normal end
-    clip_norm: float | None = II("model.recipe.clip_norm")
-    eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")
+    clip_norm: float | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
+    eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")  # null: no evaluation during training
     eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
     evaluate_first: bool = II("oc.select:model.recipe.evaluate_first,false")  # once before training, as some recipes do
-    checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")
-    checkpoint_every_n_steps: int | None = None
-    stop_at_target: bool = False
-    final_evaluation: bool = True
+    checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")  # `last.ckpt`
+    checkpoint_every_n_steps: int | None = None  # in addition to epochs
+    stop_at_target: bool = False  # end training when an evaluation reaches `model.task.target`
+    final_evaluation: bool = True  # evaluate after training
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Execution:
 
     graph: str = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
     compile: str = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
-    graph_warmup_steps: int = 3
+    graph_warmup_steps: int = 3  # eager steps before the capture
     gradient_dtype: str | None = None  # of the all-reduce: bf16 or fp16; null: the gradients' own
     exchange: str = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
     graph_gaps: str = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps: auto or off
@@ -101,26 +101,26 @@ class Sweep:
 
 @dataclass
 class TrainConfig:
-    model: Any = MISSING
-    datamodule: Any = MISSING
+    model: Any = MISSING  # a group
+    datamodule: Any = MISSING  # a group
     trainer: Topology = field(default_factory=Topology)
     precision: Precision = field(default_factory=Precision)
     hardware: Hardware = field(default_factory=Hardware)
-    callbacks: Any = MISSING
-    logger: Any = MISSING
+    callbacks: Any = MISSING  # a group
+    logger: Any = MISSING  # a group
     hp: HyperParameters = field(default_factory=HyperParameters)
-    fix_hp: Any = None
+    fix_hp: Any = None  # appended: +fix_hp=max_bs or +fix_hp=auto
     fit: Fit = field(default_factory=Fit)
     execution: Execution = field(default_factory=Execution)
     measure: Measure = field(default_factory=Measure)
     sweep: Sweep = field(default_factory=Sweep)
-    seed: int = 1
+    seed: int = 1  # of weights, noise and the order of the data
     pictures: bool = True  # of where the time went and of the curves, beside the record
     note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
-    resume: bool = False  # resume from the newest checkpoint of the same case under output_root
-    data_root: str = "data"
-    output_root: str = "outputs"
+    resume: bool = False  # resume from the newest checkpoint of this model under output_root
+    data_root: str = "data"  # folder of the data sets
+    output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"  # this run's folder, made by Hydra
 
 
@@ -131,32 +131,32 @@ def no_training() -> dict[str, Any]:
 
 @dataclass
 class PredictConfig:
-    model: Any = MISSING
-    datamodule: Any = MISSING
+    model: Any = MISSING  # a group
+    datamodule: Any = MISSING  # a group
     precision: Precision = field(default_factory=Precision)
     hardware: Hardware = field(default_factory=Hardware)
     execution: Execution = field(default_factory=Execution)
-    ckpt_path: str | None = None
+    ckpt_path: str | None = None  # trained weights; null: random ones, good for timing alone
     num_samples: int | None = 10000  # null: as many as the data has
-    batch_size: int = 512
+    batch_size: int = 512  # samples predicted at once
     warmup_batches: int = 5  # run first and left out: compilation, graph capture
     output: str | None = None  # file of the predictions; in the run's folder if not given
     sweep: Sweep = field(default_factory=Sweep)
-    hp: dict[str, Any] = field(default_factory=no_training)
+    hp: dict[str, Any] = field(default_factory=no_training)  # models and datamodules refer to it; unused
     seed: int = 1
-    data_root: str = "data"
-    output_root: str = "outputs"
+    data_root: str = "data"  # folder of the data sets
+    output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"
 
 
 @dataclass
 class PrepareConfig:
-    datamodule: Any = MISSING
+    datamodule: Any = MISSING  # a group
     sweep: Sweep = field(default_factory=Sweep)
-    hp: dict[str, Any] = field(default_factory=no_training)
+    hp: dict[str, Any] = field(default_factory=no_training)  # models and datamodules refer to it; unused
     seed: int = 1
-    data_root: str = "data"
-    output_root: str = "outputs"
+    data_root: str = "data"  # folder of the data sets
+    output_root: str = "outputs"  # folder of the run folders
 
 
 def run_dir() -> str:

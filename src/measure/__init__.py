@@ -1,1 +1,1 @@
-"""Clocks, rates, statistics and rooflines, without Lightning. docs/metrics.md defines the figures."""
+"""Clocks, rates, statistics and rooflines, without Lightning. docs/reference/metrics.md defines the figures."""

@@ -1,7 +1,7 @@
 """The record of a run, stored as result.json: its case, how it ended, and all figures.
 
 Rates are per second, times in seconds, memory in GiB. A figure that was not measured is None.
-docs/metrics.md defines the figures.
+docs/reference/metrics.md defines the figures.
 """
 
 import json

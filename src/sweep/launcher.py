@@ -29,7 +29,7 @@ OF_ONE_RUN = ("output_dir", "resume")
 
 
 class IsolatedLauncher(Launcher):
-    """Runs the jobs of a sweep as docs/sweeps.md describes.
+    """Runs the jobs of a sweep as docs/guides/sweeps.md describes.
 
     Args:
         parallel: jobs at once; None: one per GPU, or one on a machine without GPUs.

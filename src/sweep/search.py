@@ -33,7 +33,7 @@ RATES = ("p_whole", "p_train", "p_core", "throughput", "e2e_time_s")
 
 
 class SearchSweeper(Sweeper):
-    """Searches the given space as docs/sweeps.md describes.
+    """Searches the given space as docs/guides/sweeps.md describes.
 
     Args:
         trials: total number, trials of an earlier start included.

@@ -63,3 +63,21 @@ def test_the_tests_on_a_gpu_run_the_projects_python_or_the_one_that_is_given(giv
     lines = done.stdout.splitlines()
     assert lines[-2:] == [f"{python} -m pytest -m gpu", f"{python} -m benchmarks.wgmma_waits"]
     assert python == ".venv/bin/python" or not any(".venv" in line for line in lines)  # nor is that set up then
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "torch", "fbgemm"),
+    [("", [], "2.13.0", None), ("GPU 0: NVIDIA H200", [], "2.11.0", "1.6.0"), ("GPU 0", ["GPU="], "2.13.0", None)],
+)
+def test_the_environment_is_that_of_the_machine(
+    tmp_path: Path, gpus: str, given: list[str], torch: str, fbgemm: str | None
+) -> None:
+    """With a GPU that nvidia-smi lists: torch and FBGEMM's CUDA build as measured; without: as CI has it."""
+    program(tmp_path / "nvidia-smi", f"echo '{gpus}'")
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["make", "-n", "-W", "pyproject.toml", "env", *given]
+    lines = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert any(line.endswith(f" uv torch=={torch}") for line in lines)
+    builds = [line.rpartition(" ")[2] for line in lines if "fbgemm" in line]
+    assert builds == ([] if fbgemm is None else ["fbgemm-gpu-cpu", f"fbgemm-gpu=={fbgemm}"])

@@ -1,4 +1,4 @@
-"""Raw Criteo click logs to a split binary directory, on all cores, in bounded memory; docs/criteo.md says how.
+"""Raw Criteo click logs to a split binary directory, on all cores, in bounded memory; docs/guides/criteo.md says how.
 
 Text is read once. The first pass makes fixed-size records and runs of counted ids of it, the runs are merged to
 vocabularies, and the last pass puts the records' columns where they belong. Every pass is a set of jobs that each leave

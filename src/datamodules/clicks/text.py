@@ -2,7 +2,8 @@
 
 A line is a label (0 or 1), 13 integers and 26 hexadecimal ids of at most 8 digits, separated by tabs; an empty field is
 missing. Fields are read eight bytes at a time as one 64-bit number, in which all digits are converted at once: twice as
-fast as polars' read_csv and to_integer on one core (docs/criteo.md), and a line of another shape is never let through.
+fast as polars' read_csv and to_integer on one core (docs/guides/criteo.md). A line of another shape is never let
+through.
 """
 
 import re

@@ -1,0 +1,56 @@
+"""docs/reference/config.md is what the schema and conf/ say, and names every key of a training config."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from src.config import reference
+from src.config.reference import CONF, GROUPS, PAGE
+from tests.support.composing import composed
+
+SECTIONS = ("trainer", "precision", "hardware", "hp", "fit", "execution", "measure", "sweep")
+
+
+def test_the_committed_page_is_current() -> None:
+    """After a change of the schema or of conf/: `python -m src.config.reference`."""
+    assert PAGE.read_text(encoding="utf-8") == reference.reference()
+
+
+def test_every_key_of_a_training_config_is_on_the_page() -> None:
+    config = composed("train")
+    page = PAGE.read_text(encoding="utf-8")
+    keys = [str(key) for key in config] + [f"{part}.{key}" for part in SECTIONS for key in config[part]]
+    assert [key for key in keys if key not in SECTIONS and f"| `{key}` |" not in page] == []
+
+
+def test_every_option_of_every_group_is_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for group in GROUPS:
+        part = page.partition(f"\n### {group}\n")[2].partition("\n#")[0]
+        assert [file.stem for file in (CONF / group).glob("*.yaml") if f"| `{file.stem}` |" not in part] == []
+
+
+def test_a_field_has_its_type_default_and_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Small:
+        steps: int = 7  # of a trial
+        name: str | None = None
+
+    monkeypatch.setattr(reference, "_field_comments", lambda schema: {"steps": "of a trial"})
+    rows = list(reference._schema_rows(Small))
+    assert rows == [("`steps`", "`int`", "`7`", "of a trial"), ("`name`", "`str | None`", "`null`", "")]
+
+
+def test_nested_keys_of_a_file_are_dotted_and_have_their_comments(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(
+        "# A small model. More.\nname: small\ntask:\n  _target_: x.Y\n  width: 3   # of a layer\n  sizes: [1, 2]\n"
+    )
+    assert OmegaConf.load(file).task.width == 3
+    assert list(reference._yaml_rows(file, "model")) == [
+        ("`model.task.width`", "`3`", "of a layer"),
+        ("`model.task.sizes`", "`[1, 2]`", ""),
+    ]
+    assert reference._summary(file) == "A small model"

@@ -1,0 +1,184 @@
+"""The documentation: its links lead somewhere, its commands compose, its Python runs, its figures are on record.
+
+Pages of docs/results and docs/notes are tested with their records: tests/report/test_committed_results.py.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from src.config.schema import PredictConfig, TrainConfig
+from src.config.settings import CONF
+from src.report.record import read_record
+from tests.support import ROOT
+from tests.support.composing import composed
+
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES += [page for folder in ("guides", "models", "reference") for page in sorted((DOCS / folder).glob("*.md"))]
+LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?[^()\s]*)\)")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECORDS = DOCS / "results" / "records"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    """Markdown without fenced blocks, indented blocks and inline code: what they show is no link."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`]*`", "", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        assert not heading or heading in anchors(target), f"{name_of(page)} links to {link}"
+
+
+def test_every_page_is_linked() -> None:
+    """From the README, over any number of pages."""
+    seen, new = set(), {ROOT / "README.md"}
+    while new:
+        seen |= new
+        links = {(page, link.partition("#")[0]) for page in new for link in LINK.findall(page.read_text())}
+        new = {(page.parent / path).resolve() for page, path in links if path.endswith(".md")}
+        new = {page for page in new if page.exists()} - seen
+    assert len(PAGES) > 20
+    assert [name_of(page) for page in PAGES if page not in seen] == []
+
+
+def test_pages_that_code_and_configs_name_exist() -> None:
+    sources = [ROOT / "pyproject.toml", ROOT / "Makefile"]
+    sources += [file for folder in ("src", "conf", "benchmarks") for file in (ROOT / folder).rglob("*")]
+    files = [file for file in sources if file.suffix in (".py", ".yaml", ".toml", "") and file.is_file()]
+    named = {
+        (file, page) for file in files for page in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 8
+    assert [f"{name_of(file)} names {page}" for file, page in sorted(named) if not (ROOT / page).exists()] == []
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of the page's commands `python train.py ...`, predict.py and prepare.py, without their comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^ +(?:.*\| )?\S*python ((?:train|predict|prepare)\.py.*)$", text, flags=re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def one_job(words: list[str]) -> list[str]:
+    """The overrides of the first job: of a sweep's values the first, without what is Hydra's own."""
+    given = [word for word in words[1:] if re.match(r"[+~]?(?!hydra)[\w.]+(=|$)", word) and "tag(" not in word]
+    given = [word for word in given if word not in ("job", "install=bash")]
+    if "-m" not in words:
+        return given
+    return [word if "[" in word or "{" in word else word.partition(",")[0] for word in given]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+def test_commands_compose(page: Path) -> None:
+    """So every key and option in them exists."""
+    for words in commands(page):
+        composed(words[0].removesuffix(".py"), *one_job(words))
+
+
+def test_the_commands_were_found() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 75
+
+
+def configs(group: str) -> list[DictConfig | ListConfig]:
+    """What the files of a group say, each under the group's key; experiments as they are."""
+    loaded = [OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))]
+    return loaded if group == "experiment" else [OmegaConf.create({group: config}) for config in loaded]
+
+
+def test_keys_that_pages_name_exist() -> None:
+    """A key may be of any option of its group. Most stand in the tables of the original parameters."""
+    known = [OmegaConf.structured(schema) for schema in (TrainConfig, PredictConfig)]
+    known += [
+        config for group in ("model", "datamodule", "callbacks", "logger", "experiment") for config in configs(group)
+    ]
+    key = re.compile(
+        r"(?<![+/\w.])(?:fit|hp|execution|measure|sweep|model|datamodule|callbacks|logger)(?!\.safetensors)(?:\.\w+)+(?![\w.(/])"
+    )
+    named = {
+        (page, found)
+        for page in PAGES
+        if page.name != "config.md"  # generated, with interpolations of keys that may be absent
+        for code in re.findall(r"`([^`\n]+)`", page.read_text())
+        for found in key.findall(code)
+    }
+    assert len(named) > 110
+
+    def exists(name: str) -> bool:
+        parent, _, last = name.rpartition(".")
+        return any(last in (OmegaConf.select(config, parent) or {}) for config in known)
+
+    assert sorted(f"{name_of(page)}: {name}" for page, name in named if not exists(name)) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=name_of)
+def test_python_in_the_documentation_runs(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        exec(compile(block, name_of(page), "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("record", "figure", "text"),
+    [
+        ("moflow_weak_512_x1", "steady", "32,171"),
+        ("se3_transformer_weak_240_x1", "steady", "44,778"),
+        ("dlrm_train_65536_amp", "steady", "19,541,164"),
+        ("distilbert_padded_96_tf32", "steady", "1,743"),
+        ("mobilenet_v1_weak_64_x1", "steady", "20,123"),
+        ("moflow_training_amp", "quality", "66.2"),
+        ("se3_transformer_training_amp", "quality", "0.0290"),
+        ("dlrm_teacher_16384_amp", "quality", "0.7997"),
+        ("mobilenet_v1_cifar10", "quality", "0.9319"),
+    ],
+)
+def test_figures_of_the_readme_are_those_of_their_records(record: str, figure: str, text: str) -> None:
+    found = read_record(RECORDS / f"{record}.json")
+    part = found.steady.p_train if figure == "steady" and found.steady else None
+    value = part if figure == "steady" else found.final_metric and found.final_metric.value
+    assert value is not None
+    decimals = len(text.partition(".")[2])
+    assert f"{value:,.{decimals}f}" == text
+    assert re.search(rf"[| ]{re.escape(text)}[ %]", README)
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["moflow_training_amp", "se3_transformer_training_amp", "dlrm_teacher_16384_amp", "mobilenet_v1_cifar10"],
+)
+def test_times_and_memory_of_the_readme_are_those_of_their_records(record: str) -> None:
+    found = read_record(RECORDS / f"{record}.json")
+    assert found.mem and found.mem.peak_reserved_gib and found.e2e_time_s
+    assert f"| {found.e2e_time_s:.0f} s | {found.mem.peak_reserved_gib:.1f} GiB |" in README
+
+
+def test_the_citation_names_the_papers_of_the_five_models() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["license"] == "MIT" and (ROOT / "LICENSE").read_text().startswith("MIT License")
+    titles = " ".join(reference["title"] for reference in citation["references"])
+    assert len(citation["references"]) == 5
+    assert all(
+        name in titles for name in ("MoFlow", "SE(3)-Transformers", "DistilBERT", "Recommendation", "MobileNets")
+    )
