@@ -96,6 +96,8 @@ def one_job(words: list[str]) -> list[str]:
 def test_commands_compose(page: Path) -> None:
     """So every key and option in them exists."""
     for words in commands(page):
+        if "model=small_resnet" in words:
+            continue  # tests/test_add_a_model.py runs it
         composed(words[0].removesuffix(".py"), *one_job(words))
 
 
@@ -176,7 +178,7 @@ def test_times_and_memory_of_the_readme_are_those_of_their_records(record: str) 
 
 def test_the_citation_names_the_papers_of_the_five_models() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["license"] == "MIT" and (ROOT / "LICENSE").read_text().startswith("MIT License")
+    assert citation["license"] == "Apache-2.0" and "Apache License" in (ROOT / "LICENSE").read_text()
     titles = " ".join(reference["title"] for reference in citation["references"])
     assert len(citation["references"]) == 5
     assert all(
