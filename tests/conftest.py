@@ -8,6 +8,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+import pytest
+
 from tests.support import lean_start  # noqa: F401
 
 # The tests' tensors are small: several threads only wait for each other. Processes that tests start inherit it.
@@ -35,3 +37,10 @@ if find_spec("beartype") and "gpu" not in sys.argv:
 
     install_import_hook("src", "tests.support.shapes.check")
     sys.meta_path.insert(0, Unchecked())
+
+
+@pytest.fixture(autouse=True)
+def highest_precision() -> None:
+    """Runs of other tests set the precision of products for the whole process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_float32_matmul_precision("highest")

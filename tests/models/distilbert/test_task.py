@@ -237,6 +237,7 @@ def test_sizes_other_than_the_weights_are_an_error(tmp_path: Path) -> None:
 # Several ranks.
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
     """With the weights of one checkpoint, on 11 and 10 sentences; the learning rate is 0."""
     one = run(tiny_distilbert(tmp_path))

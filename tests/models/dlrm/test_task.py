@@ -291,6 +291,7 @@ def test_dcnv2_learns_with_adagrad(tmp_path: Path) -> None:
 # Several ranks.
 
 
+@pytest.mark.slow
 def test_two_ranks_resume_like_one(tmp_path: Path) -> None:
     """From one checkpoint, with sharded tables, they give the same figures and the same state."""
     train_on = "fit.max_epochs=3", f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
