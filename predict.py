@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from src.cli import door, guarded
+from src.cli import run_entry_point, run_job
 from src.system.lean import loading
 
 
@@ -11,8 +11,8 @@ from src.system.lean import loading
 def main(config: DictConfig) -> None:
     with loading():
         from src.predict import predict
-    guarded(predict, config)
+    run_job(predict, config)
 
 
 if __name__ == "__main__":
-    door(main)
+    run_entry_point(main)

@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from src.cli import door, guarded
+from src.cli import run_entry_point, run_job
 from src.system.lean import loading
 
 
@@ -11,8 +11,8 @@ from src.system.lean import loading
 def main(config: DictConfig) -> None:
     with loading():
         from src.prepare import prepare
-    guarded(prepare, config)
+    run_job(prepare, config)
 
 
 if __name__ == "__main__":
-    door(main)
+    run_entry_point(main)

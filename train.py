@@ -3,15 +3,15 @@
 import hydra
 from omegaconf import DictConfig
 
-from src.cli import door, guarded
+from src.cli import run_entry_point, run_job
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     from src.train import train_here_or_on_ranks  # torch is not loaded for --help, --cfg job or completion
 
-    guarded(train_here_or_on_ranks, config)
+    run_job(train_here_or_on_ranks, config)
 
 
 if __name__ == "__main__":
-    door(main)
+    run_entry_point(main)

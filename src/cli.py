@@ -1,4 +1,4 @@
-"""What every Hydra door shares: register the schema, run, and turn a user's mistake into one line and exit code 2."""
+"""Runs Hydra's entry points: registers the schema, and turns a user's mistake into one line and exit code 2."""
 
 import atexit
 import errno
@@ -39,8 +39,8 @@ class Unexpected(BaseException):
         self.error = error
 
 
-def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
-    """Runs one job; a user's mistake is printed at once and ends this job, not the other jobs of a sweep."""
+def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
+    """Runs one job. A user's mistake is printed as one line and ends this job, not the others of a sweep."""
     watch(config)
     mask_process()
     try:
@@ -55,7 +55,7 @@ def guarded(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         fail(explain(error))
 
 
-def door(main: Callable[[], None]) -> None:
+def run_entry_point(main: Callable[[], None]) -> None:
     """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend."""
     schema.register()
     lean.install()

@@ -4,5 +4,5 @@
 class UserError(Exception):
     """A mistake of the user or a broken input: one line that says what was wrong, where, and what to do.
 
-    The doors (train.py, predict.py, prepare.py, report.py) print it without a traceback and exit with code 2.
+    The entry points (train.py, predict.py, prepare.py, report.py) print it without a traceback and exit with code 2.
     """

@@ -68,7 +68,7 @@ def start_ranks(config: DictConfig) -> None:
     arguments = ["--standalone", f"--nproc-per-node={config.trainer.devices}", "--max-restarts=0"]
     logging.disable(logging.ERROR)  # torchrun's own account of what is said below
     if not DEBUGGING:
-        os.environ.pop("HYDRA_FULL_ERROR", None)  # the door's own, which says to ranks that the person wants tracebacks
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # in ranks it asks for tracebacks
     try:
         run(parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)]))
     except ChildFailedError as error:

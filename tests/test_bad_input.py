@@ -24,15 +24,15 @@ from tests.support.tiny_run import tiny_overrides, write_smiles
 TINY: dict[str, Any] = {
     "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
 }  # fmt: skip
-Door = Callable[..., str]
+EntryPoint = Callable[..., str]
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Door:
-    """Runs a door in this process; checks that it ends as bad input must and returns its line without `error: `."""
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> EntryPoint:
+    """Runs an entry point in this process, checks how it ends, and returns its line without `error: `."""
 
     def run(script: str, *arguments: str) -> str:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # doors set it; this way it is unset again after the test
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # entry points set it; this way it is unset again after the test
         monkeypatch.setattr("src.cli._failures", [])
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         monkeypatch.chdir(ROOT)
@@ -74,7 +74,7 @@ def files_below(folder: Path) -> set[str]:
         ("C" * 39, "has too many atoms: 39, and zinc250k allows 38"),
     ],
 )
-def test_a_bad_molecule(smiles: str, reason: str, tmp_path: Path, refused: Door) -> None:
+def test_a_bad_molecule(smiles: str, reason: str, tmp_path: Path, refused: EntryPoint) -> None:
     file = write_smiles(tmp_path / "my.smiles")
     lines = file.read_text().splitlines()
     lines[2] = smiles
@@ -94,12 +94,12 @@ def tiny_prepare(home: Path, *overrides: str) -> list[str]:
     return [text for text in tiny(home) if text.startswith(mine)] + list(overrides)
 
 
-def test_a_missing_molecule_file(tmp_path: Path, refused: Door) -> None:
+def test_a_missing_molecule_file(tmp_path: Path, refused: EntryPoint) -> None:
     line = refused("prepare.py", *tiny_prepare(tmp_path, f"datamodule.source.file={tmp_path / 'none.smiles'}"))
     assert line.startswith(f"{tmp_path / 'none.smiles'}: there is no such file; give datamodule.source.file=FILE")
 
 
-def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refused: Door) -> None:
+def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refused: EntryPoint) -> None:
     prepared = load(tmp_path / "data" / "smiles_file", file=write_smiles(tmp_path / "my.smiles"), workers=1).folder
     nodes = prepared / "nodes.npy"
     whole = nodes.read_bytes()
@@ -115,7 +115,7 @@ def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refuse
     )
 
 
-def test_a_downloaded_file_with_another_checksum(tmp_path: Path, refused: Door) -> None:
+def test_a_downloaded_file_with_another_checksum(tmp_path: Path, refused: EntryPoint) -> None:
     file = tmp_path / "data" / "zinc250k" / "zinc250k.smiles"
     file.parent.mkdir(parents=True)
     write_smiles(file)
@@ -134,7 +134,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_of_another_architecture(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+def test_a_checkpoint_of_another_architecture(checkpoint: Path, tmp_path: Path, refused: EntryPoint) -> None:
     shape = r"a checkpoint of another architecture: "
     for other, difference in (("gnn_channels=9", " is "), ("num_atom_flows=4", " is absent there and ")):
         wider = f"model.task.network.{other}"
@@ -153,7 +153,7 @@ def tiny_predict(home: Path, *overrides: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_checkpoint_of_another_model(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+def test_a_checkpoint_of_another_model(checkpoint: Path, tmp_path: Path, refused: EntryPoint) -> None:
     content = torch.load(checkpoint)
     torch.save(content | {"model_config": {"name": "dlrm", "task": {}}}, checkpoint)
     line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
@@ -170,7 +170,7 @@ class Executes:
         return os.mkdir, (str(self.folder),)
 
 
-def test_a_checkpoint_whose_config_names_foreign_code(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+def test_a_checkpoint_whose_config_names_foreign_code(checkpoint: Path, tmp_path: Path, refused: EntryPoint) -> None:
     config = {"name": "moflow", "task": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}
     torch.save(torch.load(checkpoint) | {"model_config": config}, checkpoint)
     line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
@@ -178,7 +178,7 @@ def test_a_checkpoint_whose_config_names_foreign_code(checkpoint: Path, tmp_path
     assert not (tmp_path / "made").exists()
 
 
-def test_resume_of_a_damaged_checkpoint_names_it(checkpoint: Path, tmp_path: Path, refused: Door) -> None:
+def test_resume_of_a_damaged_checkpoint_names_it(checkpoint: Path, tmp_path: Path, refused: EntryPoint) -> None:
     folder = tmp_path / "outputs" / "moflow" / "before" / "checkpoints"
     write_checkpoint(torch.load(checkpoint), folder / "last.ckpt")
     write_checkpoint(torch.load(checkpoint), folder / "best.ckpt")
@@ -193,7 +193,7 @@ def test_resume_of_a_damaged_checkpoint_names_it(checkpoint: Path, tmp_path: Pat
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "text", "strange", "code"])
 @pytest.mark.parametrize("script", ["train.py", "predict.py"])
 def test_a_checkpoint_that_cannot_be_read(
-    script: str, damage: str, checkpoint: Path, tmp_path: Path, refused: Door
+    script: str, damage: str, checkpoint: Path, tmp_path: Path, refused: EntryPoint
 ) -> None:
     whole = checkpoint.read_bytes()
     checkpoint.unlink()
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_cannot_be_read(
     assert not (tmp_path / "made").exists()
 
 
-def test_a_batch_larger_than_the_split(tmp_path: Path, refused: Door) -> None:
+def test_a_batch_larger_than_the_split(tmp_path: Path, refused: EntryPoint) -> None:
     line = refused("train.py", *tiny(tmp_path, "hp.batch_size=1000"))
     assert line.startswith("hp.batch_size=1000 on 1 rank(s) is larger than the training split of ")
     assert "; choose at most " in line
@@ -228,14 +228,14 @@ def test_a_batch_larger_than_the_split(tmp_path: Path, refused: Door) -> None:
     ],
 )
 def test_a_gpu_that_is_not_there(
-    override: str, words: str, tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
+    override: str, words: str, tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert refused("train.py", *tiny(tmp_path, override)) == words
     assert refused("predict.py", *tiny_predict(tmp_path, override)) == words
 
 
-def test_a_second_node_that_was_not_started(tmp_path: Path, refused: Door) -> None:
+def test_a_second_node_that_was_not_started(tmp_path: Path, refused: EntryPoint) -> None:
     arguments = tiny(tmp_path, "trainer=2x8", "note='two words'")
     line = refused("train.py", *arguments)
     assert line.startswith("trainer=2x8 is 16 processes, 1 started (no GPU here, they run on CPUs); start it with: ")
@@ -250,7 +250,7 @@ def test_a_second_node_that_was_not_started(tmp_path: Path, refused: Door) -> No
     assert shlex.split(wrapped) == ["srun", "--kill-on-bad-exit=1", "python", "train.py", *arguments]
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: Door) -> None:
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: EntryPoint) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     line = refused("train.py", *tiny(tmp_path, f"output_root={blocked}"))
@@ -269,7 +269,7 @@ FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
 
 
 def test_a_disk_that_fills_up_under_a_checkpoint(
-    tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(content: object, file: BinaryIO) -> None:
         file.write(b"half")
@@ -284,7 +284,9 @@ def test_a_disk_that_fills_up_under_a_checkpoint(
     assert files_below(tmp_path / "run" / "checkpoints") == set()
 
 
-def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_from_the_start(
+    tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write(*_: object, **__: object) -> None:
         raise OSError(*FULL)  # as a write does, without the name of the file
 
@@ -315,12 +317,12 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monke
         (["hp.batch_size=["], "'hp.batch_size=[' cannot be read (no viable alternative"),
     ],
 )
-def test_a_mistake_in_the_command(overrides: list[str], words: str, tmp_path: Path, refused: Door) -> None:
+def test_a_mistake_in_the_command(overrides: list[str], words: str, tmp_path: Path, refused: EntryPoint) -> None:
     line = refused("train.py", f"output_root={tmp_path}", "hydra/job_logging=none", *overrides)
     assert line.startswith(words)
 
 
-def test_a_report_of_what_is_no_run(tmp_path: Path, refused: Door) -> None:
+def test_a_report_of_what_is_no_run(tmp_path: Path, refused: EntryPoint) -> None:
     assert refused("report.py", str(tmp_path / "no")) == (
         f"{tmp_path / 'no'}: no such file: give a run folder with a result.json, or a record file"
     )

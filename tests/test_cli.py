@@ -1,4 +1,4 @@
-"""The four doors: short, quick where nothing is trained, and every config they can name makes its object."""
+"""The four entry points: short, quick where nothing is trained, and every config they can name makes its object."""
 
 import subprocess
 import sys
@@ -19,9 +19,9 @@ from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3
 from tests.support.composing import composed
 from tests.support.tiny_run import NETWORK
 
-DOORS = ("train.py", "predict.py", "prepare.py", "report.py")
+ENTRY_POINTS = ("train.py", "predict.py", "prepare.py", "report.py")
 HEAVY = {"torch", "pytorch_lightning", "rdkit", "numpy", "matplotlib"}
-# Runs a door and then names the heavy packages that it loaded.
+# Runs an entry point and then names the heavy packages that it loaded.
 RUNNER = f"""
 import runpy, sys
 sys.argv = sys.argv[1:]
@@ -40,13 +40,13 @@ SIZES = {  # small sizes of models that are built
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_door_is_short(door: str) -> None:
-    assert len((ROOT / door).read_text().splitlines()) < 40
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_an_entry_point_is_short(entry: str) -> None:
+    assert len((ROOT / entry).read_text().splitlines()) < 40
 
 
 def printed(*arguments: str) -> str:
-    """What a door prints; it must do so without loading anything heavy."""
+    """What an entry point prints; it must do so without loading anything heavy."""
     command = [sys.executable, "-c", RUNNER, *arguments]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.stderr.strip() == "heavy:"
@@ -61,9 +61,9 @@ def test_the_published_batch_shows_without_torch() -> None:
     assert "${" not in OmegaConf.to_yaml(config)
 
 
-@pytest.mark.parametrize("door", ["predict.py", "prepare.py"])
-def test_the_other_doors_show_their_config_without_torch(door: str) -> None:
-    assert OmegaConf.create(printed(door, "--cfg", "job")).datamodule.name == "zinc250k"
+@pytest.mark.parametrize("entry", ["predict.py", "prepare.py"])
+def test_the_other_entry_points_show_their_config_without_torch(entry: str) -> None:
+    assert OmegaConf.create(printed(entry, "--cfg", "job")).datamodule.name == "zinc250k"
 
 
 def test_help_names_the_groups() -> None:

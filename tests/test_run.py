@@ -31,7 +31,7 @@ def read(folder: Path) -> Record:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def door(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run_train(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """`python train.py` with the overrides of a tiny run, then these."""
     return subprocess.run(
         [sys.executable, "train.py", *tiny_overrides(home), *overrides],
@@ -194,7 +194,9 @@ def test_a_run_that_could_not_begin_leaves_a_record(home: Path) -> None:
 
 def test_ctrl_c_leaves_a_record(home: Path) -> None:
     folder = home / "interrupted"
-    ended = door(home, f"output_dir={folder}", "+callbacks.ctrl_c={_target_:tests.support.interrupting.CtrlC,step:4}")
+    ended = run_train(
+        home, f"output_dir={folder}", "+callbacks.ctrl_c={_target_:tests.support.interrupting.CtrlC,step:4}"
+    )
     assert ended.returncode == 130 and "Traceback" not in ended.stderr, ended.stderr
     record = read(folder)
     assert record["status"] == "interrupted" and record["error"]["type"] == "Interrupted"
@@ -205,7 +207,7 @@ def test_ctrl_c_leaves_a_record(home: Path) -> None:
 def test_a_sweep_in_one_process_makes_a_record_of_every_combination(home: Path) -> None:
     short = "fit.max_steps=2", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false"
     swept = "hp.batch_size=8,16", "hp.lr=1e-4,5e-4", f"hydra.sweep.dir={home / 'sweep'}", "hydra/launcher=basic"
-    ended = door(home, *short, *swept, "-m")
+    ended = run_train(home, *short, *swept, "-m")
     assert ended.returncode == 0, ended.stderr
     records = [read(home / "sweep" / str(job)) for job in range(4)]
     pairs = [(record["case"]["batch_size"], record["config"]["hp"]["lr"]) for record in records]

@@ -191,7 +191,7 @@ def first(*values: Any) -> Any:
 
 
 def register() -> None:
-    """Makes the schemas and resolvers known; every door calls it before composing."""
+    """Makes the schemas and resolvers known; every entry point calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)

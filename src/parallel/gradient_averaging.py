@@ -1,4 +1,4 @@
-"""Gradients averaged over all ranks while the backward pass still goes on, in a CUDA graph too."""
+"""Averages gradients over all ranks during the backward pass, also in a CUDA graph."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from src.parallel.direct_transport import SHARED, DirectTransport
 from src.parallel.gradient_slots import offer, withdraw
 from src.parallel.transports import Transport
 
-ENOUGH = 25 * 2**20  # bytes of a message at most. Each is in the way of the products that go on: few are best
-ALIGNED = 16 // 4  # numbers: fused optimisers read 16 bytes at a time
+BUCKET_BYTES = 25 * 2**20  # of a piece at most; each delays the products of the backward pass, so few are best
+ALIGNED = 16 // 4  # elements: fused optimisers read 16 bytes at a time
 
 
 class Bucket:
-    """Parameters whose gradients travel together: in one message, or a large one's alone in several.
+    """Parameters whose gradients are averaged together: in one piece, or a single large one in several.
 
     Args:
-        number: of the first message.
-        most: numbers that a message may hold.
+        number: of the first piece.
+        most: elements of a piece.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], number: int, most: int) -> None:
@@ -35,14 +35,14 @@ class Bucket:
         self.pieces = [slice(*ends) for ends in zip(pieces, (*pieces[1:], size), strict=True)]
 
     def parts(self, memory: Tensor) -> list[Tensor]:
-        """Where in the messages' memory each parameter's gradient is, laid out as the parameter itself."""
+        """Returns each parameter's part of the bucket's memory, with the parameter's layout."""
         return [
             memory[begin : begin + parameter.numel()].as_strided(parameter.shape, dense_strides(parameter))
             for begin, parameter in zip(self.begins, self.parameters, strict=False)
         ]
 
     def fill(self, memory: Tensor, piece: slice) -> None:
-        """Copies gradients to where they travel from, unless they are there."""
+        """Copies gradients into the bucket's memory, unless a kernel wrote them there."""
         gradients = [parameter.grad for parameter in self.parameters]
         if len(self.pieces) == 1:
             pairs = [
@@ -65,21 +65,21 @@ class Bucket:
         memory[piece][: len(given)].copy_(given)
 
 
-Sent = tuple[Bucket, Tensor, list[Callable[[], None]]]  # the memory of its messages, and what waits for each of them
+Sent = tuple[Bucket, Tensor, list[Callable[[], None]]]  # its memory, and a function for each piece that waits for it
 
 
 class GradientAverage:
-    """The mean over all ranks in the place of each rank's own gradients, as DistributedDataParallel makes it.
+    """Replaces each rank's gradients by their mean over all ranks, like DistributedDataParallel.
 
-    The gradients that a backward pass finishes first travel first, as the first pass has shown on rank 0; every rank
-    sends the same messages in one order. A parameter has a gradient on all ranks or on none. Unlike
-    DistributedDataParallel it needs no wrapper around the module, and its messages may be part of a CUDA graph.
+    Buckets follow the order in which the first backward pass of rank 0 finished the gradients; every rank averages the
+    same buckets in that order. A parameter has a gradient on all ranks or on none. Unlike DistributedDataParallel it
+    needs no wrapper around the module and can be captured in a CUDA graph.
 
     Args:
         parameters: alike on all ranks. They have no gradients before a backward pass.
-        waiting: is told how long `arrivals` waits.
-        dtype: that gradients travel in; their own if not given. Half the bytes, with the rounding that this brings.
-        enough: bytes of a message at most.
+        waiting: measures how long `averaged` waits.
+        dtype: of the all-reduce; the gradients' own if not given. A 16-bit one halves the bytes and rounds.
+        max_bytes: of a piece.
     """
 
     def __init__(
@@ -87,40 +87,40 @@ class GradientAverage:
         parameters: Sequence[nn.Parameter],
         waiting: Waiting,
         dtype: torch.dtype | None = None,
-        enough: int = ENOUGH,
+        max_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self.waiting, self.dtype, self.enough = waiting, dtype, enough
+        self.waiting, self.dtype, self.max_bytes = waiting, dtype, max_bytes
         self.parameters = list(parameters)
-        self.buckets: list[Bucket] = []  # until the first backward pass has shown what comes first
+        self.buckets: list[Bucket] = []  # empty until the first backward pass has shown the order
         self.bucket_of: dict[Tensor, Bucket] = {}
         self.arrived: list[Tensor] = []
-        self.places: dict[nn.Parameter, Tensor] = {}  # where gradients travel from, the same in every step
-        self.last: list[Bucket] = []  # behind which next to nothing is left to be computed
-        self.messages = Transport()
+        self.slots: dict[nn.Parameter, Tensor] = {}  # the buckets' memory, the same in every step
+        self.last: list[Bucket] = []  # after which almost no computation is left
+        self.transport = Transport()
         device = self.parameters[0].device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.next = 0  # the bucket that is to be sent next
+        self.next = 0  # index of the next bucket to average
         self.sent: list[Sent] = []
-        self.is_last = True  # of the backward passes whose gradients are summed up: only then they travel
+        self.is_last = True  # of the backward passes of a step: only its gradients are averaged
         self.hooks = [parameter.register_post_accumulate_grad_hook(self._on_arrival) for parameter in self.parameters]
 
     def _settle(self) -> None:
-        """Makes the buckets, in the order in which gradients have come on rank 0."""
-        whole = distributed.get_world_size() * SHARED  # so that the messages of a large gradient lie end to end
-        come, missing = (buckets(parameters, self.enough) for parameters in self._order())
+        """Builds the buckets in the order of rank 0's first backward pass."""
+        whole = distributed.get_world_size() * SHARED  # so that the pieces of a large gradient lie end to end
+        come, missing = (buckets(parameters, self.max_bytes) for parameters in self._order())
         for own in (*come, *missing):
             number = sum(len(bucket.pieces) for bucket in self.buckets)
-            most = max(1, self.enough // own[0].element_size() // whole) * whole
+            most = max(1, self.max_bytes // own[0].element_size() // whole) * whole
             self.buckets.append(Bucket(own, number, most))
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        self.last = last_of(self.buckets[: len(come)], self.enough)
-        self.messages = self._messages()
-        if isinstance(self.messages, DirectTransport) and self.dtype is None:
+        self.last = last_of(self.buckets[: len(come)], self.max_bytes)
+        self.transport = self._make_transport()
+        if isinstance(self.transport, DirectTransport) and self.dtype is None:
             for bucket in self.buckets:
-                self.places |= dict(zip(bucket.parameters, bucket.parts(self._memory(bucket)), strict=True))
+                self.slots |= dict(zip(bucket.parameters, bucket.parts(self._memory(bucket)), strict=True))
 
     def _order(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Parameters as their gradients came on rank 0, and those without one."""
+        """Returns the parameters in the order of their gradients on rank 0, and those without one."""
         number_of: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         come = [number_of[parameter] for parameter in self.arrived]
         missing = sorted(set(number_of.values()) - set(come))
@@ -129,19 +129,19 @@ class GradientAverage:
         order = [self.parameters[number] for number in agreed.tolist()]
         return order[: len(come)], order[len(come) :]
 
-    def _messages(self) -> Transport:
+    def _make_transport(self) -> Transport:
         dtypes = {self.dtype or bucket.parameters[0].dtype for bucket in self.buckets}
         if len(dtypes) > 1:
             return Transport()
         numbers = [piece.stop - piece.start for bucket in self.buckets for piece in bucket.pieces]
         device = self.buckets[0].parameters[0].device
-        return DirectTransport.of(numbers, dtypes.pop(), device) or Transport()
+        return DirectTransport.if_supported(numbers, dtypes.pop(), device) or Transport()
 
     def close(self) -> None:
-        """Leaves the gradients alone from now on."""
+        """Removes the hooks and withdraws the gradient slots."""
         for hook in self.hooks:
             hook.remove()
-        withdraw(self.places.values())
+        withdraw(self.slots.values())
 
     def _on_arrival(self, parameter: Tensor) -> None:
         if not self.is_last:
@@ -163,16 +163,16 @@ class GradientAverage:
             memory = self._memory(bucket)
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
-                waits.append(self.messages.average(number, memory[piece], bucket in self.last))
+                waits.append(self.transport.average(number, memory[piece], bucket in self.last))
         self.sent.append((bucket, memory, waits))
 
     def _memory(self, bucket: Bucket) -> Tensor:
         first = bucket.parameters[0]
-        return self.messages.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
+        return self.transport.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """On a stream of its own, so that copies of gradients fill gaps of the backward pass that goes on."""
+        """Runs on a side stream, so that copies overlap with the backward pass."""
         if self.stream is None:
             yield
             return
@@ -181,22 +181,22 @@ class GradientAverage:
             yield
 
     @torch.no_grad()
-    def arrivals(self) -> Iterator[list[nn.Parameter]]:
-        """Puts the means in the gradients' places, and names the parameters that have theirs; to be gone through whole.
+    def averaged(self) -> Iterator[list[nn.Parameter]]:
+        """Yields parameters whose gradient is the mean over all ranks, in two lists; must be iterated to the end.
 
-        First those of all messages but the last ones, to be read while these still travel. To be written only when all
-        are there: other ranks may still fetch this one's part of the means.
+        The first list may be read while the last buckets are still averaged. Gradients may be written only after the
+        end: other ranks may still read this rank's part of the means.
         """
         if not self.buckets:
             self._settle()
-        while self.next < len(self.buckets):  # what a pass without all gradients has left over
+        while self.next < len(self.buckets):  # a pass without all gradients leaves some over
             self._send(self.buckets[self.next])
         early, late = ([each for each in self.sent if (each[0] in self.last) == last] for last in (False, True))
         self.sent, self.next = [], 0
         if early:
             yield self._received(early)
         received = self._received(late, finish=True)
-        offer(self.places)  # nobody reads there any more
+        offer(self.slots)  # no rank reads there any more
         yield received
 
     def _received(self, sent: list[Sent], finish: bool = False) -> list[nn.Parameter]:
@@ -205,7 +205,7 @@ class GradientAverage:
                 for wait in waits:
                     wait()
             if finish:
-                self.messages.finish()
+                self.transport.finish()
         received = []
         for bucket, memory, _ in sent:
             memory = memory.to(bucket.parameters[0].dtype)
@@ -221,36 +221,36 @@ def bucket_dtype(name: str | None) -> torch.dtype | None:
     return {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
 
 
-def buckets(parameters: Sequence[nn.Parameter], enough: int = ENOUGH) -> list[list[nn.Parameter]]:
-    """Parameters in the order in which their gradients come.
+def buckets(parameters: Sequence[nn.Parameter], max_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
+    """Splits parameters, in the order of their gradients, into buckets of one dtype and at most `max_bytes` bytes.
 
-    They have one dtype, and no more than `enough` bytes unless there is but one: a large gradient behind small ones
-    does not wait for the next. The last of several messages hides behind nothing, so it is short if it can be.
+    A larger gradient has a bucket of its own, so that its all-reduce overlaps with the rest of the backward pass. The
+    last bucket overlaps with nothing, so it is short where possible.
     """
     found: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        if not found or size + parameter.nbytes > enough or parameter.dtype != found[-1][0].dtype:
+        if not found or size + parameter.nbytes > max_bytes or parameter.dtype != found[-1][0].dtype:
             found.append([])
             size = 0
         found[-1].append(parameter)
         size += parameter.nbytes
     end = found[-1] if len(found) > 1 else []
-    few = sum(behind <= enough / 16 for behind in accumulate(parameter.nbytes for parameter in reversed(end)))
+    few = sum(behind <= max_bytes / 16 for behind in accumulate(parameter.nbytes for parameter in reversed(end)))
     if (cut := len(end) - max(1, few)) > 0:
         found[-1:] = [end[:cut], end[cut:]]
     return found
 
 
-def last_of(filled: Sequence[Bucket], enough: int = ENOUGH) -> list[Bucket]:
-    """The bucket that is filled last, and those before it behind which there is next to nothing.
+def last_of(filled: Sequence[Bucket], max_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Returns the last bucket, and those before it that are followed by few bytes.
 
-    The node of a backward pass that makes a large gradient may make small ones too, which come after it.
+    A node of the backward pass that computes a large gradient may compute small ones too, which follow it.
     """
     found: list[Bucket] = []
     behind = 0
     for bucket in reversed(filled):
-        if behind > enough / 8:
+        if behind > max_bytes / 8:
             break
         found.append(bucket)
         behind += sum(parameter.nbytes for parameter in bucket.parameters)
@@ -258,5 +258,5 @@ def last_of(filled: Sequence[Bucket], enough: int = ENOUGH) -> list[Bucket]:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of a tensor of the same order of dimensions in memory (channels-last, say) and without gaps."""
+    """Returns the strides of a tensor without gaps that has the same order of dimensions in memory."""
     return torch.empty_like(tensor, device="meta").stride()

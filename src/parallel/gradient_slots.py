@@ -1,4 +1,4 @@
-"""Where a gradient may be written so that nobody has to copy it to where it travels from."""
+"""Gradient slots: memory of the all-reduce buckets that kernels may write a gradient to, which saves a copy."""
 
 from collections.abc import Iterable, Mapping
 from weakref import WeakValueDictionary
@@ -6,30 +6,30 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-# By the parameter's address. Memory whose owner is gone must not be given to who comes to live at that address.
+# By the parameter's address. Weak, because another tensor may be allocated there when the slot's owner is gone.
 _offered: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
-def offer(places: Mapping[nn.Parameter, Tensor]) -> None:
-    """For each parameter memory of its shape, layout and dtype, until somebody takes it or its owner lets it go."""
-    _offered.update((parameter.data_ptr(), place) for parameter, place in places.items())
+def offer(slots: Mapping[nn.Parameter, Tensor]) -> None:
+    """Offers each parameter a slot of its shape, layout and dtype, until it is taken or freed."""
+    _offered.update((parameter.data_ptr(), slot) for parameter, slot in slots.items())
 
 
-def withdraw(places: Iterable[Tensor]) -> None:
-    """Takes back what has not been taken, wherever the parameters are by now."""
-    owned = {id(place) for place in places}
-    for address, place in list(_offered.items()):
-        if id(place) in owned:
+def withdraw(slots: Iterable[Tensor]) -> None:
+    """Withdraws the slots that have not been taken, also where the parameters have moved since."""
+    owned = {id(slot) for slot in slots}
+    for address, slot in list(_offered.items()):
+        if id(slot) in owned:
             del _offered[address]
 
 
 def slot_of(parameter: Tensor) -> Tensor:
-    """Memory for a parameter's gradient, laid out as it is. To be overwritten whole, returned to autograd, not kept.
+    """Returns memory for a parameter's gradient, with its layout, to be overwritten whole and returned to autograd.
 
-    It is given once in a step: where a parameter has several parts in the loss, each has its own memory.
+    A slot is returned once a step; if a parameter is used several times in the loss, the others get new memory.
     """
-    place = _offered.pop(parameter.data_ptr(), None)
-    if place is None:
+    slot = _offered.pop(parameter.data_ptr(), None)
+    if slot is None:
         return torch.empty_like(parameter)
-    # Nobody else holds the alias: autograd takes it as the gradient, without a copy.
-    return place.detach()
+    # The only reference to a new alias: autograd takes it as the gradient without a copy.
+    return slot.detach()

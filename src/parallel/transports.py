@@ -1,4 +1,4 @@
-"""How what all ranks average travels: through torch.distributed's group of all of them."""
+"""Transports average the pieces of gradient buckets over all ranks. This one uses torch.distributed (NCCL or gloo)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,26 +8,26 @@ from torch import Tensor, distributed
 
 
 class Transport:
-    """Memory for the messages of a step, which `number` counts, and their way."""
+    """Provides the memory of a step's pieces and averages them. `number` counts the pieces of a step."""
 
-    def empty(self, number: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A message to be filled."""
-        return torch.empty(numbers, dtype=dtype, device=device)
+    def empty(self, number: int, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns the memory of pieces that lie end to end, from piece `number` on, uninitialised."""
+        return torch.empty(elements, dtype=dtype, device=device)
 
-    def average(self, number: int, message: Tensor, last: bool = False) -> Callable[[], None]:
-        """Begins to put the mean over all ranks in the message's place; returns what waits for it.
+    def average(self, number: int, piece: Tensor, last: bool = False) -> Callable[[], None]:
+        """Starts to average a piece over all ranks, in place; returns a function that waits for it.
 
-        The last ones of a step are `last`: nothing is left to be computed beside them. They are whole after `finish`.
+        `last`: no computation is left to overlap with. Such a piece is complete after `finish`.
         """
-        return average(message).wait
+        return average(piece).wait
 
     def finish(self) -> None:
-        """After all waiting of a step."""
+        """Ends a step, after every piece has been waited for."""
 
 
-def average(message: Tensor) -> Any:
-    """Begins to average over all ranks, in place; returns what to wait for."""
+def average(piece: Tensor) -> Any:
+    """Starts to average over all ranks, in place; returns the work handle."""
     if distributed.get_backend() == "nccl":
-        return distributed.all_reduce(message, distributed.ReduceOp.AVG, async_op=True)
-    message.div_(distributed.get_world_size())  # gloo knows sums only
-    return distributed.all_reduce(message, async_op=True)
+        return distributed.all_reduce(piece, distributed.ReduceOp.AVG, async_op=True)
+    piece.div_(distributed.get_world_size())  # gloo knows sums only
+    return distributed.all_reduce(piece, async_op=True)

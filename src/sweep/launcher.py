@@ -12,7 +12,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from src.cli import guarded
+from src.cli import run_job
 from src.errors import UserError
 from src.sweep.identity import register_jobs, run_key
 from src.sweep.job import Job, alive, job_folders, read_job, sole_launcher
@@ -55,7 +55,7 @@ class IsolatedLauncher(Launcher):
         """Runs all jobs and prints the results; the exit code is 2 if one is not done."""
         folders, jobs = self.run(job_overrides)
         print_results(self.folder, jobs, len(folders))
-        guarded(lambda _: complain(jobs), self.config)
+        run_job(lambda _: complain(jobs), self.config)
         return [job_return(folder, jobs[folder]) for folder in folders]
 
     @property

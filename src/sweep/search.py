@@ -18,7 +18,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from src.cli import guarded
+from src.cli import run_job
 from src.config.hydra_files import save_masked
 from src.errors import UserError
 from src.sweep.job import Job, job_folders, read_job
@@ -106,7 +106,7 @@ class SearchSweeper(Sweeper):
             values = as_overrides(best.params)
             print(f"best of {len(study.trials)} trials: {self.figure} {best.value:.6g} with", *values)
         else:
-            guarded(lambda _: nothing_done(len(jobs)), self.defaults)
+            run_job(lambda _: nothing_done(len(jobs)), self.defaults)
 
 
 def load_study(folder: Path, direction: Literal["maximize", "minimize"], seed: int) -> "optuna.Study":

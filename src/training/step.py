@@ -55,7 +55,7 @@ class TrainStep:
         if task.trainer.world_size > 1:
             dtype = bucket_dtype(task.execution.gradient_dtype)
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
-        # The first step settles how gradients travel, which no graph can hold.
+        # The first step builds the gradient buckets, which cannot be captured.
         self.run = Graphed(self._step, graph, max(1, warmup_steps))
         self.started = False
 
@@ -83,7 +83,7 @@ class TrainStep:
             # Fused updates divide gradients on their way, which spares unscaling and clipping a pass each.
             divides = clip_norm is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
             norms: list[Tensor] = []
-            for gradients in self._gradients():  # the first ones while the last still travel
+            for gradients in self._gradients():  # the first ones while the last are still averaged
                 if divides:
                     norms += torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
             if divides:
@@ -118,7 +118,7 @@ class TrainStep:
 
     def _gradients(self) -> Iterator[list[Tensor]]:
         """All, in one part or in several; of several ranks their means, not to be written before all are there."""
-        parts = [self.parameters] if self.average is None else self.average.arrivals()
+        parts = [self.parameters] if self.average is None else self.average.averaged()
         for part in parts:
             if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
                 yield gradients

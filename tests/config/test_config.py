@@ -123,9 +123,9 @@ def test_a_missing_published_row_names_those_there_are() -> None:
     )
 
 
-@pytest.mark.parametrize("door", ["predict", "prepare"])
-def test_the_other_doors_compose(door: str) -> None:
-    OmegaConf.resolve(composed(door, "output_root=x" if door == "prepare" else "output_dir=x"))
+@pytest.mark.parametrize("entry", ["predict", "prepare"])
+def test_the_other_entry_points_compose(entry: str) -> None:
+    OmegaConf.resolve(composed(entry, "output_root=x" if entry == "prepare" else "output_dir=x"))
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +140,11 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatc
     assert [Path(folder).name for folder in folders] == ["run", "run", "run_2", "run_2", "run", "run", "run_2", "run_2"]
 
 
-@pytest.mark.parametrize("door", ["train", "predict", "prepare"])
-def test_a_run_claims_its_folder(door: str) -> None:
+@pytest.mark.parametrize("entry", ["train", "predict", "prepare"])
+def test_a_run_claims_its_folder(entry: str) -> None:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(door, return_hydra_config=True)
+        config = compose(entry, return_hydra_config=True)
     assert OmegaConf.to_container(config.hydra.run)["dir"].startswith("${claim:")  # type: ignore[index]
 
 

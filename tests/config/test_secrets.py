@@ -28,10 +28,10 @@ GIVEN = [
 SHORT = ["fit.max_steps=2", "fit.final_evaluation=false", "fit.eval_every_n_epochs=null"]
 
 
-def run(door: str, *arguments: str, variables: dict[str, str] = VARIABLES) -> subprocess.CompletedProcess[str]:
+def run(entry: str, *arguments: str, variables: dict[str, str] = VARIABLES) -> subprocess.CompletedProcess[str]:
     environment = os.environ | variables | {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
     return subprocess.run(
-        [sys.executable, door, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, entry, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
 
 

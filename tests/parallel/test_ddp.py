@@ -89,8 +89,8 @@ def test_held_out_molecules_are_seen_once_by_all_ranks_together(
 
 
 @pytest.mark.slow
-def test_the_door_under_torchrun_leaves_one_record_of_both_ranks(home: Path, molecules: MolecularData) -> None:
-    folder = home / "door"
+def test_the_entry_point_under_torchrun_leaves_one_record_of_both_ranks(home: Path, molecules: MolecularData) -> None:
+    folder = home / "entry"
     command = [
         *TWO,
         "train.py",

@@ -40,13 +40,13 @@ def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
     """This rank's gradients after two passes each, and how many messages of a pass were sent before it was over."""
     rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    average = GradientAverage(list(model.parameters()), waiting, dtype, enough=100)
+    average = GradientAverage(list(model.parameters()), waiting, dtype, max_bytes=100)
     found: dict[str, Any] = {"early": [], "parts": [], "gradients": []}
     for step in range(3):
         model.zero_grad(set_to_none=True)
         loss_of(model, rank, step).backward()
         found["early"].append(len(average.sent))
-        found["parts"].append([[names[parameter] for parameter in part] for part in average.arrivals()])
+        found["parts"].append([[names[parameter] for parameter in part] for part in average.averaged()])
         found["gradients"].append({name: p.grad for name, p in model.named_parameters()})
         found["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
     found["messages"], found["waited"] = len(average.buckets), waiting.seconds()
@@ -97,7 +97,7 @@ def accumulated() -> tuple[list[int], torch.Tensor]:
         average.is_last = step == 1
         loss_of(model, rank, step).backward()
         sent.append(len(average.sent) + average.next)
-    list(average.arrivals())
+    list(average.averaged())
     gradient = model[3].weight.grad  # type: ignore[index]
     assert isinstance(gradient, torch.Tensor)
     return sent, gradient
@@ -114,13 +114,13 @@ def test_summed_up_passes_travel_once(ranks: Ranks) -> None:
 def backwards(turned: bool) -> list[list[int]]:
     """Sizes of the gradients of each message of a network that rank 1 goes through the other way round."""
     parameters = [nn.Parameter(torch.ones(n)) for n in (300, 5, 10, 10, 100)]
-    average = GradientAverage(parameters, Waiting(CPU), enough=80)
+    average = GradientAverage(parameters, Waiting(CPU), max_bytes=80)
     order = parameters[::-1] if turned and distributed.get_rank() else parameters
     x = torch.ones(())
     for parameter in order:
         x = x * parameter.sum()
     x.backward()
-    list(average.arrivals())
+    list(average.averaged())
     return [[len(p) for p in bucket.parameters] for bucket in average.buckets]
 
 

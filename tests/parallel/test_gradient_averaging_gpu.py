@@ -11,7 +11,7 @@ from torch import distributed, nn
 
 from tests.support import ROOT
 
-ENOUGH, REPLAYS = 2**20, 60  # bytes of a message: some of many parameters, one of a single large one
+BUCKET_BYTES, REPLAYS = 2**20, 60  # bytes of a message: some of many parameters, one of a single large one
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
@@ -53,14 +53,14 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     sizes = [(7,), (2000, 300), (64, 3, 3, 3), (1000, 1000), (5,), (300, 400)]
     parameters = [nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
     inputs = [torch.zeros_like(parameter) for parameter in parameters]
-    average = GradientAverage(parameters, Waiting(device), dtype, ENOUGH)
+    average = GradientAverage(parameters, Waiting(device), dtype, BUCKET_BYTES)
 
     def step() -> list[torch.Tensor]:
         Products.apply(inputs, *parameters).backward()
-        if average.places and direct:
-            there = [p.grad is not None and p.grad.data_ptr() == average.places[p].data_ptr() for p in parameters]
+        if average.slots and direct:
+            there = [p.grad is not None and p.grad.data_ptr() == average.slots[p].data_ptr() for p in parameters]
             assert there == [k % 2 == 1 for k in range(len(parameters))]
-        assert {p for part in average.arrivals() for p in part} == set(parameters)
+        assert {p for part in average.averaged() for p in part} == set(parameters)
         found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             parameter.grad = None
@@ -69,11 +69,11 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         step()
-        assert isinstance(average.messages, DirectTransport)
-        assert 2 < len(average.buckets) < len(average.messages.shares)  # some are so large that they travel in pieces
-        memory = average.messages  # which gradients are written to either way
+        assert isinstance(average.transport, DirectTransport)
+        assert 2 < len(average.buckets) < len(average.transport.shares)  # some are so large that they travel in pieces
+        memory = average.transport  # which gradients are written to either way
         if not direct:
-            average.messages = Transport()
+            average.transport = Transport()
         step()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

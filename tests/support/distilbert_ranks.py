@@ -33,7 +33,7 @@ CASES = {
 
 def main(home: Path) -> None:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    step.GradientAverage = partial(GradientAverage, enough=BUCKET_BYTES)  # type: ignore[assignment, misc]
+    step.GradientAverage = partial(GradientAverage, max_bytes=BUCKET_BYTES)  # type: ignore[assignment, misc]
     for name, overrides in CASES.items():
         folder = home / name / str(world)
         batch = f"hp.batch_size={GLOBAL_BATCH // world}"

@@ -1,4 +1,4 @@
-"""Imported before anything that needs Lightning: it then loads in a third of the time, as in the doors."""
+"""Imported before anything that needs Lightning: it then loads in a third of the time, as in the entry points."""
 
 import gc
 

@@ -201,12 +201,12 @@ def test_what_a_checkpoint_leaves_out_has_to_be_given_again(left_out: str) -> No
         with_secrets([0, left_out], given, "model.task", "x.ckpt", [])
 
 
-@pytest.mark.parametrize("door", ["train", "predict", "prepare"])
-def test_hydra_itself_writes_no_config(door: str) -> None:
+@pytest.mark.parametrize("entry", ["train", "predict", "prepare"])
+def test_hydra_itself_writes_no_config(entry: str) -> None:
     """It would do so before any code of ours runs, and on every rank."""
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert compose(door, return_hydra_config=True).hydra.output_subdir is None
+        assert compose(entry, return_hydra_config=True).hydra.output_subdir is None
 
 
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -223,13 +223,13 @@ def test_no_key_of_a_shipped_file_is_masked(file: Path) -> None:
     assert Secrets().masked(plain) == plain
 
 
-@pytest.mark.parametrize(("door", "choice"), [*CHOICES, ("predict", "model=moflow"), ("prepare", "datamodule=qm9")])
-def test_nothing_of_a_shipped_config_is_masked(door: str, choice: str) -> None:
-    config = composed(door, choice)
+@pytest.mark.parametrize(("entry", "choice"), [*CHOICES, ("predict", "model=moflow"), ("prepare", "datamodule=qm9")])
+def test_nothing_of_a_shipped_config_is_masked(entry: str, choice: str) -> None:
+    config = composed(entry, choice)
     assert find(config) == Secrets()
     plain = OmegaConf.to_container(config, resolve=False)
     assert Secrets().masked(plain) == plain
-    if door == "train" and "fix_hp" not in choice:
+    if entry == "train" and "fix_hp" not in choice:
         OmegaConf.update(config, "output_dir", "run")
         OmegaConf.resolve(config)
         plain = OmegaConf.to_container(config)

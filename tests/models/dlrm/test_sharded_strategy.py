@@ -56,7 +56,7 @@ class Training(pl.LightningModule):
         optimizer.zero_grad()
         self.manual_backward(loss)
         if self.average is not None:
-            list(self.average.arrivals())
+            list(self.average.averaged())
         optimizer.step()
         self.network.embeddings.update(torch.tensor(5.0))  # type: ignore[operator]
         self.losses.append(loss.item())
