@@ -96,7 +96,7 @@ def tiny_prepare(home: Path, *overrides: str) -> list[str]:
 
 def test_a_missing_molecule_file(tmp_path: Path, refused: Door) -> None:
     line = refused("prepare.py", *tiny_prepare(tmp_path, f"datamodule.source.file={tmp_path / 'none.smiles'}"))
-    assert line.startswith(f"{tmp_path / 'none.smiles'}: there is no such file; give datamodule.source.file=FILE")
+    assert line.startswith(f"datamodule.source.file={tmp_path / 'none.smiles'} does not exist; give a file")
 
 
 def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refused: Door) -> None:

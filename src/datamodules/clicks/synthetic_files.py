@@ -17,7 +17,7 @@ from torch import Tensor
 from src.batches.clicks import DTYPES, ClickLayout
 from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.clicks.synthetic import Expectation, Law, Sample, tables_of
-from src.datamodules.prepared import made_whole
+from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.system.files import sole_maker
 from src.system.workers import cpu_count
@@ -66,7 +66,7 @@ def _draw(folder: Path, spec: FeatureSpec, settings: dict[str, Any]) -> None:
     law = Law(spec.layout, settings["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     threads = torch.get_num_threads()
-    with made_whole(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
+    with atomic_folder(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
         try:
             torch.set_num_threads(1)  # the threads that draw blocks are enough
             expected = Expectation()

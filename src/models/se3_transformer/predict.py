@@ -121,7 +121,7 @@ def timed_as_published(
     run: Run, datamodule: GraphDataModule, job: PredictionJob, clock: Clock
 ) -> tuple[int, list[float]]:
     """Molecules and the seconds from one batch's start to the next one's, over whole passes after the first."""
-    loader = datamodule.loader("train", shuffle=True, batch_size=job.batch_size)
+    loader = datamodule.loader("train", train=True, batch_size=job.batch_size)
     warm_up(run, loader, len(loader))
     clock.mark("startup")
     passes = -(-(job.num_samples or len(loader.index)) // len(loader.index))
