@@ -298,7 +298,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path, refused: Door, monke
     ("overrides", "words"),
     [
         (["model.task._target_=gone.Task"], "model=moflow needs the package gone; install it with pip"),
-        (["model=dlrm", "data_root=none"], "none/criteo holds no feature_spec.yaml: prepare it with `prepare.py "),
+        (["model=dlrm", "data_root=none"], "none/criteo has no feature_spec.yaml: prepare it with `prepare.py "),
         (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
         (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
         (

@@ -1,7 +1,7 @@
 """Batches of tokenised sentences, padded or packed.
 
-Token ids follow Hugging Face's BERT vocabularies: a sentence is [CLS], its word pieces, [SEP]; padding has id 0. A batch
-does not have the number of its real tokens: a model must not need it on the host, and the loader counts them.
+Token ids follow Hugging Face's BERT vocabularies: a sentence is [CLS], its word pieces, [SEP]; padding has id 0. The
+loader counts real tokens; a batch does not have their number, since a model must not need it on the host.
 """
 
 from typing import NamedTuple

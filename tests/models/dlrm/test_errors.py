@@ -101,7 +101,7 @@ def test_going_on_with_clicks_of_other_tables(tmp_path: Path) -> None:
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
     line = refusal(tiny_dlrm(tmp_path, data=("datamodule=criteo",)))
-    assert line.startswith(f"{tmp_path / 'data' / 'criteo'} holds no feature_spec.yaml: prepare it with `prepare.py")
+    assert line.startswith(f"{tmp_path / 'data' / 'criteo'} has no feature_spec.yaml: prepare it with `prepare.py")
 
 
 def test_a_bad_line_of_a_raw_log(tmp_path: Path) -> None:
