@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from src.batches.clicks import ClickLayout, Clicks
-from src.datamodules.clicks.synthetic import Law, tables_of
+from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.measure.replay import device_ms
 from src.models.dlrm.kernels import dispatch
 from src.models.dlrm.network import DLRM
@@ -35,15 +35,15 @@ def main() -> None:
     """Prints one line for each kernel, precision and batch size."""
     torch.set_float32_matmul_precision("high")
     layout = ClickLayout.of(tables_of(None, None, None))
-    law = Law(layout, 0)
+    distribution = ClickDistribution(layout, 0)
     with torch.device("cuda"):
         network = DLRM(layout.tables)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     print("| kernel | numbers | batch | forward ms | backward ms | TFLOP/s | backward | GB/s | backward |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for batch in map(int, sys.argv[1:] or ["65536"]):
-        sample = law.sample(batch, 0, test=False, device=torch.device("cuda"))
-        clicks = Clicks(sample.labels.float(), sample.numerical.half(), law.table_major(sample.ids))
+        sample = distribution.sample(batch, 0, test=False, device=torch.device("cuda"))
+        clicks = Clicks(sample.labels.float(), sample.numerical.half(), distribution.table_major(sample.ids))
         for dtype in (torch.float16, torch.float32):
             for row in rows(network, clicks, dtype):
                 print(f"| {' | '.join(cells(row, dtype, batch))} |", flush=True)

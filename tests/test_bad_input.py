@@ -96,7 +96,7 @@ def tiny_prepare(home: Path, *overrides: str) -> list[str]:
 
 def test_a_missing_molecule_file(tmp_path: Path, refused: EntryPoint) -> None:
     line = refused("prepare.py", *tiny_prepare(tmp_path, f"datamodule.source.file={tmp_path / 'none.smiles'}"))
-    assert line.startswith(f"{tmp_path / 'none.smiles'}: there is no such file; give datamodule.source.file=FILE")
+    assert line.startswith(f"datamodule.source.file={tmp_path / 'none.smiles'} does not exist; give a file")
 
 
 def test_an_altered_prepared_file_and_an_altered_raw_file(tmp_path: Path, refused: EntryPoint) -> None:
@@ -300,7 +300,7 @@ def test_a_disk_that_is_full_from_the_start(
     ("overrides", "words"),
     [
         (["model.task._target_=gone.Task"], "model=moflow needs the package gone; install it with pip"),
-        (["model=dlrm", "data_root=none"], "none/criteo holds no feature_spec.yaml: prepare it with `prepare.py "),
+        (["model=dlrm", "data_root=none"], "none/criteo has no feature_spec.yaml: prepare it with `prepare.py "),
         (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
         (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
         (

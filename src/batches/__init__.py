@@ -1,1 +1,1 @@
-"""Types of batches that models and datamodules share."""
+"""Batch types shared by models and datamodules."""

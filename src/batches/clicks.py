@@ -1,7 +1,7 @@
-"""Clicks: what data and models of click-through rates both know. One batch is one buffer of bytes.
+"""Batches of clicks for click-through rate models; one batch is one buffer of bytes.
 
-A batch goes to the GPU as one copy of a uint8 buffer, as the files hold it (89 bytes a row for the published tables),
-and is taken apart there.
+A batch is copied to the GPU as one uint8 buffer with the types of the files (89 bytes a row for the published tables),
+and decoded there.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ DTYPES = {"int32": torch.int32, "int16": torch.int16, "int8": torch.int8}  # in 
 
 
 class Table(NamedTuple):
-    """A categorical feature and its embedding table: ids are 0 .. cardinality - 1, `hotness` of them in each row."""
+    """A categorical feature and its embedding table: ids 0 .. cardinality - 1, `hotness` ids in each row."""
 
     name: str
     cardinality: int
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Clicks(NamedTuple):
-    """A batch taken apart.
+    """A decoded batch.
 
     `ids` is table-major: the first table's [batch, hotness] flattened, then the second's, and so on. With one id a row
     everywhere, `ids.view(num_tables, batch)`.
@@ -37,7 +37,7 @@ class Clicks(NamedTuple):
     ids: Int32[Tensor, " ids"]
 
     def padded(self, rows: int, tables: Sequence[Table]) -> "Clicks":
-        """With rows of zeros at the end, `rows` in all."""
+        """Pads the batch with zeros to `rows` rows."""
         more = rows - len(self.labels)
         parts = self.ids.split([len(self.labels) * table.hotness for table in tables])
         ids = torch.cat([F.pad(part, (0, more * table.hotness)) for part, table in zip(parts, tables, strict=True)])
@@ -45,10 +45,10 @@ class Clicks(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Numbers of one type that lie together: those of `tables`, or the numericals or labels where there are none."""
+    """Contiguous numbers of one type: the ids of `tables`, or, without tables, the numericals or the labels."""
 
     dtype: torch.dtype
-    width: int  # numbers in each row
+    width: int  # numbers of each row
     tables: tuple[int, ...] = ()
 
 
@@ -59,11 +59,10 @@ def id_dtype(cardinality: int) -> str:
 
 @dataclass(frozen=True)
 class ClickLayout:
-    """How the rows of one batch lie in one buffer.
+    """The layout of a batch's rows in its buffer.
 
-    Blocks one after the other: the int32 tables, each [batch, hotness], in their order; the numericals, float16
-    [batch, num_numerical]; the int16 tables; the int8 tables; the labels, a byte each. So every block is aligned
-    whatever the size of the batch.
+    The blocks in order: the int32 tables, each [batch, hotness]; the numericals, float16 [batch, num_numerical]; the
+    int16 tables; the int8 tables; the labels, one byte each. This aligns every block for any batch size.
     """
 
     num_numerical: int
@@ -77,7 +76,7 @@ class ClickLayout:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """In the order of the buffer; the second one holds the numericals, the last one the labels."""
+        """The blocks in the order of the buffer: the second has the numericals, the last one the labels."""
         ids = []
         for name, dtype in DTYPES.items():
             chosen = tuple(i for i, own in enumerate(self.dtypes) if own == name)
@@ -101,7 +100,7 @@ class ClickLayout:
         numerical: Float[Tensor, "batch numerical"],
         ids: Int32[Tensor, " ids"],
     ) -> UInt8[Tensor, " bytes"]:
-        """The buffer of a batch that `decode` takes apart, on the device of its parts."""
+        """The buffer of a batch, on the device of the arguments; the inverse of `decode`."""
         rows = len(labels)
         per_table = ids.split([rows * table.hotness for table in self.tables])
         parts: list[Tensor] = []
@@ -115,7 +114,7 @@ class ClickLayout:
         return torch.cat([part.view(torch.uint8) for part in parts])
 
     def decode(self, data: UInt8[Tensor, " bytes"]) -> Clicks:
-        """The parts of a buffer, in three casts and one concatenation, without waiting for the device."""
+        """Decodes a buffer with three casts and one concatenation, without synchronisation."""
         rows, begin = len(data) // self.bytes_per_row, 0
         numbers = []
         for block in self.blocks:
@@ -132,7 +131,7 @@ class ClickLayout:
 
 
 class ClickBatch(NamedTuple):
-    """What the loaders give: a buffer of `count` rows, on the host or already on the device."""
+    """A buffer of `count` rows, on the host or on the device."""
 
     data: UInt8[Tensor, " bytes"]
     layout: ClickLayout
@@ -142,5 +141,5 @@ class ClickBatch(NamedTuple):
         return self.layout.decode(self.data)
 
     def to(self, device: torch.device | str) -> "ClickBatch":
-        """The batch on another device, in one copy that nobody waits for."""
+        """The batch on another device; the copy to a GPU is asynchronous."""
         return self._replace(data=self.data.to(device, non_blocking=torch.device(device).type == "cuda"))

@@ -1,4 +1,4 @@
-"""Molecular graphs as tensors: what the data gives and the SE(3)-Transformer takes."""
+"""Molecular graphs as tensors, the batches of the SE(3)-Transformer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from src.errors import UserError
 class Graph(NamedTuple):
     """Positions and topology of many molecules as one graph, edges sorted by destination.
 
-    A message goes src -> dst, and rel_pos = positions[dst] - positions[src]. Padding stands at the end of everything:
+    A message goes src -> dst, and rel_pos = positions[dst] - positions[src]. Padding is at the end of every tensor:
     padded nodes belong to no molecule, padded molecules have no nodes, and padded edges (src = dst = the last node,
     which is then a padded one) belong to no node's segment.
     """
@@ -34,10 +34,10 @@ class Graph(NamedTuple):
         dst: Int[Tensor, " edges"],
         graph_sizes: Int[Tensor, " graphs"] | Sequence[int] | None = None,
     ) -> "Graph":
-        """The graph of these edges, which may come in any order; edges into one node keep theirs.
+        """Builds the graph from edges in any order; the edges into one node keep their order.
 
-        `graph_sizes`: nodes of each molecule, in order; one molecule if it is not given. Raises UserError for sizes
-        that do not add up to the nodes and for an edge that leaves its molecule.
+        `graph_sizes`: nodes of each molecule, in order; one molecule if not given. Raises UserError for sizes that do
+        not add up to the nodes and for an edge between molecules.
         """
         device, nodes = positions.device, len(positions)
         sizes = torch.as_tensor([nodes] if graph_sizes is None else graph_sizes, dtype=torch.int64, device=device)
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
 
 
 class GraphBatch(NamedTuple):
-    """Molecules with their features and one target each, padded to a bucket's shape: what the loaders yield."""
+    """Molecules with their features and one target each, padded to a bucket's shape."""
 
     positions: Float[Tensor, "nodes 3"]
     src: Int[Tensor, " edges"]
@@ -75,15 +75,15 @@ class GraphBatch(NamedTuple):
     graph_ptr: Int[Tensor, " graphs_and_1"]
     node_features: Float[Tensor, "nodes 6"]  # one-hot H, C, N, O, F, and the atomic number; 0 where padded
     edge_features: Float[Tensor, "edges 4"]  # one-hot single, double, triple, aromatic; 0 without a bond or padded
-    targets: Float[Tensor, " graphs"]  # in their natural unit; NaN where unknown or padded
-    count: int  # molecules that are no padding, the first ones
+    targets: Float[Tensor, " graphs"]  # not normalised; NaN if unknown or padded
+    count: int  # real molecules, the first ones
 
     @property
     def graph(self) -> Graph:
-        """The graph; preparation has refused coincident atoms."""
+        """The graph; its atoms are distinct because preparation refuses coincident ones."""
         return Graph(*self[:7], distinct=True)
 
 
 def pointers(sizes: Int[Tensor, " segments"]) -> Int[Tensor, " segments_and_1"]:
-    """Where segments of these sizes begin, and behind them where the last one ends."""
+    """The start of each segment of these sizes, and the end of the last one."""
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))

@@ -1,7 +1,7 @@
-"""Sentences as tokens: what data and models of text both know. A batch is padded or packed.
+"""Batches of tokenised sentences, padded or packed.
 
-Token ids follow Hugging Face's BERT vocabularies: a sentence is [CLS], its word pieces, [SEP]; padding has id 0. No
-batch says how many of its tokens are real: a model must not need it on the host, and the loader counts them.
+Token ids follow Hugging Face's BERT vocabularies: a sentence is [CLS], its word pieces, [SEP]; padding has id 0. The
+loader counts real tokens; a batch does not have their number, since a model must not need it on the host.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 PAD = 0
-UNLABELLED = -1  # the label of a sentence whose label nobody knows
+UNLABELLED = -1  # label of a sentence with unknown label
 
 
 class PaddedTokens(NamedTuple):
-    """Sentences of one length each, filled up with padding at their ends."""
+    """Sentences padded at their ends to one length."""
 
     ids: Int32[Tensor, "sentences length"]
-    lengths: Int32[Tensor, " sentences"]  # tokens of each sentence that are no padding, at least 3
+    lengths: Int32[Tensor, " sentences"]  # real tokens of each sentence, at least 3
     labels: Int64[Tensor, " sentences"]
 
     @property
@@ -31,17 +31,17 @@ class PaddedTokens(NamedTuple):
 
 
 class PackedTokens(NamedTuple):
-    """Sentences one behind the other: sentence s is ids[starts[s]:starts[s + 1]].
+    """Concatenated sentences: sentence s is ids[starts[s]:starts[s + 1]].
 
-    Behind starts[-1] stands padding (id 0, position 0) that belongs to no sentence, so that the number of tokens is one
-    of few. All batches of a loader have the same `longest`, a constant of attention kernels.
+    From starts[-1] on there is padding (id 0, position 0), so that batches have few different sizes. All batches of a
+    loader have the same `longest`, a compile-time constant of attention kernels.
     """
 
     ids: Int32[Tensor, " tokens"]
     positions: Int32[Tensor, " tokens"]  # of each token in its sentence, from 0
     starts: Int32[Tensor, " sentences_and_1"]
     labels: Int64[Tensor, " sentences"]
-    longest: int  # no sentence has more tokens
+    longest: int  # most tokens of a sentence
 
     @property
     def num_sentences(self) -> int:

@@ -1,47 +1,52 @@
-"""What every datamodule shares: a loader whose waiting the clock sees."""
+"""Bases of all datamodules: the training loader is timed, and its position is part of every checkpoint."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
+from src.datamodules.resident import OrderedLoader
+from src.errors import UserError
 from src.measure.clock import Clock
 
 
 class DataModule(pl.LightningDataModule):
-    """Base of every datamodule: `self.metered(loader)` around the training loader lets the clock see the fetching.
+    """Base of every datamodule; a subclass wraps its training loader in `self.metered(loader)`.
 
-    The training loader's position is part of every checkpoint. Lightning's own way would forget it between epochs.
+    The clock then sees how long training waits for batches. The loader's position is part of every checkpoint, also
+    between epochs, where Lightning's own state would lose it.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self.device: torch.device | None = None  # where the data goes without a trainer
+        self.device: torch.device | None = None  # for use without a trainer
         self.clock = Clock()
         self._training: Metered | None = None
         self._resumed: dict[str, Any] = {}
 
     @property
     def target_device(self) -> torch.device:
-        """Where batches are wanted: where the trainer trains."""
+        """The trainer's device; without a trainer `self.device`, or the CPU."""
         return self.trainer.strategy.root_device if self.trainer else self.device or torch.device("cpu")
 
     @property
     def rank_and_world(self) -> tuple[int, int]:
-        """This rank's number and how many there are."""
+        """This process's global rank and the number of ranks; (0, 1) without a trainer."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def metered(self, loader: Any) -> "Metered":
+        """The training loader, timed, at the position of the checkpoint if one was loaded."""
         self._training = Metered(loader, self.clock)
         self._training.load_state_dict(self._resumed)
         return self._training
 
     def tokens(self, steps: slice) -> tuple[int, int] | None:
-        """Real and processed tokens of this rank's training batches of those numbers, counted from the run's first.
+        """Real and processed tokens of this rank's training batches `steps`, counted from the start of the run.
 
-        None where the data has no tokens.
+        None if the data has no tokens.
         """
         return None
 
@@ -52,8 +57,60 @@ class DataModule(pl.LightningDataModule):
         self._resumed = state_dict
 
 
+class SplitDataModule(DataModule):
+    """Base of datamodules with named splits; a subclass fills `splits` in `setup` and implements `loader`.
+
+    Args:
+        name: of the data set, in records.
+        batch_size: samples of each rank in a training batch.
+        seed: of the order of the training samples.
+        predict: the split of `predict_dataloader`.
+        test_batch_size: samples of each rank in an evaluation batch; `batch_size` if not given.
+    """
+
+    val_split = test_split = "val"
+
+    def __init__(self, name: str, batch_size: int, seed: int, predict: str, test_batch_size: int | None = None) -> None:
+        super().__init__(name)
+        self.batch_size, self.seed, self.predict = batch_size, seed, predict
+        self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
+        if self.test_batch_size < 1:
+            raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
+        self.splits: dict[str, Any] = {}
+
+    @abstractmethod
+    def loader(self, split: Any, /, *, train: bool = False, batch_size: int | None = None) -> OrderedLoader[Any]:
+        """Batches of a split for this rank, on its device; `test_batch_size` samples each if not given.
+
+        `train` selects the order and the last batch as for training. Raises UserError for an unknown split.
+        """
+
+    @property
+    def order(self) -> dict[str, int]:
+        """The seed, rank and world size that an OrderedLoader takes."""
+        rank, world_size = self.rank_and_world
+        return {"seed": self.seed, "rank": rank, "world_size": world_size}
+
+    def check_split(self, split: str) -> None:
+        """Raises UserError if there is no such split."""
+        if split not in self.splits:
+            raise UserError(f"datamodule.predict={split}: there is no such split; choose from {', '.join(self.splits)}")
+
+    def train_dataloader(self) -> "Metered":
+        return self.metered(self.loader("train", train=True, batch_size=self.batch_size))
+
+    def val_dataloader(self) -> OrderedLoader[Any]:
+        return self.loader(self.val_split)
+
+    def test_dataloader(self) -> OrderedLoader[Any]:
+        return self.loader(self.test_split)
+
+    def predict_dataloader(self) -> OrderedLoader[Any]:
+        return self.loader(self.predict)
+
+
 class Metered:
-    """Marks the time inside the loader's `next` as `fetch`; otherwise the loader itself."""
+    """A loader whose `next` is timed as the phase `fetch`; its length and state are the wrapped loader's."""
 
     def __init__(self, loader: Any, clock: Clock) -> None:
         self.loader, self.clock = loader, clock

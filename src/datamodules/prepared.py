@@ -1,4 +1,4 @@
-"""Folders of prepared arrays: there whole or not at all, and checked when they are opened."""
+"""Folders of prepared arrays: written atomically, and verified by their checksums when they are read."""
 
 import glob
 import json
@@ -23,7 +23,7 @@ META = "meta.json"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which molecules are prepared: at most `limit` of them, drawn with `seed`; bad ones are refused or left out."""
+    """The molecules to prepare: at most `limit`, drawn with `seed`; invalid ones are refused, or left out."""
 
     limit: int | None = None
     seed: int = 0
@@ -35,7 +35,7 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """What the folder that holds these molecules is called after."""
+        """Part of the name of the folder with these molecules."""
         parts = ["all" if self.limit is None else f"{self.limit}_seed{self.seed}"] + ["skip_bad"] * self.skip_bad
         return "_".join(parts)
 
@@ -47,17 +47,16 @@ class Selection:
 
 
 def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], dict[str, Any]]) -> Path:
-    """The folder `prepared`, filled by `write` where it is not there yet.
+    """Fills the folder `prepared` with `write` unless it exists; returns it.
 
-    `write` gets an empty folder and returns what is worth noting of its contents. `origin` says what they are made
-    from. Of several processes one calls it, the others wait. Raises UserError for a folder that is there and was made
-    from something else.
+    `write` gets an empty folder and returns metadata of its contents. `origin` describes inputs and settings. One of
+    several processes calls `write`, the others wait. Raises UserError if the folder has another origin.
     """
     with sole_maker(prepared):
         if not prepared.exists():
-            with made_whole(prepared) as part:
-                notes = write(part)
-                meta = {**origin, **notes, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
+            with atomic_folder(prepared) as part:
+                metadata = write(part)
+                meta = {**origin, **metadata, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
                 (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     meta = _read_meta(prepared)
     if {key: meta.get(key) for key in origin} != origin:
@@ -65,11 +64,11 @@ def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], d
     return prepared
 
 
-def opened(prepared: Path) -> dict[str, Any]:
-    """What is noted of a prepared folder. Raises UserError for a file in it that is not as it was written."""
+def verified_meta(prepared: Path) -> dict[str, Any]:
+    """The metadata of a prepared folder. Raises UserError for a file that is missing or has another checksum."""
     meta = _read_meta(prepared)
     for name, sha256 in meta["sha256"].items():
-        # A third of a second for all of ZINC-250k, which is about to be read anyway.
+        # A third of a second for all of ZINC-250k; its files are read next in any case.
         if not (prepared / name).exists() or sha256_of(prepared / name) != sha256:
             raise UserError(
                 f"{prepared / name} is missing, truncated or altered: delete {prepared} to prepare it again"
@@ -90,19 +89,18 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that gets its name at the end, and is removed on any failure.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to `folder` at the end, and removed on any failure.
 
-    What a killed process has left of such a folder is removed by the next one on its machine that makes it. If another
-    machine, which shares no locks with this one, has made `folder` meanwhile, then that one stays: the caller looks at
-    what it is.
+    Temporary folders that killed processes of this machine have left are removed too. If another machine, which shares
+    no locks with this one, has created `folder` meanwhile, that one stays: the caller checks its contents.
     """
-    ours = f".{folder.name}.{platform.node()}."
-    part = folder.with_name(f"{ours}{uuid4().hex}.tmp")
+    prefix = f".{folder.name}.{platform.node()}."
+    part = folder.with_name(f"{prefix}{uuid4().hex}.tmp")
     try:
         part.mkdir(parents=True)
         with folder_in_use(part):
-            for other in folder.parent.glob(f"{glob.escape(ours)}*.tmp"):
+            for other in folder.parent.glob(f"{glob.escape(prefix)}*.tmp"):
                 if not is_in_use(other):
                     shutil.rmtree(other, ignore_errors=True)
             yield part

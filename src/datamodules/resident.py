@@ -1,4 +1,4 @@
-"""Batches gathered on the device where the data set lives, with a position that a checkpoint can hold."""
+"""Loaders of data sets that stay on one device; their position in the data can be saved in a checkpoint."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ Batch = TypeVar("Batch")
 
 
 class OrderedLoader(ABC, Generic[Batch]):
-    """Walks over the rows `index` of a data set, batch by batch; a subclass gathers what a batch is made of.
+    """Iterates over the rows `index` of a data set, batch by batch; a subclass gathers each batch.
 
-    Every rank walks its own share of one global order, which depends on seed and epoch alone. With `drop_last` each
+    Every rank takes its own share of one global order, which depends on seed and epoch alone. With `drop_last` each
     global batch has `world_size` full batches; without it no sample is dropped, repeated or padded.
     """
 
@@ -30,7 +30,7 @@ class OrderedLoader(ABC, Generic[Batch]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises UserError if the rows are fewer than one full global batch where the last one is dropped."""
+        """Raises UserError if `drop_last` leaves no full global batch."""
         if drop_last and batch_size * world_size > len(index):
             raise UserError(
                 f"hp.batch_size={batch_size} on {world_size} rank(s) is larger than the training split of {len(index)}"
@@ -44,11 +44,11 @@ class OrderedLoader(ABC, Generic[Batch]):
 
     @abstractmethod
     def begin(self, order: Tensor) -> None:
-        """Takes this rank's rows of the epoch that begins, in order."""
+        """Starts an epoch; `order` has this rank's rows."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of that number in the epoch."""
+        """The batch number `step` of the epoch."""
 
     def __len__(self) -> int:
         if self.drop_last:
@@ -79,9 +79,23 @@ class OrderedLoader(ABC, Generic[Batch]):
             generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
             order = order[torch.randperm(len(order), generator=generator)]
         if self.drop_last:
-            whole = order[: len(self) * self.batch_size * self.world_size]
-            return whole.view(len(self), self.world_size, self.batch_size)[:, self.rank].reshape(-1)
+            full = order[: len(self) * self.batch_size * self.world_size]
+            return full.view(len(self), self.world_size, self.batch_size)[:, self.rank].reshape(-1)
         return order[self.rank :: self.world_size]
+
+
+class PoolLoader(OrderedLoader[Batch]):
+    """`steps` batches an epoch, taken in order and repeatedly from a pool of batches on the device."""
+
+    def __init__(self, pool: list[Batch], steps: int) -> None:
+        super().__init__(torch.arange(steps), 1, shuffle=False, drop_last=False)
+        self.pool = pool
+
+    def begin(self, order: Tensor) -> None:
+        """Does nothing: the order is that of the pool."""
+
+    def batch(self, step: int) -> Batch:
+        return self.pool[step % len(self.pool)]
 
 
 class ResidentLoader(OrderedLoader[tuple[Tensor, ...]]):

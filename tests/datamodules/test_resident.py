@@ -1,4 +1,4 @@
-"""The resident loader: order, shares of ranks, position."""
+"""The resident loader: order, shares of ranks, resuming."""
 
 import pytest
 import torch
@@ -33,37 +33,37 @@ def test_epochs_differ_and_repeat_with_the_seed() -> None:
 
 
 def test_ranks_share_the_global_batches_of_one_process() -> None:
-    whole = list(loader(16))
+    one_process = list(loader(16))
     shares = [list(loader(8, rank=rank, world_size=2)) for rank in (0, 1)]
-    for (together,), *parts in zip(whole, *shares, strict=True):
-        assert sorted(torch.cat([part for (part,) in parts]).tolist()) == sorted(together.tolist())
+    for (expected,), *parts in zip(one_process, *shares, strict=True):
+        assert sorted(torch.cat([part for (part,) in parts]).tolist()) == sorted(expected.tolist())
 
 
-def test_evaluation_sees_every_row_once_over_ranks() -> None:
+def test_evaluation_has_every_row_once_over_ranks() -> None:
     rows = [row for rank in range(3) for row in drawn(loader(7, rank=rank, world_size=3, train=False))]
     assert sorted(rows) == list(range(10, 60))
     assert len(loader(7, rank=2, world_size=3, train=False)) == 3
 
 
-def test_a_saved_position_goes_on_where_it_was() -> None:
-    whole = loader()
-    batches = [rows.tolist() for _ in range(2) for (rows,) in whole]
-    broken = loader()
-    seen = iter(broken)
+def test_a_resumed_loader_gives_the_remaining_batches() -> None:
+    uninterrupted = loader()
+    batches = [rows.tolist() for _ in range(2) for (rows,) in uninterrupted]
+    interrupted = loader()
+    iterator = iter(interrupted)
     for _ in range(4):
-        next(seen)
+        next(iterator)
     resumed = loader()
-    resumed.load_state_dict(broken.state_dict())
+    resumed.load_state_dict(interrupted.state_dict())
     rest = [rows.tolist() for _ in range(2) for (rows,) in resumed]
     assert rest == batches[4:]
 
 
-def test_a_position_at_the_end_goes_on_with_the_next_epoch() -> None:
-    whole = loader()
-    drawn(whole)
+def test_a_loader_saved_at_the_end_of_an_epoch_resumes_with_the_next() -> None:
+    uninterrupted = loader()
+    drawn(uninterrupted)
     resumed = loader()
-    resumed.load_state_dict(whole.state_dict())
-    assert drawn(resumed) == drawn(whole)
+    resumed.load_state_dict(uninterrupted.state_dict())
+    assert drawn(resumed) == drawn(uninterrupted)
 
 
 def test_a_batch_larger_than_the_split_is_refused() -> None:

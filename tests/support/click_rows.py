@@ -1,4 +1,4 @@
-"""Random clicks, in memory and as one split of a folder."""
+"""Random clicks, in memory and as a split binary folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ TABLES = (Table("cat_0.bin", 40_000), Table("cat_1.bin", 5, 3), Table("cat_2.bin
 
 @dataclass
 class ClickRows:
-    """What a split holds, in the files' own types."""
+    """The rows of a split, in the files' types."""
 
     spec: FeatureSpec
     labels: np.ndarray  # [rows]
@@ -30,8 +30,8 @@ class ClickRows:
             ids.tofile(folder / file)
         self.spec.write(folder)
 
-    def assert_are(self, clicks: Clicks, begin: int, end: int) -> None:
-        """The clicks are these rows."""
+    def assert_equal(self, clicks: Clicks, begin: int, end: int) -> None:
+        """Asserts that the clicks are the rows `begin` to `end`."""
         np.testing.assert_array_equal(clicks.labels.numpy(), self.labels[begin:end])
         np.testing.assert_array_equal(clicks.numerical.numpy(), self.numerical[begin:end])
         expected = [ids[begin:end].reshape(-1) for ids in self.ids]

@@ -1,4 +1,4 @@
-"""Made-up click logs with the quirks of real ones, and what they must become, computed slowly and in other ways."""
+"""Random click logs with the peculiarities of real ones, and a slow reference for their preparation."""
 
 import gzip
 import math
@@ -13,7 +13,7 @@ Row = tuple[int, tuple[float, ...], tuple[int, ...]]
 
 
 def lines(count: int, seed: int) -> list[str]:
-    """So many lines. The first number is unique in the first 60,000 of a seed, so that rows can be told apart."""
+    """`count` lines; the first number of each identifies it, in up to 60,000 lines of a seed."""
     generator = np.random.default_rng(seed)
     result = []
     for i in range(count):
@@ -40,18 +40,18 @@ def write(path: Path, content: list[str]) -> Path:
 
 
 def write_days(folder: Path, content: list[str]) -> list[list[str]]:
-    """The lines of each day, of uneven numbers of them; every third day is compressed."""
+    """Writes day files of different sizes, every third one compressed; returns the lines of each day."""
     cuts = np.linspace(0, 1, NUM_DAYS + 1) ** 1.2 * len(content)
     days = [content[int(a) : int(b)] for a, b in pairwise(cuts)]
-    for day, own in enumerate(days):
-        write(folder / f"day_{day}{'' if day % 3 else '.gz'}", own)
+    for day, day_lines in enumerate(days):
+        write(folder / f"day_{day}{'' if day % 3 else '.gz'}", day_lines)
     return days
 
 
 def expected(
     trained: list[str], held_out: list[str], frequency_limit: int, everything: bool
 ) -> tuple[list[int], dict[str, list[Row]]]:
-    """The cardinalities, and the rows of each split; the training rows in the order of the log."""
+    """The expected cardinalities, and the rows of each split in the order of the log."""
     numbers = []
     for column in range(14, 40):
         counts: Counter[int] = Counter()
@@ -76,7 +76,7 @@ def _row(line: str, numbers: list[dict[int, int]]) -> Row:
 
 
 def read(folder: Path, split: str, cardinalities: list[int]) -> list[Row]:
-    """The rows of a split binary directory, read with nothing of the package."""
+    """The rows of a split binary directory, read without the code under test."""
     labels = np.fromfile(folder / split / "label.bin", np.uint8)
     numerical = np.fromfile(folder / split / "numerical.bin", np.float16).reshape(-1, 13)
     dtypes = ["int8" if size < 127 else "int16" if size < 32767 else "int32" for size in cardinalities]

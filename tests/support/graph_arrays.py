@@ -1,4 +1,4 @@
-"""Random molecules as arrays, and what a batch of them should be, made the plain way."""
+"""Random molecules as arrays, and slow references for their edges and batches."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ NUMBERS = np.array([1, 6, 7, 8, 9], np.uint8)
 
 
 def random_molecule(generator: np.random.Generator, atoms: int) -> Molecule:
-    """A random tree of bonds with a few rings."""
+    """A molecule whose bonds are a random tree with a few rings."""
     parents = [(int(generator.integers(0, atom)), atom) for atom in range(1, atoms)]
     rings = [tuple(sorted(generator.choice(atoms, 2, replace=False).tolist())) for _ in range(atoms // 6)]
     bonds = np.array(sorted({*parents, *rings}), np.int32).reshape(-1, 2)
@@ -36,14 +36,14 @@ def plain_edges(molecule: Molecule, kind: str = "bonds", cutoff: float = 5.0) ->
     for dst in range(len(molecule.numbers)):
         for src in range(len(molecule.numbers)):
             near = np.linalg.norm(molecule.positions[dst] - molecule.positions[src]) <= cutoff
-            wanted = kind == "full" or (kind == "radius" and near)
-            if src != dst and (wanted or (src, dst) in orders):
+            is_edge = kind == "full" or (kind == "radius" and near)
+            if src != dst and (is_edge or (src, dst) in orders):
                 edges.append((dst, src, orders.get((src, dst), 0)))
     return edges
 
 
 def plain_graph(molecules: list[Molecule], kind: str = "bonds") -> tuple[Graph, list[int], list[int]]:
-    """The graph of these molecules one behind the other, the orders of its edges and the numbers of its nodes."""
+    """The graph of the concatenated molecules, the orders of its edges and the atomic numbers of its nodes."""
     edges, start = [], 0
     for molecule in molecules:
         edges += [(dst + start, src + start, order) for dst, src, order in plain_edges(molecule, kind)]

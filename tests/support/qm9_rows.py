@@ -1,4 +1,4 @@
-"""Some molecules of QM9 as the package qm9pack writes them; numbers 23 and 282 are difficult ones."""
+"""Some molecules of QM9 as the package qm9pack writes them, two of them difficult."""
 
 import csv
 import io
@@ -23,13 +23,13 @@ IDS = [int(row["Index"]) for row in ROWS]
 
 
 def content(number: int) -> tuple[str, str, str]:
-    """What `src.datamodules.graphs.qm9.parse` gets for the molecule of that number."""
+    """The argument of `src.datamodules.graphs.qm9.parse` for the molecule of that number."""
     row = ROWS[IDS.index(number)]
     return row["SMILES"], row["Elements"], row["XYZ_Ang"]
 
 
 def write_package(folder: Path, parts: int = 3) -> dict[str, str]:
-    """Writes the rows as the package's files; returns their checksums by member, as `MEMBERS` has them."""
+    """Writes the rows as the package's files; returns their checksums as in `MEMBERS`."""
     folder.mkdir(parents=True, exist_ok=True)
     members = {}
     for part in range(parts):

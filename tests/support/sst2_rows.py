@@ -1,4 +1,4 @@
-"""Sentences of a tiny vocabulary in files like GLUE's."""
+"""Writes sentences of a tiny vocabulary in files like GLUE's."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ def write_vocabulary(folder: Path, pieces: tuple[str, ...] = PIECES) -> Path:
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """Of one to twenty words."""
+    """Random sentences of one to twenty words."""
     source = random.Random(seed)
     return [" ".join(source.choices(WORDS, k=source.randint(1, 20))) for _ in range(count)]
 

@@ -18,7 +18,7 @@ import pytest
 from src.datamodules.clicks.prepare import prepare_criteo
 from src.datamodules.clicks.synthetic_files import generate
 from src.datamodules.download import from_package, from_url
-from src.datamodules.prepared import made_whole, prepare
+from src.datamodules.prepared import atomic_folder, prepare
 from src.errors import UserError
 from src.models.distilbert.convert import convert
 from src.system.files import locked, sole_maker, try_lock
@@ -162,7 +162,7 @@ def test_another_machine_that_shares_no_locks_may_be_first(origin: dict[str, str
     prepared = tmp_path / "prepared"
 
     def late(folder: Path) -> dict[str, Any]:
-        with made_whole(prepared) as part:
+        with atomic_folder(prepared) as part:
             (part / "meta.json").write_text(f'{{"source": "{origin["source"]}", "sha256": {{}}}}')
         return write(folder)
 
@@ -179,8 +179,8 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -
     prepared = tmp_path / "prepared [1]"
     elsewhere = tmp_path / f".{prepared.name}.elsewhere.1.tmp"
     elsewhere.mkdir()
-    script = "import sys; from pathlib import Path; from src.datamodules.prepared import made_whole\n"
-    script += "with made_whole(Path(sys.argv[1])) as part: print(part, flush=True); sys.stdin.read()"
+    script = "import sys; from pathlib import Path; from src.datamodules.prepared import atomic_folder\n"
+    script += "with atomic_folder(Path(sys.argv[1])) as part: print(part, flush=True); sys.stdin.read()"
     begun = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(prepared)],

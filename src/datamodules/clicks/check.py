@@ -1,4 +1,4 @@
-"""Looking once at every id and label of a click data set: a wrong one would read or write beyond an embedding table."""
+"""Checks every id and label of a click data set once: an id out of range would access memory outside its table."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,23 +16,23 @@ from src.system.files import write_text
 from src.system.workers import cpu_count
 
 STAMP = "checked.json"
-CHUNK = 1 << 22  # numbers that a thread looks at together
+CHUNK = 1 << 22  # numbers that a thread checks at a time
 
 
 class Column(NamedTuple):
-    """A file of whole numbers that must lie in 0 .. limit - 1, `width` of them in each row."""
+    """A file of integers that must be in 0 .. limit - 1, `width` of them in each row."""
 
     path: Path
     dtype: str
     limit: int
     width: int
-    what: str
+    description: str
 
 
 def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
-    """Checks all ids and labels, unless the stamp in `folder` says that these files have been checked before.
+    """Checks all ids and labels, unless the stamp in `folder` matches the files: they were checked before.
 
-    Raises UserError naming file, row and value of the first one that is beyond its table or no label.
+    Raises UserError with file, row and value of the first invalid id or label.
     """
     columns = [column for split in splits.values() for column in _columns(split)]
     stamp = json.dumps([_state(column, folder) for column in columns], indent=0) + "\n"
@@ -41,7 +41,7 @@ def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
         return
     chunks = [(column, begin) for column in columns for begin in range(0, _numbers(column), CHUNK)]
     bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    # A few chunks more than threads are under way: what is behind a bad value need not be looked at.
+    # Only a few more chunks than threads are in flight, so that checking stops soon after a bad value.
     with Progress(*bars, console=Console(stderr=True)) as progress, ThreadPoolExecutor(cpu_count()) as executor:
         bar = progress.add_task("checking ids", total=sum(column.path.stat().st_size for column in columns))
         for group in _grouped(chunks, 4 * cpu_count()):
@@ -49,18 +49,18 @@ def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
     try:
         write_text(path, stamp)
     except UserError:
-        print(f"note: {path} cannot be written, so the ids are checked at every start; datamodule.check=false saves it")
+        print(f"note: {path} cannot be written, so the ids are checked at every start; datamodule.check=false skips it")
 
 
 def _columns(split: SplitBinary) -> Iterator[Column]:
     yield Column(split.labels, "uint8", 2, 1, "a label, which is 0 or 1")
     for path, table, dtype in zip(split.tables, split.layout.tables, split.layout.dtypes, strict=True):
-        what = f"an id of {table.name}, which has cardinality {table.cardinality}"
-        yield Column(path, dtype, table.cardinality, table.hotness, what)
+        description = f"an id of {table.name}, which has cardinality {table.cardinality}"
+        yield Column(path, dtype, table.cardinality, table.hotness, description)
 
 
 def _state(column: Column, folder: Path) -> list[str | int]:
-    """What must not change for a check to stay good."""
+    """Identifies the state of a file; if it changes, the file is checked again."""
     status = column.path.stat()
     return [str(column.path.relative_to(folder)), column.limit, status.st_size, status.st_mtime_ns]
 
@@ -75,13 +75,14 @@ def _grouped(chunks: list[tuple[Column, int]], size: int) -> Iterator[list[tuple
 
 
 def _check_chunk(column: Column, begin: int) -> int:
-    """The bytes that were looked at. Raises UserError for a value that is out of bounds."""
+    """Checks a chunk; returns its size in bytes. Raises UserError for a value out of range."""
     size = np.dtype(column.dtype).itemsize
     values = np.fromfile(column.path, column.dtype, CHUNK, offset=begin * size)
     if values.min(initial=0) < 0 or values.max(initial=0) >= column.limit:
-        place = int(((values < 0) | (values >= column.limit)).argmax())
-        row = (begin + place) // column.width
+        index = int(((values < 0) | (values >= column.limit)).argmax())
+        row = (begin + index) // column.width
         raise UserError(
-            f"{column.path} row {row} (counting from 0) has {values[place]} as {column.what}: prepare the data again"
+            f"{column.path} row {row} (counting from 0) has {values[index]} as {column.description}: prepare the data "
+            f"again"
         )
     return len(values) * size

@@ -1,4 +1,4 @@
-"""Last pass over click logs: records to the columns of a split binary directory, ids as their tables number them."""
+"""Last pass over click logs: writes records as columns of a split binary directory, with ids numbered by table."""
 
 import os
 from itertools import groupby
@@ -13,12 +13,13 @@ from src.datamodules.clicks.text import RECORD
 from src.datamodules.clicks.vocabulary import look_up
 
 
-class DealtFiles(NamedTuple):
-    """What the first pass left in `folder`, as a bucket needs it.
+class BucketFiles(NamedTuple):
+    """The files of the first pass, indexed by bucket.
 
     Attributes:
-        spans: an array of each piece's span.
-        index: uint32 [begins, pieces], what `Files.index` says of every piece; a bucket is two neighbouring rows.
+        folder: of the spans' files.
+        spans: an array with each piece's span.
+        index: uint32 [begins, pieces], `Files.index` of every piece; two consecutive rows bound a bucket.
     """
 
     folder: Path
@@ -35,30 +36,30 @@ class Slice(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where rows go: into a split's folder, from row `first` on, which the files have room for already."""
+    """A position to write rows at: a split's folder and its row `first`; the files have their final size already."""
 
     folder: Path
     first: int
 
 
 class Vocabulary(NamedTuple):
-    """The hash table of one column, the number of ids in it, and the type of the column's file."""
+    """The hash table file of one column, the number of its ids, and the type of the column's file."""
 
     table: Path
     kept: int
     dtype: str
 
 
-def write_bucket(dealt: DealtFiles, bucket: int, seed: int, target: Target, vocabularies: list[Vocabulary]) -> None:
+def write_bucket(files: BucketFiles, bucket: int, seed: int, target: Target, vocabularies: list[Vocabulary]) -> None:
     """Writes the rows of one bucket in a random order."""
-    spans = np.load(dealt.spans)
-    begins, ends = np.fromfile(dealt.index, np.uint32, 2 * len(spans), offset=4 * len(spans) * bucket).reshape(2, -1)
+    spans = np.load(files.spans)
+    begins, ends = np.fromfile(files.index, np.uint32, 2 * len(spans), offset=4 * len(spans) * bucket).reshape(2, -1)
     order = np.random.default_rng([seed, 1, bucket]).permutation(int((ends - begins).sum()))
     rows = np.empty(len(order), RECORD)
     filled = 0
     pieces = zip(spans.tolist(), begins.tolist(), ends.tolist(), strict=True)
     for number, slices in groupby(pieces, itemgetter(0)):
-        with Files.of(dealt.folder, number).records.open("rb", buffering=0) as file:
+        with Files.of(files.folder, number).records.open("rb", buffering=0) as file:
             for _, begin, end in slices:
                 data = os.pread(file.fileno(), (end - begin) * RECORD.itemsize, begin * RECORD.itemsize)
                 as_words(rows)[order[filled : filled + end - begin]] = as_words(np.frombuffer(data, RECORD))
@@ -67,7 +68,7 @@ def write_bucket(dealt: DealtFiles, bucket: int, seed: int, target: Target, voca
 
 
 def write_slice(part: Slice, target: Target, vocabularies: list[Vocabulary]) -> None:
-    """Writes rows in the order that they have."""
+    """Writes rows in their order."""
     _write(_read(part), target, vocabularies)
 
 
@@ -76,17 +77,17 @@ def _read(part: Slice) -> np.ndarray:
 
 
 def _write(records: np.ndarray, target: Target, vocabularies: list[Vocabulary]) -> None:
-    _place(target, "label.bin", records["label"])
-    _place(target, "numerical.bin", records["numerical"])
+    _write_at(target, "label.bin", records["label"])
+    _write_at(target, "numerical.bin", records["numerical"])
     for column, (ids, vocabulary) in enumerate(zip(columns(records), vocabularies, strict=True)):
         table = np.asarray(np.memmap(vocabulary.table, np.uint64, "r"))
         numbers = look_up(table, vocabulary.kept, ids)
         if look_up(table, vocabulary.kept, np.zeros(1, np.uint32)).any():
-            numbers[is_missing(records["missing"], column)] = 0  # which is not the id 0
-        _place(target, f"cat_{column}.bin", numbers.astype(vocabulary.dtype))
+            numbers[is_missing(records["missing"], column)] = 0  # `ids` is 0 there, but id 0 is an id too
+        _write_at(target, f"cat_{column}.bin", numbers.astype(vocabulary.dtype))
 
 
-def _place(target: Target, name: str, values: np.ndarray) -> None:
+def _write_at(target: Target, name: str, values: np.ndarray) -> None:
     values = np.ascontiguousarray(values)
     bytes_per_row = values.nbytes // max(len(values), 1)
     with (target.folder / name).open("r+b") as file:

@@ -1,4 +1,4 @@
-"""What a split binary directory holds: feature_spec.yaml, as NVIDIA's DLRM tools read and write it."""
+"""Reads and writes feature_spec.yaml of split binary directories in NVIDIA's format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class FeatureSpec:
         numerical: the names of the numerical features, in the order of their columns.
         label: the name of the label.
         splits: the files of `train` and of `test`.
-        metadata: whatever else is to be known; how the directory was made.
+        metadata: other information, such as how the directory was prepared.
     """
 
     tables: tuple[Table, ...]
@@ -49,7 +49,7 @@ class FeatureSpec:
 
     @classmethod
     def of(cls, cardinalities: Sequence[int], num_numerical: int = 13, hotness: Sequence[int] = ()) -> "FeatureSpec":
-        """The directory that we write for tables of these sizes; one id a row and table if `hotness` is not given."""
+        """The directory written for tables of these sizes; one id a row and table if `hotness` is not given."""
         sizes = zip(cardinalities, hotness or (1,) * len(cardinalities), strict=True)
         layout = ClickLayout.of([Table(f"cat_{i}.bin", *size) for i, size in enumerate(sizes)], num_numerical)
         splits = {
@@ -72,7 +72,7 @@ class FeatureSpec:
         return ClickLayout(self.num_numerical, self.tables, self.dtypes)
 
     def bytes_per_row(self, split: str) -> dict[str, int]:
-        """The bytes that one row has in each file of a split."""
+        """The bytes of one row in each file of a split."""
         files = self.splits[split]
         ids = {
             file: table.hotness * np.dtype(dtype).itemsize
@@ -81,28 +81,32 @@ class FeatureSpec:
         return {files.label: 1, files.numerical: 2 * self.num_numerical, **ids}
 
     def num_rows(self, folder: Path, split: str) -> int:
-        """The rows of a split by the sizes of its files. Raises UserError where they do not agree."""
+        """The number of rows of a split, from the sizes of its files. Raises UserError if they do not agree."""
         rows: dict[str, int] = {}
         for file, width in self.bytes_per_row(split).items():
             path = folder / file
             try:
                 size = path.stat().st_size
             except OSError as error:
-                raise UserError(f"cannot read {path} ({error.strerror}): {folder / FILE} names it") from error
+                raise UserError(
+                    f"cannot read {path} ({error.strerror}), a file of {folder / FILE}: prepare the data again"
+                ) from error
             if size % width:
-                raise UserError(f"{path} has {size} bytes, no multiple of the {width} bytes of a row: it is cut short")
+                raise UserError(
+                    f"{path} has {size} bytes, not a multiple of the {width} bytes of a row: prepare or copy it again"
+                )
             rows[file] = size // width
         first, *others = rows
         for other in others:
             if rows[other] != rows[first]:
                 raise UserError(
-                    f"{folder / other} has {rows[other]} rows, {first} has {rows[first]}: one is cut short, or its "
-                    f"dtype in {FILE} is not the file's"
+                    f"{folder / other} has {rows[other]} rows, {first} has {rows[first]}: one is truncated, or its "
+                    f"dtype in {FILE} is wrong"
                 )
         return rows[first]
 
     def write(self, folder: Path) -> None:
-        """Writes feature_spec.yaml. Raises UserError where it cannot be written."""
+        """Writes feature_spec.yaml. Raises UserError if it cannot be written."""
         features: dict[str, dict[str, Any]] = {}
         for table, dtype in zip(self.tables, self.dtypes, strict=True):
             features[table.name] = {"dtype": dtype, "cardinality": table.cardinality}
@@ -129,7 +133,7 @@ class FeatureSpec:
 
     @classmethod
     def load(cls, folder: Path) -> "FeatureSpec":
-        """The specification of a directory. Raises UserError where it is not valid or the files are not as it says."""
+        """The specification of a directory. Raises UserError if it is invalid or does not match the files."""
         spec = _Reader(folder / FILE).spec()
         for split in SPLITS:
             spec.num_rows(folder, split)
@@ -137,7 +141,7 @@ class FeatureSpec:
 
 
 class _Reader:
-    """Takes a feature_spec.yaml apart, and says which key is not as it must be."""
+    """Parses a feature_spec.yaml; errors name the invalid key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,7 +149,7 @@ class _Reader:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"{path} cannot be read ({reason}): give a folder that was prepared") from error
+            raise UserError(f"{path} cannot be read ({reason}): give a prepared folder") from error
         self.content = self.mapping(content, "the file")
         self.channels = self.mapping(self.content.get("channel_spec"), "channel_spec")
         self.features = self.mapping(self.content.get("feature_spec"), "feature_spec")
@@ -153,7 +157,7 @@ class _Reader:
     def spec(self) -> FeatureSpec:
         categorical, numerical, labels = (self.channel(name) for name in ("categorical", "numerical", "label"))
         if len(labels) != 1:
-            self.refuse("channel_spec.label", f"names {len(labels)} features, not one")
+            self.refuse("channel_spec.label", f"has {len(labels)} features, not one")
         self.dtype(labels[0], "bool")
         for name in numerical:
             self.dtype(name, "float16")
@@ -161,7 +165,7 @@ class _Reader:
         dtypes = tuple(self.table_dtype(table) for table in tables)
         sources = self.mapping(self.content.get("source_spec"), "source_spec")
         if set(sources) != set(SPLITS):
-            self.refuse("source_spec", f"holds {', '.join(map(str, sources)) or 'nothing'}, not exactly train and test")
+            self.refuse("source_spec", f"has {', '.join(map(str, sources)) or 'nothing'}, not exactly train and test")
         splits = {split: self.files(sources[split], split, categorical, numerical, labels[0]) for split in SPLITS}
         metadata = self.mapping(self.content.get("metadata") or {}, "metadata")
         return FeatureSpec(tables, dtypes, numerical, labels[0], splits, metadata)
@@ -207,7 +211,7 @@ class _Reader:
             if not isinstance(files, list) or len(files) != 1 or not isinstance(files[0], str):
                 self.refuse(f"{key}.files", f"is {files!r}, not a list of one path")
             if PurePath(files[0]).is_absolute() or ".." in PurePath(files[0]).parts:
-                self.refuse(f"{key}.files", f"names {files[0]}, which is not inside the folder")
+                self.refuse(f"{key}.files", f"has {files[0]}, which is not inside the folder")
             if features not in {numerical, (label,), *((name,) for name in categorical)} or features in by_features:
                 self.refuse(
                     f"{key}.features",
@@ -217,14 +221,14 @@ class _Reader:
             by_features[features] = files[0]
         for features in (numerical, (label,), *((name,) for name in categorical)):
             if features not in by_features:
-                self.refuse(f"source_spec.{split}", f"has no chunk of {', '.join(features)}")
+                self.refuse(f"source_spec.{split}", f"has no chunk for {', '.join(features)}")
         return SplitFiles(by_features[(label,)], by_features[numerical], tuple(by_features[(n,)] for n in categorical))
 
     def names(self, value: Any, key: str) -> tuple[str, ...]:
         if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
-            self.refuse(key, "is not a list of names of features")
+            self.refuse(key, "is not a list of feature names")
         if len(set(value)) != len(value):
-            self.refuse(key, "names a feature twice")
+            self.refuse(key, "has a feature twice")
         return tuple(value)
 
     def mapping(self, value: Any, key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Jobs that leave a note when they are done, so that an interrupted preparation does none of them twice."""
+"""Jobs whose results are kept in files, so that an interrupted preparation does not repeat finished ones."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from src.system.workers import WorkerPool
 
 
 class Job(NamedTuple):
-    """A call for a worker: a module-level function, its arguments, and a name that no other job has."""
+    """A call for a worker: a unique name, a module-level function, and its arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -21,26 +21,26 @@ class Job(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """Does jobs in the workers of `pool`, and keeps their results, which JSON can hold, in the folder `done`."""
+    """Runs jobs in the workers of `pool`, and keeps their JSON results in the folder `done`."""
 
     done: Path
     pool: WorkerPool
     bars: Progress
 
-    def results(self, description: str, jobs: Sequence[Job], at_once: int | None = None) -> list[Any]:
-        """The results in the order of the jobs. The first exception of a job is raised here."""
+    def results(self, description: str, jobs: Sequence[Job], max_parallel: int | None = None) -> list[Any]:
+        """Runs the unfinished jobs; returns all results in the order of the jobs. Raises a job's first exception."""
         bar = self.bars.add_task(description, total=len(jobs))
-        notes = [self.done / job.name for job in jobs]
-        waiting = [(job, note) for job, note in zip(jobs, notes, strict=True) if not note.exists()]
-        self.bars.advance(bar, len(jobs) - len(waiting))
-        step = at_once or max(len(waiting), 1)
-        for begin in range(0, len(waiting), step):
-            for future in as_completed([self.pool.submit(do, *each) for each in waiting[begin : begin + step]]):
+        files = [self.done / job.name for job in jobs]
+        unfinished = [(job, file) for job, file in zip(jobs, files, strict=True) if not file.exists()]
+        self.bars.advance(bar, len(jobs) - len(unfinished))
+        step = max_parallel or max(len(unfinished), 1)
+        for begin in range(0, len(unfinished), step):
+            for future in as_completed([self.pool.submit(run, *each) for each in unfinished[begin : begin + step]]):
                 future.result()
                 self.bars.advance(bar)
-        return [json.loads(note.read_text(encoding="utf-8")) for note in notes]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def do(job: Job, note: Path) -> None:
-    """What a worker runs. The note is the last thing that is written."""
-    write_text(note, json.dumps(job.function(*job.args)))
+def run(job: Job, result: Path) -> None:
+    """Runs a job in a worker. The result is written last, so it marks the job as finished."""
+    write_text(result, json.dumps(job.function(*job.args)))

@@ -1,8 +1,8 @@
-"""Raw Criteo click logs to a split binary directory, on all cores, in bounded memory; docs/guides/criteo.md says how.
+"""Prepares raw Criteo click logs as a split binary directory, on all cores, in bounded memory: docs/guides/criteo.md.
 
-Text is read once. The first pass makes fixed-size records and runs of counted ids of it, the runs are merged to
-vocabularies, and the last pass puts the records' columns where they belong. Every pass is a set of jobs that each leave
-a file when they are done, so that an interrupted preparation goes on where it was.
+Text is read once. The first pass writes fixed-size records, and runs of counted ids; the runs are merged into
+vocabularies; the last pass writes the records' columns. Every pass is a set of jobs that each leave a result file, so
+that an interrupted preparation resumes.
 """
 
 import json
@@ -18,11 +18,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from src.datamodules.clicks.columns import DealtFiles, Slice, Target, Vocabulary, write_bucket, write_slice
+from src.datamodules.clicks.columns import BucketFiles, Slice, Target, Vocabulary, write_bucket, write_slice
 from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.clicks.jobs import Job, Jobs
 from src.datamodules.clicks.raw import count_lines, estimated_rows, raw_files, spans
-from src.datamodules.clicks.records import Dealing, Files, deal
+from src.datamodules.clicks.records import Files, Scattering, scatter
 from src.datamodules.clicks.text import NUM_IDS, RECORD, BadLog
 from src.datamodules.clicks.vocabulary import Run, merge, write_table
 from src.errors import UserError
@@ -30,19 +30,19 @@ from src.system.files import is_made, sole_maker, write_text
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
-HELD_OUT = 7  # one of so many rows of the one-file set, its last ones, is not for training
-MAX_WORKERS = 16  # so many need less than 4 GiB together
+HELD_OUT = 7  # the last 1/HELD_OUT of the rows of a single file is not for training
+MAX_WORKERS = 16  # together they need less than 4 GiB
 MAX_BUCKETS = 1 << 16
-SCRATCH_BYTES = RECORD.itemsize + 140  # a row's records, counted ids and columns on disk, at most
+SCRATCH_BYTES = RECORD.itemsize + 140  # most bytes a row on disk: its record, counted ids and columns
 HELD_OUT_SPLITS = ("test", "validation")
 VocabularyOf = Literal["train", "all"]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work is cut: what a worker holds grows with `rows`. Another cut gives another order of the rows."""
+    """Sizes of the parts of the work. A worker's memory grows with `rows`. The order of the rows depends on them."""
 
-    span_bytes: int = 480 << 20  # four pieces of the usual rows
+    span_bytes: int = 480 << 20  # about four pieces
     rows: int = 1 << 19
 
 
@@ -56,18 +56,18 @@ def prepare_criteo(
     workers: int | None = None,
     sizes: Sizes = Sizes(),  # noqa: B008  (frozen)
 ) -> Path:
-    """`folder` as a split binary directory of the raw files, made where it is not there yet.
+    """Prepares `folder` as a split binary directory of the raw files unless it exists; returns it.
 
-    `raw` is the folder of day_0 ... day_23 or of train.txt, or a file like that one; plain or .gz. Ids that are there
-    less than `frequency_limit` times become 0, as missing ones; `vocabulary` says in which rows they are counted: those
-    for training, or all (as published). An interrupted preparation leaves `.<folder>.partial` beside it, where the next
-    call goes on; of several processes one works there, the others wait. Raises UserError for bad input, for a folder
-    that was made from something else, and for a full disk.
+    `raw` is the folder of day_0 ... day_23 or of train.txt, or a file like train.txt; plain or .gz. Ids that occur less
+    than `frequency_limit` times become 0, as missing ones do. `vocabulary` selects the rows in which they are counted:
+    the training rows, or all (as published). An interrupted preparation leaves `.<folder>.partial`, which the next call
+    resumes. One of several processes prepares, the others wait. Raises UserError for bad input, for a folder that was
+    prepared from other files or settings, and for a full disk.
     """
     if frequency_limit < 1:
-        raise UserError(f"frequency_limit={frequency_limit} is below 1: published are 15, 3 and 2")
+        raise UserError(f"frequency_limit={frequency_limit}: give 1 or more; published are 15, 3 and 2")
     if vocabulary not in get_args(VocabularyOf):
-        raise UserError(f"vocabulary={vocabulary}: there is none; choose from {', '.join(get_args(VocabularyOf))}")
+        raise UserError(f"vocabulary={vocabulary}: choose from {', '.join(get_args(VocabularyOf))}")
     files = raw_files(raw)
     origin = {
         "layout": LAYOUT,
@@ -91,13 +91,13 @@ def _make(
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         _begin(partial, origin, files)
-        # The workers keep the lock: if this process is killed, the next must not write what they are still writing.
+        # The workers keep the lock: if this process is killed, the next one must not write while they still do.
         with _bars() as bars, WorkerPool(workers, keep=lock) as pool:
             _Preparation(partial, files, origin, sizes, pool, bars).run()
         (partial / "out").rename(folder)
         shutil.rmtree(partial)
     except BadLog:
-        shutil.rmtree(partial)  # once the log is corrected nothing in it is of use
+        shutil.rmtree(partial)  # a corrected log is another input
         raise
     except OSError as error:
         raise UserError(
@@ -105,16 +105,16 @@ def _make(
         ) from error
 
 
-class Dealt(NamedTuple):
-    """What the first pass left: its files, the rows of each bucket, and where the held-out rows are, in order."""
+class Scattered(NamedTuple):
+    """The result of the first pass: its files, the number of rows of each bucket, and the held-out rows in order."""
 
-    files: DealtFiles
+    files: BucketFiles
     rows: list[int]
     held_out: list[Slice]
 
 
 class _Preparation:
-    """One preparation in the folder `partial`: `work` is what the passes hand on, `out` becomes the result."""
+    """One preparation in the folder `partial`: `work` has intermediate files, `out` becomes the result."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class _Preparation:
         jobs = [Job(f"rows{i}", estimated_rows, (path,)) for i, path in enumerate(trained)]
         expected = sum(self.jobs.results("estimating rows", jobs))
         buckets = min(-(-expected // self.sizes.rows), MAX_BUCKETS)
-        self.deal(self.training_rows(), buckets)
-        dealt = self.collate(buckets)
-        spec = self.columns(dealt, self.vocabularies())
+        self.scatter(self.training_rows(), buckets)
+        scattered = self.collate(buckets)
+        spec = self.columns(scattered, self.vocabularies())
         spec.write(self.out)
 
     def training_rows(self) -> list[int]:
-        """How many rows of each span, from its first, are for training."""
+        """The number of rows of each span, from its first, that are for training."""
         if len(self.files) > 1:
             return [0 if span.path == self.files[-1] else sys.maxsize for span in self.spans]
         lines = self.jobs.results(
@@ -153,19 +153,19 @@ class _Preparation:
         training = total - total // HELD_OUT
         if total < 2 * HELD_OUT:
             raise UserError(
-                f"{self.files[0]} has {total} rows: it takes {2 * HELD_OUT} to hold out a row for each of "
-                f"{' and '.join(HELD_OUT_SPLITS)}"
+                f"{self.files[0]} has {total} rows: give {2 * HELD_OUT} or more, so that "
+                f"{' and '.join(HELD_OUT_SPLITS)} have a row each"
             )
         firsts = np.cumsum([0, *lines[:-1]])
         return [max(0, training - int(first)) for first in firsts]
 
-    def deal(self, training: list[int], buckets: int) -> None:
-        rows, seed, everything = self.sizes.rows, self.origin["seed"], self.origin["vocabulary"] == "all"
+    def scatter(self, training: list[int], buckets: int) -> None:
+        rows, seed, count_all = self.sizes.rows, self.origin["seed"], self.origin["vocabulary"] == "all"
         jobs = [
             Job(
-                f"deal{number}",
-                deal,
-                (span, number, Dealing(count, buckets, rows, seed, everything), self.parts(number)),
+                f"deal{number}",  # an earlier version's name: preparations that it began can be resumed
+                scatter,
+                (span, number, Scattering(count, buckets, rows, seed, count_all), self.parts(number)),
             )
             for number, (span, count) in enumerate(zip(self.spans, training, strict=True))
         ]
@@ -174,9 +174,9 @@ class _Preparation:
     def parts(self, number: int) -> Files:
         return Files.of(self.work, number)
 
-    def collate(self, buckets: int) -> Dealt:
-        """Turns what the spans' indices say by piece into one file that says it by bucket."""
-        files = DealtFiles(self.work, self.work / "spans.npy", self.work / "index")
+    def collate(self, buckets: int) -> Scattered:
+        """Transposes the spans' indices by piece into one index file by bucket."""
+        files = BucketFiles(self.work, self.work / "spans.npy", self.work / "index")
         indices = [np.load(self.parts(number).index) for number in range(len(self.spans))]
         np.save(files.spans, np.repeat(np.arange(len(indices)), [len(index) for index in indices]))
         with files.index.open("wb") as file:
@@ -189,7 +189,7 @@ class _Preparation:
             if end > begin
         ]
         rows = sum(np.diff(index[:, :-1].astype(np.int64)).sum(axis=0) for index in indices)
-        return Dealt(files, np.atleast_1d(rows).tolist(), held_out)
+        return Scattered(files, np.atleast_1d(rows).tolist(), held_out)
 
     def vocabularies(self) -> list[Vocabulary]:
         bounds = [
@@ -205,36 +205,36 @@ class _Preparation:
         )
         tables = [self.work / f"{c}.table" for c in range(NUM_IDS)]
         jobs = [Job(f"table{c}", write_table, (kept[c], tables[c])) for c in range(NUM_IDS)]
-        # One after the other, for the ids of one column may take a gibibyte.
-        self.jobs.results("numbering ids", jobs, at_once=1)
+        # One at a time, because the ids of one column may take a gibibyte.
+        self.jobs.results("numbering ids", jobs, max_parallel=1)
         dtypes = FeatureSpec.of([count + 1 for count in counts]).dtypes
         return [Vocabulary(*each) for each in zip(tables, counts, dtypes, strict=True)]
 
-    def columns(self, dealt: Dealt, vocabularies: list[Vocabulary]) -> FeatureSpec:
-        """The last pass, into files that have their final size from the start."""
+    def columns(self, scattered: Scattered, vocabularies: list[Vocabulary]) -> FeatureSpec:
+        """Runs the last pass, which writes into files of their final size."""
         seed = self.origin["seed"]
-        held_out = sum(part.end - part.begin for part in dealt.held_out)
-        rows = {"train": sum(dealt.rows), "test": held_out - held_out // 2, "validation": held_out // 2}
+        held_out = sum(part.end - part.begin for part in scattered.held_out)
+        rows = {"train": sum(scattered.rows), "test": held_out - held_out // 2, "validation": held_out // 2}
         spec = FeatureSpec.of([vocabulary.kept + 1 for vocabulary in vocabularies])
         for split, count in rows.items():
             (self.out / split).mkdir(exist_ok=True)
             for file, width in spec.bytes_per_row("train").items():
-                with (self.out / split / Path(file).name).open("ab") as whole:
-                    whole.truncate(count * width)
+                with (self.out / split / Path(file).name).open("ab") as column:
+                    column.truncate(count * width)
         jobs = []
         first = 0
-        for bucket, count in enumerate(dealt.rows):
+        for bucket, count in enumerate(scattered.rows):
             target = Target(self.out / "train", first)
-            jobs.append(Job(f"bucket{bucket}", write_bucket, (dealt.files, bucket, seed, target, vocabularies)))
+            jobs.append(Job(f"bucket{bucket}", write_bucket, (scattered.files, bucket, seed, target, vocabularies)))
             first += count
-        for part, target in self.held_out(dealt.held_out, rows["test"]):
+        for part, target in self.held_out(scattered.held_out, rows["test"]):
             name = f"{target.folder.name}{target.first}"
             jobs.append(Job(name, write_slice, (part, target, vocabularies)))
         self.jobs.results("writing", jobs)
         return replace(spec, metadata={"origin": dict(self.origin), "rows": rows})
 
     def held_out(self, parts: list[Slice], tested: int) -> Iterator[tuple[Slice, Target]]:
-        """Held-out slices and where they go: the first `tested` rows to `test`, the others to `validation`."""
+        """Held-out slices and their targets: the first `tested` rows go to `test`, the others to `validation`."""
         row = 0
         for part in parts:
             cut = min(max(tested - row, 0), part.end - part.begin) + part.begin
@@ -246,7 +246,7 @@ class _Preparation:
 
 
 def _begin(partial: Path, origin: Mapping[str, Any], files: list[Path]) -> None:
-    """Makes the folder of a preparation, or makes sure that the one that is there is of this preparation."""
+    """Creates the folder of a preparation, or checks that an existing one has the same origin."""
     note = partial / "origin.json"
     if note.exists():
         if json.loads(note.read_text(encoding="utf-8")) != origin:

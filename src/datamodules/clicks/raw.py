@@ -1,4 +1,4 @@
-"""Raw Criteo click logs: which files they are, and their lines in blocks that fit in the cache."""
+"""Finds raw Criteo click logs and reads their lines in blocks that fit in the cache."""
 
 import gzip
 import io
@@ -17,11 +17,11 @@ from src.errors import UserError
 
 NUM_DAYS = 24
 KAGGLE_NAMES = ("train.txt", "train.txt.gz")
-BLOCK = 96 << 10  # all columns of a block, as numbers, fit in a core's own cache
+BLOCK = 96 << 10  # bytes; all columns of a block, as numbers, fit in a core's own cache
 
 
 class Span(NamedTuple):
-    """The lines of a file that begin in `begin` <= offset < `end`, an offset in its text."""
+    """The lines of a file that begin at an offset of its text in `begin` <= offset < `end`."""
 
     path: Path
     begin: int
@@ -29,16 +29,16 @@ class Span(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Whole lines from `offset` in the text of a file; `text` has PAD bytes in front and is overwritten by the next."""
+    """Whole lines from `offset` in a file's text, after PAD other bytes; the next block overwrites `text`."""
 
     offset: int
     text: UInt8[np.ndarray, " bytes"]
 
 
 def raw_files(raw: Path) -> list[Path]:
-    """The 24 day files of a folder in order, or the one file of the Kaggle set, which `raw` may name itself.
+    """The 24 day files of a folder in order, or the one file of the Kaggle set, which `raw` may also be.
 
-    Raises UserError where there is nothing, or not everything.
+    Raises UserError if there is none of them, or if days are missing.
     """
     if raw.is_file():
         return [raw]
@@ -48,11 +48,11 @@ def raw_files(raw: Path) -> list[Path]:
         kaggle = _first(raw, KAGGLE_NAMES)
         if kaggle is None:
             raise UserError(
-                f"{raw} holds neither day_0 ... day_23 (plain or .gz) nor train.txt: give the raw Criteo files"
+                f"{raw} has neither day_0 ... day_23 (plain or .gz) nor train.txt: give the raw Criteo files"
             )
         return [kaggle]
     if missing:
-        raise UserError(f"{raw} lacks {', '.join(missing)} (plain or .gz): the Terabyte set is day_0 ... day_23")
+        raise UserError(f"{raw} has no {', '.join(missing)} (plain or .gz): give all of day_0 ... day_23")
     return [path for path in days if path is not None]
 
 
@@ -61,7 +61,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def spans(path: Path, span_bytes: int) -> list[Span]:
-    """A plain file in spans of about that many bytes; a compressed one in one, for it can only be read in order."""
+    """Divides a plain file into spans of about `span_bytes`; a compressed file is one span, since it has no offsets."""
     if _compressed(path):
         return [Span(path, 0, sys.maxsize)]
     size = path.stat().st_size
@@ -69,22 +69,22 @@ def spans(path: Path, span_bytes: int) -> list[Span]:
 
 
 def blocks(span: Span) -> Iterator[Block]:
-    """The lines of a span. Raises UserError for a file that is cut short, damaged or unreadable."""
+    """Blocks of a span's lines. Raises UserError for a truncated, damaged or unreadable file."""
     buffer = np.zeros(PAD + BLOCK, np.uint8)
     view = buffer.data
     with _opened(span.path) as file:
-        # Both ends move to the next line's beginning, so that neighbours share no line and miss none.
+        # Both ends move to the start of the next line, so that adjacent spans neither share nor miss a line.
         end = span.end if _compressed(span.path) else _line_begin(file, span.end)
         offset = _line_begin(file, span.begin)
         filled = 0
         while offset + filled < end:
             if filled == BLOCK:
-                raise BadLog(f"{_line(span.path, offset)} is longer than {BLOCK} bytes: it is no Criteo click log")
+                raise BadLog(f"{_line(span.path, offset)} is longer than {BLOCK} bytes: give a Criteo click log")
             try:
                 read = file.readinto(view[PAD + filled : PAD + min(BLOCK, end - offset)])
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise BadLog(
-                    f"{_line(span.path, offset)} or a later one cannot be decompressed: the file is cut short or "
+                    f"{_line(span.path, offset)} or a later one cannot be decompressed: the file is truncated or "
                     f"damaged ({error}); get it again"
                 ) from error
             if not read:
@@ -97,15 +97,15 @@ def blocks(span: Span) -> Iterator[Block]:
                 offset, filled = offset + newline, filled - newline
     if filled:
         raise BadLog(
-            f"{_line(span.path, offset)} ends without a newline: the file is cut short; get it again, or add the "
-            f"newline if the line is whole"
+            f"{_line(span.path, offset)} ends without a newline: the file is truncated; get it again, or add the "
+            f"newline if the line is complete"
         )
     if offset == 0:
         raise BadLog(f"{span.path} is empty: get it again")
 
 
 def lines_before(path: Path, offset: int) -> int:
-    """The number of lines before an offset of the text; for messages, so it may take its time."""
+    """The number of lines before an offset of the text. Slow; used in error messages only."""
     count = 0
     with _opened(path) as file:
         while offset > 0 and (text := file.read(min(BLOCK, offset))):
@@ -119,17 +119,17 @@ def count_lines(span: Span) -> int:
 
 
 def estimated_rows(path: Path) -> int:
-    """The rows of a file as its size and first lines let expect. Raises UserError where it cannot be read."""
+    """Estimates the number of rows of a file from its size and first lines; 1 if it cannot be read."""
     try:
         with path.open("rb") as raw:
             text = (gzip.GzipFile(fileobj=raw) if _compressed(path) else raw).read(1 << 20)
             return max(1, round(path.stat().st_size * text.count(b"\n") / max(raw.tell(), 1)))
     except (OSError, EOFError, zlib.error):
-        return 1  # reading it in earnest says what is wrong, and where
+        return 1  # the first pass reports what is wrong, and where
 
 
 def _line_begin(file: io.BufferedReader, offset: int) -> int:
-    """Goes to the first beginning of a line at or after an offset, and returns where that is."""
+    """Seeks the first line that begins at or after an offset; returns the offset of that line."""
     if offset == 0:
         return file.seek(0)
     file.seek(offset - 1)
@@ -153,4 +153,4 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
     except gzip.BadGzipFile as error:
         raise UserError(f"{path} is not a gzip file ({error}): get it again") from error
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): check that it is there and readable") from error
+        raise UserError(f"cannot read {path} ({error.strerror}): check that it exists and is readable") from error

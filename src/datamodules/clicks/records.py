@@ -1,8 +1,7 @@
-"""First pass over click logs: text to records on disk, dealt out to random buckets, and runs of counted ids.
+"""First pass over click logs: scatters records to random buckets on disk, and writes runs of counted ids.
 
-The training rows are shuffled as if cards were dealt out blindly to piles, and every pile were shuffled then: each row
-goes to a bucket drawn at random, and `criteo_columns.py` puts the rows of a bucket in a random order. All orders of all
-rows are equally likely, and no more than one piece or one bucket is ever in memory.
+The training rows are shuffled in two steps: each row goes to a random bucket, and `columns.py` shuffles the rows of a
+bucket. All orders of all rows are equally likely, and at most one piece or one bucket is in memory.
 """
 
 from collections.abc import Iterator
@@ -16,19 +15,19 @@ from src.datamodules.clicks.raw import Span, blocks, lines_before
 from src.datamodules.clicks.text import NUM_IDS, PAD, RECORD, explain, parse
 from src.datamodules.clicks.vocabulary import counted
 
-_GROUP = 8  # columns that are taken out of the records at a time
-_STEP = 1 << 12  # rows that are moved at a time: what they touch stays in the cache
+_GROUP = 8  # columns extracted at a time
+_STEP = 1 << 12  # rows moved at a time, few enough for the cache
 
 
-class Dealing(NamedTuple):
-    """What the first pass does with the rows of one span.
+class Scattering(NamedTuple):
+    """Options of the first pass over one span.
 
     Attributes:
-        training: so many rows of the span, from its first, are training rows; the others are held out.
-        buckets: training rows are dealt out to.
-        rows: in a piece at most.
-        seed: of the dealing.
-        count_all: held-out rows are counted for the vocabulary too.
+        training: number of training rows, from the span's first; the others are held out.
+        buckets: number of buckets of training rows.
+        rows: most rows of a piece.
+        seed: of the random buckets.
+        count_all: count the held-out rows for the vocabulary too.
     """
 
     training: int
@@ -39,10 +38,10 @@ class Dealing(NamedTuple):
 
 
 class Files(NamedTuple):
-    """What the first pass writes for a span.
+    """The files of a span.
 
-    `index` has one row for each piece: where in `records` each bucket begins, where the held-out rows begin, where the
-    piece ends. `bounds` has so too: where in `runs` each column's run begins, and where the piece's last one ends.
+    `index` has one row for each piece: the offsets in `records` of each bucket, of the held-out rows, and of the
+    piece's end. `bounds` has one row for each piece too: the offsets in `runs` of each column's run, and of the end.
     """
 
     records: Path
@@ -55,27 +54,27 @@ class Files(NamedTuple):
         return cls(*(folder / f"{number:06}{suffix}" for suffix in (".records", ".runs", ".bounds.npy", ".index.npy")))
 
 
-def deal(span: Span, number: int, dealing: Dealing, files: Files) -> None:
-    """Writes the files of a span. Raises UserError for text that is no click log, with its line and column."""
+def scatter(span: Span, number: int, options: Scattering, files: Files) -> None:
+    """Writes the files of a span. Raises UserError, with line and column, for text that is not a click log."""
     index: list[Int[np.ndarray, " begins"]] = []
     bounds: list[Int[np.ndarray, " begins"]] = []
     written = counted_entries = 0
-    training = dealing.training
+    training = options.training
     with files.records.open("wb") as records_file, files.runs.open("wb") as runs_file:
-        for records in _pieces(span, dealing.rows):
+        for records in _pieces(span, options.rows):
             trained = min(training, len(records))
             training -= trained
-            generator = np.random.default_rng([dealing.seed, 0, number, len(index)])
-            bucket = generator.integers(dealing.buckets, size=trained, dtype=np.uint16)
+            generator = np.random.default_rng([options.seed, 0, number, len(index)])
+            bucket = generator.integers(options.buckets, size=trained, dtype=np.uint16)
             order = np.concatenate([np.argsort(bucket, kind="stable"), np.arange(trained, len(records))])
             for begin in range(0, len(order), _STEP):
                 as_words(records).take(order[begin : begin + _STEP], axis=0).tofile(records_file)
-            sizes = np.bincount(bucket, minlength=dealing.buckets)
+            sizes = np.bincount(bucket, minlength=options.buckets)
             index.append(written + np.concatenate([[0], np.cumsum(sizes), [len(records)]]))
             written += len(records)
 
             begins = [counted_entries]
-            vocabulary = records if dealing.count_all else records[:trained]
+            vocabulary = records if options.count_all else records[:trained]
             missing = vocabulary["missing"].copy()
             for column, ids in enumerate(columns(vocabulary) if len(vocabulary) else ()):
                 run = counted(ids, int(np.count_nonzero(is_missing(missing, column))))
@@ -84,11 +83,11 @@ def deal(span: Span, number: int, dealing: Dealing, files: Files) -> None:
             counted_entries = begins[-1]
             bounds.append(np.array(begins + begins[-1:] * (NUM_IDS + 1 - len(begins))))
     np.save(files.bounds, np.reshape(bounds, (-1, NUM_IDS + 1)).astype(np.int64))
-    np.save(files.index, np.reshape(index, (-1, dealing.buckets + 2)).astype(np.uint32))
+    np.save(files.index, np.reshape(index, (-1, options.buckets + 2)).astype(np.uint32))
 
 
 def columns(records: np.ndarray) -> Iterator[UInt32[np.ndarray, " rows"]]:
-    """The ids of each column out of RECORDs."""
+    """The ids of each column of RECORDs."""
     for first in range(0, NUM_IDS, _GROUP):
         ids = np.empty((min(_GROUP, NUM_IDS - first), len(records)), np.uint32)
         for begin in range(0, len(records), _STEP):
@@ -97,17 +96,17 @@ def columns(records: np.ndarray) -> Iterator[UInt32[np.ndarray, " rows"]]:
 
 
 def is_missing(missing: UInt32[np.ndarray, " rows"], column: int) -> Bool[np.ndarray, " rows"]:
-    """Whether the id of that column is missing, by the field of that name of RECORDs."""
+    """Whether the id of a column is missing; `missing` is that field of RECORDs."""
     return (missing & np.uint32(1 << column)) != 0
 
 
 def as_words(records: np.ndarray) -> UInt64[np.ndarray, "rows words"]:
-    """RECORDs as rows of plain numbers, which numpy moves three times as fast."""
+    """A view of RECORDs as rows of uint64, which numpy moves three times as fast."""
     return records.view(np.uint64).reshape(-1, RECORD.itemsize // 8)
 
 
 def _pieces(span: Span, rows: int) -> Iterator[np.ndarray]:
-    """The records of a span, at most `rows` of them at a time; each array is overwritten by the next."""
+    """The records of a span, at most `rows` at a time; each array is overwritten by the next."""
     piece = np.empty(rows, RECORD)
     filled = 0
     for block in blocks(span):

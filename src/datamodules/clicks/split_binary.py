@@ -1,7 +1,7 @@
-"""Reading split binary click data: many threads fill one buffer a batch, ahead of the training that takes them.
+"""Reads split binary click data: threads fill one buffer a batch, ahead of training.
 
-A batch of 65,536 published rows is 5.8 MB out of 28 files, one `pread` each, without the GIL. On a GPU the buffers are
-pinned and few, and a batch is copied there on a stream of its own while the one before it trains.
+A batch of 65,536 published rows is 5.8 MB from 28 files, one `pread` each, without the GIL. For a GPU the buffers are
+pinned and few, and each batch is copied on a side stream while training uses the batch before it.
 """
 
 import os
@@ -24,7 +24,7 @@ from src.errors import UserError
 
 
 class Piece(NamedTuple):
-    """A file with the bytes that one row has in it."""
+    """An open file and the bytes of one row in it."""
 
     path: Path
     row_bytes: int
@@ -32,16 +32,16 @@ class Piece(NamedTuple):
 
 
 class SplitBinary:
-    """The rows of one split, read from anywhere in it by any number of threads.
+    """The rows of one split, which any number of threads can read in any order.
 
     Args:
         folder: the directory.
-        spec: what is in it.
+        spec: its specification.
         split: `train` or `test`.
     """
 
     def __init__(self, folder: Path, spec: FeatureSpec, split: str) -> None:
-        """Raises UserError for a file that cannot be read or has another number of rows than the others."""
+        """Raises UserError for an unreadable file, and if the files differ in their number of rows."""
         files = spec.splits[split]
         self.layout, self.num_rows = spec.layout, spec.num_rows(folder, split)
         self.labels, self.tables = folder / files.label, [folder / file for file in files.ids]
@@ -52,9 +52,9 @@ class SplitBinary:
         weakref.finalize(self, _close, [piece.file for piece in self.pieces])
 
     def read(self, begin: int, end: int, out: UInt8[np.ndarray, " bytes"]) -> None:
-        """Fills `out` with the rows from `begin` to `end` (excluded), as the layout has them.
+        """Reads the rows `begin` to `end` (exclusive) into `out`, in the layout of a batch.
 
-        Raises UserError naming the file that ends too early.
+        Raises UserError that names a truncated file.
         """
         target, offset = out.data, 0
         for piece in self.pieces:
@@ -81,23 +81,23 @@ def _fill(piece: Piece, target: memoryview, offset: int) -> None:
         read = os.preadv(piece.file, [target[done:]], offset + done)
         if read == 0:
             row = (offset + done) // piece.row_bytes
-            raise UserError(f"{piece.path} ends within row {row}: it was cut short; prepare or copy it again")
+            raise UserError(f"{piece.path} is truncated: it ends in row {row}; prepare or copy it again")
         done += read
 
 
 class SplitLoader(OrderedLoader[ClickBatch]):
     """Batches of consecutive rows, read ahead; every rank takes its own slice of each global batch.
 
-    The rows are in the order of the files, which preparation shuffled. With `shuffle` the global batches come in
-    another order each epoch. With `drop_last` an incomplete global batch at the end is left out; without it the ranks
-    share it, so that all of them have the same number of batches, the last of them possibly empty.
+    The rows are in the order of the files, which preparation shuffled. With `shuffle` the order of the global batches
+    differs in each epoch. With `drop_last` an incomplete last global batch is dropped; without it the ranks divide it,
+    so that all have the same number of batches, and the last batch of some may be empty.
 
     Args:
-        split: what to read.
+        split: the rows.
         batch_size: rows of this rank in each batch.
-        device: where the batches are wanted; on a GPU they come there ahead of time, else they stay on the host.
-        threads: that read, one batch each.
-        prefetch: batches that are read ahead.
+        device: of the batches; copies to a GPU run ahead.
+        threads: reading threads; each reads one batch at a time.
+        prefetch: batches read ahead.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         threads: int = 4,
         prefetch: int = 8,
     ) -> None:
-        """Raises UserError if the rows are fewer than one full global batch where the last one is dropped."""
-        whole, rest = divmod(split.num_rows, batch_size * world_size)
-        if drop_last and not whole:
+        """Raises UserError if `drop_last` leaves no full global batch."""
+        full, rest = divmod(split.num_rows, batch_size * world_size)
+        if drop_last and not full:
             raise UserError(
                 f"hp.batch_size={batch_size} on {world_size} rank(s) is larger than the training split of "
                 f"{split.num_rows}; choose at most {split.num_rows // world_size}"
             )
-        # What is ordered, resumed and counted are global batches, one at a time; the rank matters within them only.
-        batches = torch.arange(whole if drop_last or not rest else whole + 1)
+        # The base class orders, counts and resumes global batches of one "row"; ranks only divide each of them.
+        batches = torch.arange(full if drop_last or not rest else full + 1)
         super().__init__(batches, 1, shuffle=shuffle, drop_last=False, seed=seed)
         self.split, self.rows = split, batch_size
         self.share, self.ranks = rank, world_size
@@ -150,7 +150,7 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         return next(self._ahead)
 
     def _rows_of(self, number: int) -> tuple[int, int]:
-        """Begin and end of this rank's rows in the global batch of that number."""
+        """First and last (exclusive) of this rank's rows in a global batch."""
         begin = number * self.rows * self.ranks
         size = min(self.rows * self.ranks, self.split.num_rows - begin)
         return begin + size * self.share // self.ranks, begin + size * (self.share + 1) // self.ranks
@@ -177,7 +177,7 @@ class SplitLoader(OrderedLoader[ClickBatch]):
 
 
 class PinnedBuffers:
-    """Host buffers that go round; none is given out again before its copy to the device is done."""
+    """A ring of pinned host buffers; a buffer is reused only after its copy to the device has finished."""
 
     def __init__(self, size: int, count: int) -> None:
         self._buffers = deque(torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(count))
@@ -185,7 +185,7 @@ class PinnedBuffers:
         self._copies: deque[torch.cuda.Event] = deque()
 
     def take(self) -> UInt8[Tensor, " bytes"]:
-        """The next buffer, after waiting for its copy, which is never more than a few training steps behind."""
+        """The next buffer, once its copy has finished; that takes a few training steps at most."""
         if self._untouched:
             self._untouched -= 1
         else:
@@ -194,15 +194,15 @@ class PinnedBuffers:
         return self._buffers[-1]
 
     def give_back(self, copied: torch.cuda.Event) -> None:
-        """Takes back the buffer that was taken first, which is read until `copied`."""
+        """Returns the buffer that was taken first; its copy finishes at the event `copied`."""
         self._copies.append(copied)
 
 
 def on_device(batches: Iterator[ClickBatch], pinned: PinnedBuffers, device: torch.device) -> Generator[ClickBatch]:
-    """The batches on the device, the copy of each one running beside the training on the one before it.
+    """The batches on the device; each is copied on a side stream while training uses the batch before it.
 
-    All CUDA calls are made by the thread that asks for batches: others would break the capture of a graph. A copy waits
-    for the training before the last one, which bounds what lies on the device and how far the host runs ahead.
+    All CUDA calls are made in the calling thread: calls of other threads would break a graph capture. A copy waits for
+    the training step of two batches earlier. This bounds the memory on the device and how far the host runs ahead.
     """
     stream = torch.cuda.Stream(device)
     copying: deque[tuple[ClickBatch, torch.cuda.Event]] = deque()
@@ -214,7 +214,7 @@ def on_device(batches: Iterator[ClickBatch], pinned: PinnedBuffers, device: torc
 
     for batch in batches:
         target = torch.empty(batch.data.shape, dtype=torch.uint8, device=device)
-        stream.wait_stream(torch.cuda.current_stream(device))  # what was freed there and is used again here
+        stream.wait_stream(torch.cuda.current_stream(device))  # `target` may reuse memory that was freed there
         copied = torch.cuda.Event()
         with torch.cuda.stream(stream):
             target.copy_(batch.data, non_blocking=True)

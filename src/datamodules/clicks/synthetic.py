@@ -1,17 +1,17 @@
-"""Synthetic clicks of a known law: Criteo's shape, ids by Zipf's law, and a teacher whose Bayes AUC is known.
+"""Synthetic clicks of a known distribution: Criteo's shape, ids by Zipf's law, labels from a teacher.
 
-With u uniform in [0, 1) and independent everywhere:
+The distribution, with independent u uniform in [0, 1):
 
 - id = floor((cardinality + 1)^u) - 1, so that P(id = k) = log((k + 2) / (k + 1)) / log(cardinality + 1): a power law
   with exponent 1, id 0 the most frequent;
-- numerical = ln(count + 3) of a count by the same law up to 9,999; one in 16 is missing, which is 0 as in Criteo's;
-- effect of an id = a hash of table and id, uniform in [-sqrt(3), sqrt(3)], divided by 1 + id / 256: what is too rare to
-  be learnt says little;
+- numerical = ln(count + 3) of a count by the same law up to 9,999; one in 16 is missing, that is 0, as in Criteo's;
+- effect of an id = a hash of table and id, uniform in [-sqrt(3), sqrt(3)], divided by 1 + id / 256: ids too rare to be
+  learnt have little effect;
 - logit = -2.5 + 1/4 sum over ids (effect / sqrt(hotness)) + 1/4 sum over tables 0 and 1, 2 and 3, ... (product of the
   effects of their first ids) + 0.055 sum over numericals (numerical - 4, with alternating sign);
 - label = 1 with probability sigmoid(logit).
 
-The products are what a dot interaction learns and a linear model cannot. No table is stored: the law is its formula.
+A dot interaction can learn the products, a linear model cannot. No table is stored: the effects are computed.
 """
 
 import math
@@ -31,20 +31,20 @@ from src.errors import UserError
 PUBLISHED = (7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4,
              968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35)  # fmt: skip
 
-BIAS, OF_IDS, OF_PAIRS, OF_NUMERICALS = -2.5, 0.25, 0.25, 0.055
-KNOWN_IDS = 256  # ids far above it have hardly any effect
+BIAS, ID_WEIGHT, PAIR_WEIGHT, NUMERICAL_WEIGHT = -2.5, 0.25, 0.25, 0.055
+KNOWN_IDS = 256  # ids far above it have little effect
 MAX_COUNT, MEAN_NUMERICAL, MISSING_OF = 9_999, 4.0, 16
 # Multipliers of a 32-bit integer hash (lowbias32 of Chris Wellons' hash-prospector), the second one as a signed number.
 GOLDEN, FIRST, SECOND = 0x9E3779B1, 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class Sample(NamedTuple):
-    """Rows of synthetic clicks. `ids`: one line for each id that a row has, table by table."""
+    """Rows of synthetic clicks. `ids` has one line for each id of a row, table by table."""
 
     labels: UInt8[Tensor, " rows"]
     numerical: Float16[Tensor, "rows numerical"]
     ids: Int32[Tensor, "slots rows"]
-    logits: Float[Tensor, " rows"]  # of the true probabilities
+    logits: Float[Tensor, " rows"]  # of the teacher: logits of the true probabilities
 
 
 def tables_of(
@@ -52,7 +52,7 @@ def tables_of(
 ) -> tuple[Table, ...]:
     """The tables: the published cardinalities with one id each if not given, none larger than `max_rows`.
 
-    Raises UserError for sizes that cannot be.
+    Raises UserError for invalid sizes.
     """
     sizes = PUBLISHED if cardinalities is None else tuple(cardinalities)
     hot = [1] * len(sizes) if hotness is None else list(hotness)
@@ -67,21 +67,21 @@ def tables_of(
 
 
 @dataclass(frozen=True)
-class Law:
-    """The law of the module's text for these tables; `seed` chooses the effects and the draws."""
+class ClickDistribution:
+    """The distribution in the module's docstring for these tables; `seed` determines effects and samples."""
 
     layout: ClickLayout
     seed: int = 0
 
     @cached_property
     def slots(self) -> list[int]:
-        """The table of each id that a row has."""
+        """The table of each id of a row."""
         return [i for i, table in enumerate(self.layout.tables) for _ in range(table.hotness)]
 
     def sample(self, rows: int, number: int, *, test: bool = False, device: torch.device | str = "cpu") -> Sample:
-        """Rows that depend on seed, number, kind of split and device alone."""
+        """Draws rows; they depend on the seed, `number`, `test` and the device alone."""
         slots, width = len(self.slots), self.layout.num_numerical
-        # The CPU's generator takes 32 bits: numbers in sequence never meet.
+        # The CPU's generator uses 32 bits of the seed; different numbers give different seeds.
         seed = (self.seed * GOLDEN + 2 * number + test) % (1 << 32)
         generator = torch.Generator(device).manual_seed(seed)
         bits = torch.empty((slots + width + 1, rows), dtype=torch.int32, device=device).random_(generator=generator)
@@ -94,18 +94,18 @@ class Law:
     def logits(
         self, ids: Int32[Tensor, "slots rows"], numerical: Float16[Tensor, "rows numerical"]
     ) -> Float[Tensor, " rows"]:
-        """The teacher's answer, float32."""
+        """The teacher's logits, float32."""
         effects, tables = self.effects(ids), self.layout.tables
-        weights = effects.new_tensor([OF_IDS / math.sqrt(tables[i].hotness) for i in self.slots])
-        signs = effects.new_tensor([OF_NUMERICALS * (-1) ** i for i in range(numerical.shape[1])])
+        weights = effects.new_tensor([ID_WEIGHT / math.sqrt(tables[i].hotness) for i in self.slots])
+        signs = effects.new_tensor([NUMERICAL_WEIGHT * (-1) ** i for i in range(numerical.shape[1])])
         first = effects[[self.slots.index(i) for i in range(len(tables))]]
         pairs = first[0 : len(tables) // 2 * 2 : 2] * first[1::2]
-        # Sums rather than products of matrices, which TF32 and autocast would round.
+        # Sums rather than matrix products, which TF32 and autocast would round.
         of_ids = (effects * weights[:, None]).sum(0)
-        return BIAS + of_ids + OF_PAIRS * pairs.sum(0) + ((numerical.float() - MEAN_NUMERICAL) * signs).sum(1)
+        return BIAS + of_ids + PAIR_WEIGHT * pairs.sum(0) + ((numerical.float() - MEAN_NUMERICAL) * signs).sum(1)
 
     def effects(self, ids: Int32[Tensor, "slots rows"]) -> Float[Tensor, "slots rows"]:
-        """What each id is worth, by an integer hash of its table and itself."""
+        """The effect of each id: an integer hash of its table and itself, scaled."""
         keys = [_signed((self.seed * 64 + table + 1) * GOLDEN) for table in self.slots]
         bits = ids + torch.tensor(keys, dtype=torch.int32, device=ids.device)[:, None]
         for factor, shift in ((FIRST, 15), (SECOND, 16)):
@@ -115,12 +115,12 @@ class Law:
 
     def _ids(self, bits: Int32[Tensor, "slots rows"]) -> Int32[Tensor, "slots rows"]:
         rows = torch.tensor([self.layout.tables[i].cardinality for i in self.slots], device=bits.device)[:, None]
-        # In double precision: single would skip most of the rare ids of a large table.
+        # Double precision: single precision would skip most of the rare ids of a large table.
         powers = bits.double().mul_(2.0**-31 * (rows + 1).double().log()).exp_()
         return powers.to(torch.int32).sub_(1).minimum((rows - 1).to(torch.int32))
 
     def table_major(self, ids: Int32[Tensor, "slots rows"]) -> Int32[Tensor, " ids"]:
-        """The ids as `src.batches.clicks.Clicks` has them."""
+        """The ids in the order of `src.batches.clicks.Clicks`."""
         parts = ids.split([table.hotness for table in self.layout.tables])
         return torch.cat([part.T.reshape(-1) for part in parts])
 
@@ -136,12 +136,12 @@ def _signed(number: int) -> int:
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-class Expectation:
-    """What the true probabilities are worth as scores, over all rows that were added, in bounded memory.
+class BayesMetrics:
+    """Expected metrics of the true probabilities as scores, over all added rows, in bounded memory.
 
-    E[AUC] = sum over pairs of rows of p_i (1 - p_j) [p_i > p_j] / sum over pairs of p_i (1 - p_j): clicks and their
-    absence weighted by how probable they are, ties half. No score is expected to do better (Bayes). Probabilities
-    are told apart by 2^20 bins of their logits, which adds an error below 1e-5.
+    E[AUC] = sum over pairs of rows of p_i (1 - p_j) [p_i > p_j] / sum over pairs of p_i (1 - p_j), ties counted half:
+    the pairs are weighted by the probability of a click and of no click. No scores have a higher expected AUC (Bayes).
+    Logits are binned into 2^20 bins, which adds an error below 1e-5.
     """
 
     bins, reach = 1 << 20, 16.0
@@ -153,16 +153,16 @@ class Expectation:
 
     def add(self, logits: Float[Tensor, " rows"]) -> None:
         logits = logits.double()
-        places = ((logits + self.reach) * (self.bins / (2 * self.reach))).long().clamp_(0, self.bins - 1)
-        self.clicked.index_add_(0, places, logits.sigmoid())
-        self.passed.index_add_(0, places, (-logits).sigmoid())
+        bins = ((logits + self.reach) * (self.bins / (2 * self.reach))).long().clamp_(0, self.bins - 1)
+        self.clicked.index_add_(0, bins, logits.sigmoid())
+        self.passed.index_add_(0, bins, (-logits).sigmoid())
         self.entropy += torch.nn.functional.binary_cross_entropy_with_logits(logits, logits.sigmoid(), reduction="sum")
 
-    def figures(self) -> dict[str, float]:
-        """`bayes_auc`, `bayes_log_loss` (nats a row) and `click_rate`, all as expected over the labels."""
+    def compute(self) -> dict[str, float]:
+        """Expected `bayes_auc`, `bayes_log_loss` (nats a row) and `click_rate` over random labels."""
         clicked, passed = self.clicked.sum(), self.passed.sum()
         below = self.passed.cumsum(0) - self.passed
         auc = (self.clicked * (below + self.passed / 2)).sum() / (clicked * passed)
         rows = clicked + passed
-        figures = {"bayes_auc": auc, "bayes_log_loss": self.entropy / rows, "click_rate": clicked / rows}
-        return {name: round(float(value), 6) for name, value in figures.items()}
+        metrics = {"bayes_auc": auc, "bayes_log_loss": self.entropy / rows, "click_rate": clicked / rows}
+        return {name: round(float(value), 6) for name, value in metrics.items()}

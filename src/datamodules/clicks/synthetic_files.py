@@ -1,4 +1,4 @@
-"""Synthetic clicks on disk: the law of criteo_synthetic.py in split binary form, with what is known of it."""
+"""Synthetic clicks on disk: samples of synthetic.py in split binary format, with their expected metrics."""
 
 import os
 from collections import deque
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from src.batches.clicks import DTYPES, ClickLayout
 from src.datamodules.clicks.feature_spec import FeatureSpec
-from src.datamodules.clicks.synthetic import Expectation, Law, Sample, tables_of
-from src.datamodules.prepared import made_whole
+from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Sample, tables_of
+from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.system.files import sole_maker
 from src.system.workers import cpu_count
 
-BLOCK = 1 << 14  # rows that are drawn together: they fit into a core's cache
-VERSION = 1  # of the law
+BLOCK = 1 << 14  # rows drawn at a time: they fit in a core's cache
+VERSION = 1  # of the distribution
 
 
 def generate(
@@ -37,10 +37,10 @@ def generate(
     num_numerical: int = 13,
     seed: int = 0,
 ) -> None:
-    """Fills `folder`, unless it holds these very rows already; in bounded memory, on all cores.
+    """Fills `folder` unless it has these rows already; in bounded memory, on all cores.
 
-    The metadata of its feature_spec.yaml has these settings (`synthetic`) and `bayes_auc`, `bayes_log_loss` and
-    `click_rate` as expected on the test rows. Raises UserError for a folder that holds something else.
+    The metadata of its feature_spec.yaml has these settings (`synthetic`) and the expected `bayes_auc`,
+    `bayes_log_loss` and `click_rate` on the test rows. Raises UserError for a folder with other rows.
     """
     if min(train_rows, test_rows) < 1:
         raise UserError(f"train_rows={train_rows} and test_rows={test_rows} leave a split empty: give 1 or more")
@@ -59,50 +59,52 @@ def generate(
         if not folder.exists():
             _draw(folder, FeatureSpec.of(sizes, num_numerical, hot), settings)
     if FeatureSpec.load(folder).metadata.get("synthetic") != settings:
-        raise UserError(f"{folder} holds other clicks than asked for: delete it, or give another data_dir")
+        raise UserError(f"{folder} was generated with other settings: delete it, or give another data_dir")
 
 
 def _draw(folder: Path, spec: FeatureSpec, settings: dict[str, Any]) -> None:
-    law = Law(spec.layout, settings["seed"])
+    distribution = ClickDistribution(spec.layout, settings["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     threads = torch.get_num_threads()
-    with made_whole(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
+    with atomic_folder(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
         try:
             torch.set_num_threads(1)  # the threads that draw blocks are enough
-            expected = Expectation()
+            metrics = BayesMetrics()
             for name in ("train", "test"):
                 rows = settings[f"{name}_rows"]
                 bar = progress.add_task(f"drawing {name} rows", total=rows)
-                for logits in _written(law, part / name, rows, test=name == "test"):
+                for logits in _written(distribution, part / name, rows, test=name == "test"):
                     progress.advance(bar, len(logits))
                     if name == "test":
-                        expected.add(logits)
+                        metrics.add(logits)
         finally:
             torch.set_num_threads(threads)
-        replace(spec, metadata={**expected.figures(), "synthetic": settings}).write(part)
+        replace(spec, metadata={**metrics.compute(), "synthetic": settings}).write(part)
 
 
-def _written(law: Law, folder: Path, rows: int, *, test: bool) -> Iterator[Float[Tensor, " rows"]]:
-    """Writes one split; yields the logits of each block when it is on disk, in order."""
+def _written(
+    distribution: ClickDistribution, folder: Path, rows: int, *, test: bool
+) -> Iterator[Float[Tensor, " rows"]]:
+    """Writes one split; yields the logits of each block once it is written, in order."""
     folder.mkdir()
-    names = ["label.bin", "numerical.bin", *(table.name for table in law.layout.tables)]
+    names = ["label.bin", "numerical.bin", *(table.name for table in distribution.layout.tables)]
     files = [(folder / name).open("wb") for name in names]
-    under_way: deque[Future[Float[Tensor, " rows"]]] = deque()
+    in_flight: deque[Future[Float[Tensor, " rows"]]] = deque()
 
     def draw(number: int) -> Float[Tensor, " rows"]:
         begin = number * BLOCK
-        sample = law.sample(min(BLOCK, rows - begin), number, test=test)
-        _write_at(begin, sample, law.layout, files)
+        sample = distribution.sample(min(BLOCK, rows - begin), number, test=test)
+        _write_at(begin, sample, distribution.layout, files)
         return sample.logits
 
     with ThreadPoolExecutor(cpu_count()) as executor:
         try:
             for number in range(-(-rows // BLOCK)):
-                under_way.append(executor.submit(draw, number))
-                if len(under_way) > 2 * cpu_count():
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+                in_flight.append(executor.submit(draw, number))
+                if len(in_flight) > 2 * cpu_count():
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
         finally:
             executor.shutdown(cancel_futures=True)
             for file in files:

@@ -1,9 +1,8 @@
-"""Text of Criteo click logs to fixed-size records, a block of whole lines at a time, column by column.
+"""Parses Criteo click logs into fixed-size records, a block of whole lines at a time, column by column.
 
 A line is a label (0 or 1), 13 integers and 26 hexadecimal ids of at most 8 digits, separated by tabs; an empty field is
-missing. Fields are read eight bytes at a time as one 64-bit number, in which all digits are converted at once: twice as
-fast as polars' read_csv and to_integer on one core (docs/guides/criteo.md). A line of another shape is never let
-through.
+missing. A field is read as one 64-bit number of eight bytes, whose digits are converted at once. That is twice as fast
+as polars' read_csv and to_integer on one core (docs/guides/criteo.md), and every invalid line is refused.
 """
 
 import re
@@ -16,15 +15,15 @@ from src.errors import UserError
 NUM_NUMERICAL, NUM_IDS = 13, 26
 NUM_COLUMNS = 1 + NUM_NUMERICAL + NUM_IDS
 
-# `ids` is 0 where the bit of that column in `missing` is set; `numerical` is transformed already.
+# `ids` is 0 if the column's bit in `missing` is set; `numerical` is ln(x + 3), or 0 if missing.
 RECORD = np.dtype(
     [("ids", "<u4", NUM_IDS), ("missing", "<u4"), ("numerical", "<f2", NUM_NUMERICAL), ("label", "u1"), ("pad", "u1")]
 )
 
-PAD = 8  # bytes before the text, so that eight bytes can be read that end with its first field
+PAD = 8  # bytes before the text, so that the eight bytes up to the end of its first field can be read
 _TAB, _NEWLINE, _MINUS, _ZERO = 9, 10, 45, 48
 
-# ln(x + 3) by x + 2, rounded once: nearly every integer of the logs is in it.
+# ln(x + 3) at index x + 2, for nearly all integers of the logs.
 _LOGARITHMS = np.log(np.arange(1, 1 << 16)).astype(np.float16)
 _LOWEST = -2
 
@@ -33,7 +32,7 @@ _ID = re.compile(rb"[0-9a-fA-F]{1,8}")
 
 
 class BadLog(UserError):
-    """A click log that is not as it must be."""
+    """An invalid click log."""
 
 
 def _bytes_of(value: int) -> np.uint64:
@@ -41,7 +40,7 @@ def _bytes_of(value: int) -> np.uint64:
 
 
 def parse(text: UInt8[np.ndarray, " bytes"]) -> np.ndarray | None:
-    """The RECORDs of `text[PAD:]`, which is whole lines; None where a line is not as it must be (see `explain`)."""
+    """The RECORDs of the whole lines `text[PAD:]`; None if a line is invalid (see `explain`)."""
     ends = np.flatnonzero((text[PAD:] - np.uint8(_TAB)) < 2)
     ends += PAD
     if len(ends) % NUM_COLUMNS:
@@ -77,11 +76,11 @@ def parse(text: UInt8[np.ndarray, " bytes"]) -> np.ndarray | None:
 
 
 def _field_words(
-    words: UInt64[np.ndarray, " places"],
+    words: UInt64[np.ndarray, " offsets"],
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> tuple[UInt64[np.ndarray, "columns rows"], UInt64[np.ndarray, "columns rows"]]:
-    """The last eight bytes of every field, the first the lowest and zero where it is shorter; and a mask of them."""
+    """The last eight bytes of every field, little-endian, with zeros before a shorter field; and a mask of them."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) << ((8 - lengths) << 3).astype(np.uint64)
     word = words[ends - 8]
     word &= mask
@@ -89,11 +88,11 @@ def _field_words(
 
 
 def _hexadecimal(
-    words: UInt64[np.ndarray, " places"],
+    words: UInt64[np.ndarray, " offsets"],
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> UInt64[np.ndarray, "columns rows"] | None:
-    """The ids, 0 where missing; None where a field is not at most eight hexadecimal digits."""
+    """The ids, 0 if missing; None if a field is not at most eight hexadecimal digits."""
     if (lengths > 8).any():
         return None
     word, mask = _field_words(words, ends, lengths)
@@ -101,7 +100,7 @@ def _hexadecimal(
     word |= letter << np.uint64(5)  # to lower case
     value = (word & _bytes_of(0x0F)) + letter * np.uint64(9)
     above_9 = ((value + _bytes_of(6)) >> np.uint64(4)) & _bytes_of(1)
-    # A digit of that value would have been written so; its value is below 16 unless it is a letter after f.
+    # Encode the values as digits again: valid digits give the same bytes, and values of 16 or more are letters after f.
     written = (value + above_9 * np.uint64(0x27) + _bytes_of(_ZERO)) & mask
     written ^= word
     written |= value & _bytes_of(0xF0)
@@ -114,11 +113,11 @@ def _hexadecimal(
 
 def _logarithms(
     text: UInt8[np.ndarray, " bytes"],
-    words: UInt64[np.ndarray, " places"],
+    words: UInt64[np.ndarray, " offsets"],
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> np.ndarray | None:
-    """ln(x + 3) as float16, 0 where missing; None where a field is not an integer of -2 or more."""
+    """ln(x + 3) as float16, 0 if missing; None if a field is not an integer of -2 or more."""
     negative = (text[ends - lengths] == _MINUS) & (lengths > 1)
     lengths = lengths - negative
     long = lengths > 8
@@ -135,11 +134,11 @@ def _logarithms(
         value = (value * np.uint64(factor) + (value >> np.uint64(bits))) & np.uint64(lanes)
     number = value.astype(np.int64)
     if long.any():
-        for place in zip(*np.nonzero(long), strict=True):
-            field = text[ends[place] - lengths[place] : ends[place]].tobytes()
+        for cell in zip(*np.nonzero(long), strict=True):
+            field = text[ends[cell] - lengths[cell] : ends[cell]].tobytes()
             if not _INTEGER.fullmatch(field):
                 return None
-            number[place] = int(field)
+            number[cell] = int(field)
     number[negative] *= -1
     if (number < _LOWEST).any():
         return None
@@ -153,12 +152,12 @@ def _logarithms(
 
 
 def explain(text: bytes, first_line: int, name: str) -> BadLog:
-    """What is wrong with the first bad line of a block of whole lines that begins with line `first_line` of a file."""
+    """The error for the first bad line of a block of whole lines, whose first one is line `first_line` of a file."""
     for number, line in enumerate(text.split(b"\n")[:-1], first_line):
         problem = _problem(line)
         if problem:
             return BadLog(f"{name} line {number}{problem}; correct the file or get it again")
-    raise AssertionError(f"{name}: no bad line from line {first_line} on, but the parser refused them")
+    raise AssertionError(f"{name}: the parser refused lines from {first_line} on, but none is invalid")
 
 
 def _problem(line: bytes) -> str:
@@ -179,5 +178,5 @@ def _problem(line: bytes) -> str:
         elif not _INTEGER.fullmatch(field):
             return f"{where} is not an integer"
         elif int(field) < _LOWEST:
-            return f"{where} is below {_LOWEST}, where ln(x + 3) has no value"
+            return f"{where} is below {_LOWEST}, so ln(x + 3) is undefined"
     return ""

@@ -1,7 +1,7 @@
 """Vocabularies of 32-bit ids: counted in sorted runs on disk, merged by ranges of ids, looked up in hash tables.
 
-Nothing here holds all ids of a column: the Terabyte set has hundreds of millions in one. A run is a sorted array of
-(id << 32 | count) of a few hundred thousand rows; a kept id gets its number by descending count, ties by ascending id.
+The ids of a column are never all in memory: the Terabyte set has hundreds of millions in one. A run is a sorted array
+of (id << 32 | count) of a few hundred thousand rows. Kept ids are numbered by descending count, ties by ascending id.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, UInt32, UInt64
 
-RANGE = 1 << 21  # entries of runs that are merged at a time
+RANGE = 1 << 21  # entries of runs merged at a time
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-_ODD = np.uint32(0x9E3779B1)  # times it is one-to-one modulo 2^32, and spreads what lies together
-_STRIDE = 256  # one entry of so many is looked at to cut the ranges
-_STEP = 1 << 14  # looked up at a time: what it touches stays in the cache
+_ODD = np.uint32(0x9E3779B1)  # multiplicative hash: one-to-one modulo 2^32 because odd
+_STRIDE = 256  # one of _STRIDE entries is sampled to choose the ranges
+_STEP = 1 << 14  # ids looked up at a time, few enough for the cache
 
 
 class Run(NamedTuple):
-    """Where a run lies: entries `begin` to `end` of a file."""
+    """A run on disk: entries `begin` to `end` of a file."""
 
     path: Path
     begin: int
@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 
 def counted(ids: UInt32[np.ndarray, " rows"], missing: int) -> UInt64[np.ndarray, " distinct"]:
-    """The run of these ids, in which a missing one is a 0 and does not count; `missing` is their number."""
+    """The run of these ids. Missing ids are 0 and are not counted; `missing` is their number."""
     ordered = _sorted(ids)
     begins = _group_begins(ordered)
     counts = np.diff(begins, append=len(ordered)).astype(np.uint64)
@@ -40,10 +40,10 @@ def counted(ids: UInt32[np.ndarray, " rows"], missing: int) -> UInt64[np.ndarray
 
 
 def merge(runs: Sequence[Run], frequency_limit: int, kept: Path) -> int:
-    """Writes the ids that the runs hold `frequency_limit` times or more, and returns how many they are.
+    """Writes the ids that occur `frequency_limit` times or more in the runs; returns their number.
 
     An entry of the file is (2^32 - 1 - count) << 32 | id, so that sorting the entries puts the ids in the order of
-    their numbers; counts from 2^32 - 1 on are alike there.
+    their numbers. Counts are clamped to 2^32 - 1.
     """
     runs = [run for run in runs if run.end > run.begin]
     if not runs:
@@ -75,8 +75,8 @@ def merge(runs: Sequence[Run], frequency_limit: int, kept: Path) -> int:
 def write_table(kept: Path, table: Path) -> None:
     """Numbers the ids that `merge` kept, from 1, and writes the hash table that `look_up` reads.
 
-    An entry is (id * _ODD mod 2^32) << 32 | number, at the slot that its upper half is proportional to or after it; no
-    free slot, which is 0, lies between. Half of the slots are free. Holds 16 bytes an id.
+    An entry is (id * _ODD mod 2^32) << 32 | number. Its home slot is proportional to its upper half; it is stored there
+    or in a later slot, with no free slot (0) between. Half of the slots are free. Takes 16 bytes of memory an id.
     """
     entries = np.fromfile(kept, np.uint64)
     entries.sort()
@@ -93,11 +93,11 @@ def write_table(kept: Path, table: Path) -> None:
             chunk = entries[begin : begin + RANGE]
             index = np.arange(begin, begin + len(chunk))
             home = ((chunk >> _SHIFT) * np.uint64(slots) >> _SHIFT).astype(np.int64)
-            place = np.maximum(np.maximum.accumulate(home - index), ahead)
-            ahead = int(place[-1])
-            place += index
-            part = np.zeros(place[-1] + 1 - written, np.uint64)
-            part[place - written] = chunk
+            slot = np.maximum(np.maximum.accumulate(home - index), ahead)
+            ahead = int(slot[-1])
+            slot += index
+            part = np.zeros(slot[-1] + 1 - written, np.uint64)
+            part[slot - written] = chunk
             part.tofile(file)
             written += len(part)
         np.zeros(max(slots - written, 0) + 1, np.uint64).tofile(file)
@@ -110,7 +110,7 @@ def num_slots(kept: int) -> int:
 def look_up(
     table: UInt64[np.ndarray, " slots"], kept: int, ids: UInt32[np.ndarray, " rows"]
 ) -> Int32[np.ndarray, " rows"]:
-    """The number of each id in a table of `kept` ids, 0 for those that are not in it."""
+    """The number of each id in a table of `kept` ids; 0 for other ids."""
     numbers = np.empty(len(ids), np.int32)
     slots = np.uint64(num_slots(kept))
     for begin in range(0, len(ids), _STEP):
@@ -137,19 +137,19 @@ def _edges(runs: Sequence[Run]) -> UInt64[np.ndarray, " edges"]:
 
 
 def _mapped(run: Run) -> UInt64[np.ndarray, " entries"]:
-    # Unmapped as soon as nobody looks at it, so that its pages do not count as ours.
+    # Unmapped once unreferenced, so that its pages do not count as this process's memory.
     return np.asarray(np.memmap(run.path, np.uint64, "r", 8 * run.begin, (run.end - run.begin,)))
 
 
 def _sorted(values: np.ndarray) -> np.ndarray:
-    """In ascending order, in a third of the time that numpy takes."""
-    import polars as pl  # only here: the datamodule imports this module, and reading what is prepared needs no polars
+    """The values in ascending order, sorted in a third of numpy's time."""
+    import polars as pl  # not at the top: the datamodule imports this module, and prepared data need no polars
 
     return pl.Series(values).sort(multithreaded=False).to_numpy()
 
 
 def _group_begins(ordered: np.ndarray) -> np.ndarray:
-    """Where each run of equal values begins."""
+    """The start of each group of equal values."""
     new = np.empty(len(ordered), bool)
     new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])

@@ -1,4 +1,4 @@
-"""Chemical bonds of atoms with coordinates: from a SMILES that names them, or from the coordinates alone."""
+"""Chemical bonds of atoms with coordinates: from a SMILES, or from the coordinates alone."""
 
 from collections.abc import Iterable
 
@@ -10,19 +10,19 @@ from rdkit.Chem import rdDetermineBonds
 from src.datamodules.graphs.data import Molecule, MoleculeError, checked
 
 ORDERS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: 4}
-STRETCH = 1.3  # a bond is at most that much longer than its atoms' covalent radii together
-MAX_ITERATIONS = 100_000  # of the search for bond orders, which would go on for hours where many atoms are charged
+STRETCH = 1.3  # longest bond, as a multiple of the sum of its atoms' covalent radii
+MAX_ITERATIONS = 100_000  # of the search for bond orders, which takes hours if many atoms are charged
 
 Numbers = UInt8[np.ndarray, " atoms"]
 Positions = Float[np.ndarray, "atoms 3"]
 
 
 def molecule_of(mol: Chem.Mol) -> Molecule:
-    """RDKit's molecule, hydrogens and conformer included, with its aromatic bonds written as single and double ones."""
+    """Converts RDKit's molecule with hydrogens and conformer; aromatic bonds become single and double ones."""
     try:
         Chem.Kekulize(mol, clearAromaticFlags=True)
     except Chem.KekulizeException as error:
-        raise MoleculeError("has aromatic bonds that cannot be written as single and double ones") from error
+        raise MoleculeError("has aromatic bonds that cannot be kekulized into single and double ones") from error
     numbers = np.array([atom.GetAtomicNum() for atom in mol.GetAtoms()], np.uint8)
     bonds = [
         (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), ORDERS.get(bond.GetBondType(), 0)) for bond in mol.GetBonds()
@@ -36,8 +36,8 @@ def molecule_of(mol: Chem.Mol) -> Molecule:
 def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) -> Molecule:
     """The molecule with the bonds that distances and valences imply (RDKit's rdDetermineBonds).
 
-    `charge`: of the whole molecule. Atoms that are all far from each other have no bonds. Raises MoleculeError where
-    no bond orders fit.
+    `charge`: of the whole molecule. Atoms that are all far from each other have no bonds. Raises MoleculeError if no
+    bond orders fit.
     """
     bare = checked(Molecule(numbers, positions, np.zeros((0, 2), np.int32), np.zeros(0, np.uint8)))
     if not _near(bare.numbers, bare.positions).any():
@@ -57,11 +57,11 @@ def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) 
 
 
 def bonded_by_smiles(smiles: str, numbers: Numbers, positions: Positions) -> tuple[Molecule, str]:
-    """The molecule with the bonds of its SMILES; each hydrogen is bonded to the nearest heavy atom.
+    """The molecule with the bonds of its SMILES, and a note; each hydrogen is bonded to the nearest heavy atom.
 
-    The SMILES' heavy atoms should be in the order of the coordinates. Where they are not, they are matched by their
-    connections; where that fails too, the bonds are those that distances imply. Both are told in the second value,
-    which is empty otherwise. Raises MoleculeError.
+    The heavy atoms of the SMILES are expected in the order of the coordinates. If they are not, they are matched by
+    their connections; if that fails too, the bonds are taken from the distances. The note tells which, and is empty if
+    the order fits. Raises MoleculeError.
     """
     skeleton = Chem.MolFromSmiles(smiles)
     if skeleton is None:
@@ -79,34 +79,37 @@ def bonded_by_smiles(smiles: str, numbers: Numbers, positions: Positions) -> tup
 
 
 def _on_skeleton(skeleton: Chem.Mol, numbers: Numbers, positions: Positions, in_order: bool) -> Molecule:
-    """The molecule with the bonds of `skeleton` between heavy atoms. Raises MoleculeError where these do not fit."""
+    """The molecule with the bonds of `skeleton` between heavy atoms. Raises MoleculeError if these do not fit."""
     heavy, hydrogens = np.flatnonzero(numbers > 1), np.flatnonzero(numbers == 1)
-    named = np.array([atom.GetAtomicNum() for atom in skeleton.GetAtoms()], np.uint8)
-    if sorted(named) != sorted(numbers[heavy]) or not len(heavy):
+    expected_numbers = np.array([atom.GetAtomicNum() for atom in skeleton.GetAtoms()], np.uint8)
+    if sorted(expected_numbers) != sorted(numbers[heavy]) or not len(heavy):
         raise MoleculeError("has other atoms")
     distances = np.linalg.norm(positions[hydrogens, None] - positions[heavy], axis=-1)
     parents = distances.argmin(1)
-    held = np.bincount(parents, minlength=len(heavy))
-    wanted = np.array([atom.GetTotalNumHs() for atom in skeleton.GetAtoms()])
+    hs = np.bincount(parents, minlength=len(heavy))
+    expected_hs = np.array([atom.GetTotalNumHs() for atom in skeleton.GetAtoms()])
     near = _near(numbers[heavy], positions[heavy])
     mol = Chem.Mol(skeleton)
     Chem.Kekulize(mol, clearAromaticFlags=True)
     table = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), ORDERS[bond.GetBondType()]) for bond in mol.GetBonds()]
     begin, end, orders = np.array(table, np.int32).reshape(-1, 3).T
-    place = np.arange(len(heavy)) if in_order else _isomorphism(named, wanted, begin, end, numbers[heavy], held, near)
-    if (named != numbers[heavy][place]).any():
-        raise MoleculeError("names the elements in another order")
-    if (wanted != held[place]).any():
-        raise MoleculeError("has its hydrogens elsewhere")
-    if not near[place[begin], place[end]].all():
+    if in_order:
+        match = np.arange(len(heavy))
+    else:
+        match = _isomorphism(expected_numbers, expected_hs, begin, end, numbers[heavy], hs, near)
+    if (expected_numbers != numbers[heavy][match]).any():
+        raise MoleculeError("has the elements in another order")
+    if (expected_hs != hs[match]).any():
+        raise MoleculeError("has its hydrogens at other atoms")
+    if not near[match[begin], match[end]].all():
         raise MoleculeError("has a bond between atoms that are too far apart")
-    bonds = np.concatenate([heavy[place[np.stack([begin, end], 1)]], np.stack([heavy[parents], hydrogens], 1)])
+    bonds = np.concatenate([heavy[match[np.stack([begin, end], 1)]], np.stack([heavy[parents], hydrogens], 1)])
     singles = np.ones(len(hydrogens), np.uint8)
     return checked(Molecule(numbers, positions, bonds.astype(np.int32), np.append(orders.astype(np.uint8), singles)))
 
 
 def _near(numbers: Numbers, positions: Positions) -> Bool[np.ndarray, "atoms atoms"]:
-    """Which pairs are near enough for a bond."""
+    """Which pairs of atoms are near enough for a bond."""
     table = Chem.GetPeriodicTable()
     radii = np.array([table.GetRcovalent(int(number)) for number in numbers])
     distances = np.linalg.norm(positions[:, None] - positions, axis=-1)
@@ -114,25 +117,27 @@ def _near(numbers: Numbers, positions: Positions) -> Bool[np.ndarray, "atoms ato
 
 
 def _isomorphism(
-    named: Numbers,
-    wanted: Int[np.ndarray, " atoms"],
+    expected_numbers: Numbers,
+    expected_hs: Int[np.ndarray, " atoms"],
     begin: Int[np.ndarray, " bonds"],
     end: Int[np.ndarray, " bonds"],
     numbers: Numbers,
-    held: Int[np.ndarray, " atoms"],
+    hs: Int[np.ndarray, " atoms"],
     near: Bool[np.ndarray, "atoms atoms"],
 ) -> Int[np.ndarray, " atoms"]:
     """For each atom of the SMILES, the one with coordinates that has the same element, hydrogens and connections."""
-    pattern = _colored(named, wanted, zip(begin.tolist(), end.tolist(), strict=True))
-    places = _colored(numbers, held, zip(*(ends.tolist() for ends in np.triu(near).nonzero()), strict=True))
-    match = places.GetSubstructMatch(pattern)
-    if not match or places.GetNumBonds() != pattern.GetNumBonds():
+    pattern = _labelled_graph(expected_numbers, expected_hs, zip(begin.tolist(), end.tolist(), strict=True))
+    target = _labelled_graph(numbers, hs, zip(*(ends.tolist() for ends in np.triu(near).nonzero()), strict=True))
+    match = target.GetSubstructMatch(pattern)
+    if not match or target.GetNumBonds() != pattern.GetNumBonds():
         raise MoleculeError("has other bonds")
     return np.array(match)
 
 
-def _colored(numbers: Numbers, hydrogens: Int[np.ndarray, " atoms"], bonds: Iterable[tuple[int, int]]) -> Chem.Mol:
-    """Atoms joined by single bonds; the number of hydrogens is written as isotope, so that matching respects it."""
+def _labelled_graph(
+    numbers: Numbers, hydrogens: Int[np.ndarray, " atoms"], bonds: Iterable[tuple[int, int]]
+) -> Chem.Mol:
+    """Atoms joined by single bonds; the isotope encodes the number of hydrogens, so that matching compares it."""
     mol = Chem.RWMol()
     for number, count in zip(numbers.tolist(), hydrogens.tolist(), strict=True):
         atom = Chem.Atom(number)

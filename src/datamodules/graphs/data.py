@@ -11,12 +11,12 @@ from jaxtyping import Float, Int, UInt8
 from src.errors import UserError
 
 ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
-CLOSEST = 1e-3  # angstrom; nearer atoms stand at one place
-BLOCK = 256  # atoms compared with all others together
+CLOSEST = 1e-3  # angstrom; nearer atoms coincide
+BLOCK = 256  # atoms compared with all others at a time
 
 
 class MoleculeError(ValueError):
-    """Why a molecule cannot be used; whoever catches it adds which one it is."""
+    """A molecule that cannot be used, and why; the code that catches it adds the molecule's name."""
 
 
 class Molecule(NamedTuple):
@@ -29,7 +29,7 @@ class Molecule(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """Many molecules, one behind the other; the fields are the files of a prepared folder."""
+    """Many molecules, concatenated; the fields are the files of a prepared folder."""
 
     num_atoms: Int[np.ndarray, " molecules"]
     numbers: UInt8[np.ndarray, " atoms"]
@@ -40,7 +40,7 @@ class Arrays(NamedTuple):
 
     @staticmethod
     def of(molecules: Iterable[Molecule]) -> "Arrays":
-        """These molecules one behind the other."""
+        """Concatenates molecules."""
         empty = Molecule(
             np.zeros(0, np.uint8), np.zeros((0, 3), np.float32), np.zeros((0, 2), np.int32), np.zeros(0, np.uint8)
         )
@@ -57,11 +57,11 @@ class Arrays(NamedTuple):
 
     @staticmethod
     def joined(parts: Iterable["Arrays"]) -> "Arrays":
-        """Several of these as one."""
+        """Concatenates several of these."""
         return Arrays(*(np.concatenate(field) for field in zip(Arrays.of([]), *parts, strict=True)))
 
     def molecule(self, row: int) -> Molecule:
-        """The molecule of that number."""
+        """The molecule in `row`."""
         atoms, bonds = (
             slice(int(sizes[:row].sum()), int(sizes[: row + 1].sum())) for sizes in (self.num_atoms, self.num_bonds)
         )
@@ -74,12 +74,12 @@ class GraphData:
 
     Attributes:
         arrays: atoms and bonds.
-        names: what each molecule is called in messages and predictions.
-        targets: NaN where unknown, in the units of `units`.
-        units: of each target by its name, in the order of the columns; empty where nobody said.
+        names: of the molecules, in messages and predictions.
+        targets: in the units of `units`; NaN if unknown.
+        units: of each target by its name, in the order of the columns; "" if unknown.
         splits: rows of `train`, `val`, `test` and `all`.
-        skip_bad: leave out what the chosen edges make unusable, rather than refuse it.
-        folder: where the arrays are kept.
+        skip_bad: leave out molecules without edges rather than refuse them.
+        folder: of the arrays.
     """
 
     arrays: Arrays
@@ -91,9 +91,9 @@ class GraphData:
     folder: Path
 
     def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:
-        """The values of one target; NaN for all without `task` or where the data has no targets at all.
+        """The values of one target; NaN for all molecules if `task` is None or the data has no targets.
 
-        Raises UserError for a name that is none of the targets.
+        Raises UserError for an unknown target.
         """
         if task is None or not self.units:
             return np.full(len(self.names), np.nan)
@@ -105,7 +105,7 @@ class GraphData:
 
 
 def checked(molecule: Molecule) -> Molecule:
-    """The molecule, with its bonds in order. Raises MoleculeError for one that no graph can be made of."""
+    """The molecule with its bonds sorted. Raises MoleculeError if it is not a valid graph."""
     numbers, positions, bonds, orders = molecule
     if not len(numbers):
         raise MoleculeError("has no atoms")
@@ -119,7 +119,7 @@ def checked(molecule: Molecule) -> Molecule:
     if wrong.any():
         raise MoleculeError(f"has no finite coordinates for atom {int(wrong.argmax()) + 1}")
     if pair := _coincident(positions):
-        raise MoleculeError(f"has atoms {pair[0] + 1} and {pair[1] + 1} at one place")
+        raise MoleculeError(f"has atoms {pair[0] + 1} and {pair[1] + 1} at the same position")
     ordered = np.sort(bonds, axis=1)
     if ((ordered < 0) | (ordered >= len(numbers))).any() or (ordered[:, 0] == ordered[:, 1]).any():
         raise MoleculeError(f"has a bond that does not join two of its {len(numbers)} atoms")
@@ -130,11 +130,11 @@ def checked(molecule: Molecule) -> Molecule:
 
 
 def _coincident(positions: Float[np.ndarray, "atoms 3"]) -> tuple[int, int] | None:
-    """The first two atoms that stand at one place, if there are any."""
-    places = positions.astype(np.float32).astype(np.float64)
-    for start in range(0, len(places), BLOCK):
-        block = places[start : start + BLOCK]
-        near = ((block[:, None] - places) ** 2).sum(-1) < CLOSEST**2
+    """The first two atoms at the same position, if any."""
+    rounded = positions.astype(np.float32).astype(np.float64)  # as stored
+    for start in range(0, len(rounded), BLOCK):
+        block = rounded[start : start + BLOCK]
+        near = ((block[:, None] - rounded) ** 2).sum(-1) < CLOSEST**2
         first, second = np.nonzero(np.triu(near, start + 1))
         if len(first):
             return start + int(first[0]), int(second[0])

@@ -1,4 +1,4 @@
-"""Molecular graphs as batches of fixed shapes: the whole data set lives on the training device."""
+"""Molecular graphs as batches of fixed shapes; the whole data set is kept on the training device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,29 +7,29 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from src.datamodules.base import DataModule, Metered
+from src.datamodules.base import Metered, SplitDataModule
 from src.datamodules.graphs.data import GraphData
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
 from src.errors import UserError
 
 
-class GraphDataModule(DataModule):
+class GraphDataModule(SplitDataModule):
     """Batches of molecules with one target each (`src.batches.molecular_graphs.GraphBatch`).
 
     After `setup`: `data` (the molecules), `splits` (rows of `train`, `val`, `test`, `all`), `mean` and `std` (of the
-    target over the training split, NaN where it is unknown), `unit` (of the target, "" where nobody said).
+    target over the training split, NaN if unknown), `unit` (of the target, "" if unknown).
 
     Args:
-        name: as records call the data set.
-        source: makes or opens the data set in a folder, with progress (`_partial_: true` in the config).
+        name, batch_size, seed, predict: as for SplitDataModule.
+        source: prepares or reads the data set in a folder (`_partial_: true` in the config).
         data_dir: that folder.
-        batch_size: molecules per device and step.
-        seed: of the order of the training molecules.
-        task: the target; None where molecules are only to be predicted.
+        task: the target; None if molecules are only to be predicted.
         edges: which atoms exchange messages; the bonds if not given.
-        predict: the split that `predict_dataloader` goes over.
     """
+
+    test_split = "test"
+    splits: dict[str, Int[np.ndarray, " rows"]]
 
     def __init__(
         self,
@@ -42,12 +42,10 @@ class GraphDataModule(DataModule):
         edges: Edges | None = None,
         predict: str = "test",
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, batch_size, seed, predict)
         self.source, self.data_dir = source, Path(data_dir)
-        self.batch_size, self.seed = batch_size, seed
-        self.task, self.edges, self.predict = task, edges or Edges(), predict
+        self.task, self.edges = task, edges or Edges()
         self.data: GraphData | None = None
-        self.splits: dict[str, Int[np.ndarray, " rows"]] = {}
         self.mean = self.std = float("nan")
         self.unit = ""
         self._graphs: ResidentGraphs | None = None
@@ -57,7 +55,7 @@ class GraphDataModule(DataModule):
         data.target(self.task)
         left_out = len(data.names) - len(self._usable(data)["all"])
         if left_out:
-            print(f"{left_out} molecules without bonds are left out; datamodule.edges.kind=radius would take them")
+            print(f"{left_out} molecules without bonds are left out; datamodule.edges.kind=radius would include them")
 
     def setup(self, stage: str) -> None:
         if self._graphs is not None:
@@ -72,49 +70,32 @@ class GraphDataModule(DataModule):
         self._graphs = ResidentGraphs(data.arrays, self.edges.of(data.arrays), targets, self.target_device)
 
     def _usable(self, data: GraphData) -> dict[str, Int[np.ndarray, " rows"]]:
-        """The splits without molecules that have no edge to send a message over. Raises UserError if there are any."""
-        lonely = (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds")
-        if lonely.any() and not data.skip_bad:
+        """The splits without the molecules that have no edges. Raises UserError for these unless `skip_bad` is set."""
+        isolated = (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds")
+        if isolated.any() and not data.skip_bad:
             raise UserError(
-                f"{data.names[int(lonely.argmax())]} has no bonds: give datamodule.edges.kind=radius or full, or set "
+                f"{data.names[int(isolated.argmax())]} has no bonds: give datamodule.edges.kind=radius or full, or set "
                 f"skip_bad=true to leave such molecules out"
             )
-        return {name: rows[~lonely[rows]] for name, rows in data.splits.items()}
+        return {name: rows[~isolated[rows]] for name, rows in data.splits.items()}
 
-    def loader(self, split: str, *, shuffle: bool = False, batch_size: int | None = None) -> GraphLoader:
-        """Batches of a split (`train`, `val`, `test` or `all`). Raises UserError for another one."""
+    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> GraphLoader:
+        """Batches of a split (`train`, `val`, `test` or `all`); `train` shuffles. Raises UserError for other splits."""
         assert self._graphs is not None
-        if split not in self.splits:
-            raise UserError(f"datamodule.predict={split}: there is no such split; choose from {', '.join(self.splits)}")
-        batch_size, (rank, world_size) = batch_size or self.batch_size, self.rank_and_world
-        return GraphLoader(
-            self._graphs,
-            Buckets(self._graphs.num_nodes, self._graphs.num_edges, batch_size),
-            torch.from_numpy(np.ascontiguousarray(self.splits[split])),
-            batch_size,
-            shuffle=shuffle,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
-        )
+        self.check_split(split)
+        size = batch_size or self.test_batch_size
+        buckets = Buckets(self._graphs.num_nodes, self._graphs.num_edges, size)
+        index = torch.from_numpy(np.ascontiguousarray(self.splits[split]))
+        return GraphLoader(self._graphs, buckets, index, size, shuffle=train, **self.order)
 
     def train_dataloader(self) -> Metered:
         self._check_trainable()
-        return self.metered(self.loader("train", shuffle=True))
-
-    def val_dataloader(self) -> GraphLoader:
-        return self.loader("val")
-
-    def test_dataloader(self) -> GraphLoader:
-        return self.loader("test")
-
-    def predict_dataloader(self) -> GraphLoader:
-        return self.loader(self.predict)
+        return super().train_dataloader()
 
     def _check_trainable(self) -> None:
         assert self.data is not None
         if self.task is None:
-            raise UserError(f"datamodule.task has no value; give the target to train on: {', '.join(self.data.units)}")
+            raise UserError(f"datamodule.task is not set; give the target to train on: {', '.join(self.data.units)}")
         rows, targets = self.splits["train"], self.data.target(self.task)
         if len(rows) < 2:
             raise UserError(f"{self.data.folder} has {len(rows)} molecules to train on: give more, or hold out less")

@@ -1,4 +1,4 @@
-"""Which atoms of a molecule exchange messages: its bonds, all atoms within a radius, or all atoms."""
+"""The edges of molecular graphs: the bonds, all pairs of atoms within a radius, or all pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from src.datamodules.graphs.data import Arrays
 from src.errors import UserError
 
-CHUNK = 1 << 22  # pairs of atoms looked at together
+CHUNK = 1 << 22  # pairs of atoms processed at a time
 
 
 class DirectedEdges(NamedTuple):
@@ -19,13 +19,13 @@ class DirectedEdges(NamedTuple):
     num_edges: Int[np.ndarray, " molecules"]
     src: Int[np.ndarray, " edges"]  # atom number within the molecule
     dst: Int[np.ndarray, " edges"]
-    reverse: Int[np.ndarray, " edges"]  # how many edges behind this one its reverse stands
-    orders: UInt8[np.ndarray, " edges"]  # of the bond: 1 single, 2 double, 3 triple, 4 aromatic; 0 without one
+    reverse: Int[np.ndarray, " edges"]  # index of the reverse edge minus index of this one
+    orders: UInt8[np.ndarray, " edges"]  # of the bond: 1 single, 2 double, 3 triple, 4 aromatic; 0 without a bond
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Which edges a graph gets.
+    """Selects the edges of a graph.
 
     Args:
         kind: `bonds`; `radius`, the bonds and all pairs of atoms within `cutoff`; or `full`, all pairs.
@@ -39,7 +39,7 @@ class Edges:
         if self.kind not in ("bonds", "radius", "full"):
             raise UserError(f"datamodule.edges.kind={self.kind}: choose bonds, radius or full")
         if not self.cutoff > 0:
-            raise UserError(f"datamodule.edges.cutoff={self.cutoff} reaches no atom: give angstroms above 0")
+            raise UserError(f"datamodule.edges.cutoff={self.cutoff}: give a distance above 0 angstrom")
 
     def of(self, arrays: Arrays) -> DirectedEdges:
         """The edges of these molecules."""
@@ -47,7 +47,7 @@ class Edges:
         return DirectedEdges(*(np.concatenate(field) for field in zip(*parts, strict=True)))
 
     def _of(self, arrays: Arrays) -> DirectedEdges:
-        """The same for a few molecules: all their pairs of atoms are laid out, destination by destination."""
+        """As `of`, for a chunk: enumerates all pairs of atoms, sorted by molecule, destination and source."""
         sizes = arrays.num_atoms.astype(np.int64)
         ends = np.cumsum(sizes**2)
         molecule = np.repeat(np.arange(len(sizes)), sizes**2)
@@ -55,10 +55,10 @@ class Edges:
         dst, src = np.divmod(np.arange(len(molecule)) - start, size)
         of_bond = np.repeat(np.arange(len(sizes)), arrays.num_bonds)
         orders = np.zeros(len(molecule), np.uint8)
-        for here, there in (arrays.bonds.T, arrays.bonds.T[::-1]):
-            orders[(ends - sizes**2)[of_bond] + here * sizes[of_bond] + there] = arrays.orders
+        for one, other in (arrays.bonds.T, arrays.bonds.T[::-1]):
+            orders[(ends - sizes**2)[of_bond] + one * sizes[of_bond] + other] = arrays.orders
         first_atom = (np.cumsum(sizes) - sizes)[molecule]
-        chosen = (orders > 0) | self._wanted(arrays.positions, first_atom + src, first_atom + dst)
+        chosen = (orders > 0) | self._is_edge(arrays.positions, first_atom + src, first_atom + dst)
         kept, number = np.flatnonzero(chosen), np.cumsum(chosen) - 1
         reversed_pair = (start + src * size + dst)[kept]
         return DirectedEdges(
@@ -69,9 +69,10 @@ class Edges:
             orders=orders[kept],
         )
 
-    def _wanted(
+    def _is_edge(
         self, positions: Float[np.ndarray, "atoms 3"], src: Int[np.ndarray, " pairs"], dst: Int[np.ndarray, " pairs"]
     ) -> Bool[np.ndarray, " pairs"]:
+        """Whether a pair of atoms is an edge even without a bond."""
         if self.kind == "bonds":
             return np.zeros(len(src), bool)
         if self.kind == "full":
@@ -81,7 +82,7 @@ class Edges:
 
 
 def _chunks(arrays: Arrays) -> Iterator[Arrays]:
-    """Runs of molecules whose pairs of atoms are about CHUNK."""
+    """Consecutive molecules with at most CHUNK pairs of atoms, or one larger molecule."""
     pairs = np.cumsum(arrays.num_atoms.astype(np.int64) ** 2)
     atoms, bonds = (np.append(0, np.cumsum(sizes)) for sizes in (arrays.num_atoms, arrays.num_bonds))
     start = 0

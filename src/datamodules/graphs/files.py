@@ -20,12 +20,12 @@ from src.errors import UserError
 
 
 class Record(NamedTuple):
-    """One molecule as it stands in a file."""
+    """One unparsed molecule of a file."""
 
-    where: str  # within the file
+    where: str  # in the file: its frame, record or line
     format: str  # a key of src.datamodules.graphs.parse.FORMATS
     content: Any
-    values: Mapping[str, float]  # numbers that the file gives for it
+    values: Mapping[str, float]  # numbers of this molecule in the file
 
 
 def load(
@@ -40,30 +40,32 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> GraphData:
-    """The molecules of `file`, prepared in a folder of their own inside `data_dir` first where that has not been done.
+    """The molecules of `file`; prepares them in a subfolder of `data_dir` first if necessary.
 
-    Every number that the file gives for its molecules is a target: a key=value of an .xyz comment, a property of an
-    .sdf record, a column of a .csv file.
+    Every number that the file has for its molecules is a target: a key=value of an .xyz comment, a property of an .sdf
+    record, a column of a .csv file.
 
     Args:
-        data_dir: where the prepared arrays are kept.
-        file: .xyz (one or more frames; bonds come from the distances), .sdf or .mol (with bonds; hydrogens are added
-            where they are missing), .smiles or .smi (one a line), .csv (with a column `smiles`). SMILES get the
-            coordinates of RDKit's ETKDG with a fixed seed, relaxed with MMFF.
-        val_share, test_share: parts of the molecules that are held out, drawn with `seed`.
+        data_dir: folder of the prepared arrays.
+        file: .xyz (one or more frames; bonds come from the distances), .sdf or .mol (with bonds; missing hydrogens are
+            added), .smiles or .smi (one a line), .csv (with a column `smiles`). SMILES get the coordinates of RDKit's
+            ETKDG with a fixed seed, relaxed with MMFF.
+        val_share, test_share: shares of the molecules to hold out, drawn with `seed`.
         charge: of each molecule of an .xyz file that gives none as charge=...
         limit: prepare a sample of that many molecules, drawn with `seed`.
         seed: of the sample and the split.
         skip_bad: leave out molecules that cannot be used, and list them in bad.txt.
-        workers: processes that find bonds and coordinates; all cores by default.
+        workers: processes that find bonds and coordinates; one for each core by default.
     """
     path = Path(file)
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; give datamodule.source.file=FILE")
+        raise UserError(f"datamodule.source.file={path} does not exist; give a file of molecules")
     if path.suffix.lower() not in READERS:
-        raise UserError(f"{path}: the ending is none of {', '.join(READERS)}; rename or convert the file")
+        raise UserError(f"{path}: the suffix is none of {', '.join(READERS)}; rename or convert the file")
     if min(val_share, test_share) < 0 or val_share + test_share >= 1:
-        raise UserError(f"val_share={val_share} and test_share={test_share} leave nothing to train on: give less")
+        raise UserError(
+            f"val_share={val_share} and test_share={test_share}: give shares of 0 or more with a sum below 1"
+        )
     inputs = {path.name: sha256_of(path), "charge": charge}
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:8]
     prepared = prepare_graphs(
@@ -88,7 +90,7 @@ def _entries(path: Path, charge: int) -> Entries:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}): convert it") from error
+        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
     records = list(READERS[path.suffix.lower()](path, text, charge))
     keys = list(dict.fromkeys(key for record in records for key in record.values))
     targets = [[record.values.get(key, math.nan) for key in keys] for record in records]
@@ -110,10 +112,10 @@ def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
             continue
         frame += 1
         if not re.fullmatch(r"\s*\d+\s*", lines[start]):
-            raise UserError(f"{path} line {start + 1}: a number of atoms should stand here, and not {lines[start]!r}")
+            raise UserError(f"{path} line {start + 1}: expected a number of atoms, found {lines[start]!r}")
         count = int(lines[start])
         if start + 2 + count > len(lines):
-            raise UserError(f"{path} is truncated: frame {frame} (line {start + 1}) should have {count} atoms")
+            raise UserError(f"{path} is truncated: frame {frame} (line {start + 1}) has fewer than {count} atoms")
         comment, atoms = lines[start + 1], lines[start + 2 : start + 2 + count]
         pairs = {key: value.strip("\"'") for key, value in re.findall(r"""([\w.-]+)=("[^"]*"|'[^']*'|\S+)""", comment)}
         own = _number(pairs.pop("charge", None))
@@ -136,7 +138,7 @@ def _sdf(path: Path, text: str, charge: int) -> Iterator[Record]:
 
 
 def _smiles(path: Path, text: str, charge: int) -> Iterator[Record]:
-    """One SMILES a line; what follows a blank is ignored, and so are empty lines."""
+    """One SMILES a line; text after a blank is ignored, and so are empty lines."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             smiles = line.split()[0]
@@ -144,7 +146,7 @@ def _smiles(path: Path, text: str, charge: int) -> Iterator[Record]:
 
 
 def _csv(path: Path, text: str, charge: int) -> Iterator[Record]:
-    """Rows of a table with a header, one of whose columns is called smiles."""
+    """Rows of a table whose header has a column `smiles`."""
     reader = csv.DictReader(text.splitlines())
     column = next((name for name in reader.fieldnames or () if name.strip().lower() == "smiles"), None)
     if column is None:

@@ -1,4 +1,4 @@
-"""Batches of molecular graphs, put together on the device where all of them live, in a few fixed shapes."""
+"""Batches of molecular graphs in a few fixed shapes, assembled on the device that holds the data set."""
 
 from typing import Any
 
@@ -14,25 +14,25 @@ from src.datamodules.resident import OrderedLoader
 
 EDGE_FEATURES = 4
 MULTIPLE = 128  # capacities are multiples of it
-SPREAD = 4  # standard deviations of a batch's size that the first bucket leaves room for
-GROWTH = 1.1  # from one bucket to the next
+SPREAD = 4  # standard deviations of a batch's size between the mean and the first bucket's capacity
+GROWTH = 1.1  # ratio of a bucket's capacity to the one before
 
 
 class Buckets:
     """The shapes of batches: (nodes, edges) in ascending order.
 
-    The first takes practically every random batch; the last takes the largest molecules together. Every one has room
-    for the node that padded edges hang on.
+    The first fits practically every random batch; the last fits a batch of the largest molecules. Each has one node
+    more, to which padded edges point.
     """
 
     def __init__(self, num_nodes: Int[np.ndarray, " rows"], num_edges: Int[np.ndarray, " rows"], batch_size: int):
         sizes = np.stack([num_nodes, num_edges]).astype(np.int64)
         largest = np.sort(sizes)[:, -batch_size:].sum(1)
-        usual = sizes.mean(1) * batch_size + SPREAD * sizes.std(1) * batch_size**0.5
-        shapes = [self._shape(np.minimum(usual, largest))]
+        capacity = sizes.mean(1) * batch_size + SPREAD * sizes.std(1) * batch_size**0.5
+        shapes = [self._shape(np.minimum(capacity, largest))]
         while shapes[-1] != self._shape(largest):
-            usual = usual * GROWTH
-            shapes.append(self._shape(np.minimum(usual, largest)))
+            capacity = capacity * GROWTH
+            shapes.append(self._shape(np.minimum(capacity, largest)))
         self.shapes = list(dict.fromkeys(shapes))
 
     @staticmethod
@@ -41,14 +41,14 @@ class Buckets:
         return nodes, edges
 
     def fit(self, nodes: int, edges: int) -> tuple[int, int]:
-        """The smallest shape that has room for these and one node more."""
+        """The smallest shape that fits these and one node more."""
         return next(shape for shape in self.shapes if nodes < shape[0] and edges <= shape[1])
 
 
 class ResidentGraphs:
-    """All molecules on one device; behind the last one stands an empty one, and behind the last atom and edge a blank.
+    """All molecules on one device, followed by an empty molecule, a blank atom and a blank edge for padding.
 
-    `batch` makes what Graph.build would make of the molecules one behind the other, by gathers alone.
+    `batch` returns what Graph.build returns for the concatenated molecules, with gathers alone.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class ResidentGraphs:
         return len(self.num_nodes)
 
     def batch(self, rows: Int[Tensor, " graphs"], count: int, shape: tuple[int, int]) -> GraphBatch:
-        """The molecules `rows` (the first `count` are no padding) in tensors of these many nodes and edges."""
+        """The molecules `rows`, of which the first `count` are real, padded to `shape` (nodes, edges)."""
         nodes, edges = shape
         ends = self._sizes.index_select(1, rows).cumsum(1)
         ptr = torch.nn.functional.pad(ends, (1, 0))
-        # From a slot of the batch to the atom or edge it takes; the slots behind the last molecule take blanks.
+        # Atom or edge index minus slot of the batch, by molecule; slots after the last molecule get blanks.
         shift = torch.cat([self._starts.index_select(1, rows) - ptr[:, :-1], self._blanks], 1)
-        node, of_node = _taken(nodes + 1, ends[0], shift[0], blank=len(self._elements) - 1)
-        edge, of_edge = _taken(edges, ends[1], shift[1], blank=len(self._orders) - 1)
+        node, of_node = _gather_index(nodes + 1, ends[0], shift[0], blank=len(self._elements) - 1)
+        edge, of_edge = _gather_index(edges, ends[1], shift[1], blank=len(self._orders) - 1)
         first_node = ptr[0].clone()
-        first_node[-1].fill_(nodes - 1)  # an assignment would wait for the device
+        first_node[-1].fill_(nodes - 1)  # an assignment would synchronise with the device
         src, dst = self._ends.index_select(1, edge) + first_node[of_edge]
         dst_ptr = self._edges_before[node] + ptr[1][of_node]
         node = node[:-1]
@@ -116,19 +116,19 @@ class ResidentGraphs:
         )
 
 
-def _taken(
+def _gather_index(
     slots: int, ends: Int[Tensor, " graphs"], shift: Int[Tensor, " graphs_and_1"], blank: int
 ) -> tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]]:
-    """The number of the atom or edge that each slot of a batch takes, and the number of its molecule in the batch."""
+    """For each slot of a batch, the index of its atom or edge, and the number of its molecule in the batch."""
     slot = torch.arange(slots, device=ends.device)
     molecule = torch.searchsorted(ends, slot, right=True)
     return (slot + shift[molecule]).clamp_(max=blank), molecule
 
 
 class GraphLoader(OrderedLoader[GraphBatch]):
-    """Batches of the molecules `index`; the last one is filled up with empty molecules.
+    """Batches of the molecules `index`; the last one is padded with empty molecules.
 
-    Every rank takes the same number of steps, so the last batch of some may be shorter, or have no molecule at all.
+    Every rank has the same number of steps, so the last batch of some ranks may have fewer molecules, or none.
     """
 
     def __init__(self, graphs: ResidentGraphs, buckets: Buckets, index: Tensor, batch_size: int, **order: Any) -> None:
@@ -143,7 +143,7 @@ class GraphLoader(OrderedLoader[GraphBatch]):
         return -(-most // self.batch_size)
 
     def begin(self, order: Tensor) -> None:
-        """Puts the order on the device and plans each batch: its molecules and its shape, both known to the host."""
+        """Copies the order to the device and computes the size and shape of each batch on the host."""
         rows = torch.full((len(self), self.batch_size), self.graphs.empty)
         rows.view(-1)[: len(order)] = order
         nodes, edges = (

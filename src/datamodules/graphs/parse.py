@@ -1,4 +1,4 @@
-"""What stands in a user's file for one molecule, made into a molecule: run by worker processes."""
+"""Parses one molecule of a user's file, in worker processes."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 from src.datamodules.graphs.bonds import bonded_by_distance, molecule_of
 from src.datamodules.graphs.data import Molecule, MoleculeError
 
-SEED = 0xE3  # of the coordinates that SMILES get
+SEED = 0xE3  # of the coordinates generated for SMILES
 RELAX_STEPS = 1000
 
 
 def parse(content: tuple[str, Any]) -> tuple[Molecule, str]:
-    """The molecule of (format, content). Raises MoleculeError."""
-    form, what = content
-    return FORMATS[form](what), ""
+    """The molecule of (format, text), and an empty note. Raises MoleculeError."""
+    form, text = content
+    return FORMATS[form](text), ""
 
 
 def from_xyz(content: tuple[list[str], str, int]) -> Molecule:
-    """From the atoms' lines, what an extended file says of their columns, and the charge."""
+    """A molecule from the atoms' lines, an extended file's `Properties` ("" if plain), and the charge."""
     lines, properties, charge = content
     symbol_at, position_at = _columns(properties)
     numbers, positions = [], []
@@ -39,19 +39,17 @@ def from_xyz(content: tuple[list[str], str, int]) -> Molecule:
 
 
 def from_sdf(block: str) -> Molecule:
-    """From a record of an .sdf file; hydrogens that are missing are added."""
+    """A molecule from a record of an .sdf file; missing hydrogens are added."""
     mol = Chem.MolFromMolBlock(block, removeHs=False)
     if mol is None:
         raise MoleculeError("cannot be read as a molecule: its record is damaged, or an atom has too many bonds")
     if not mol.GetConformer().Is3D():
-        raise MoleculeError(
-            "has flat coordinates: give it real ones, or mark these by 3D in columns 21 and 22 of line 2"
-        )
+        raise MoleculeError("has 2D coordinates: give 3D ones, or write 3D in columns 21 and 22 of line 2")
     return molecule_of(Chem.AddHs(mol, addCoords=True))
 
 
 def from_smiles(smiles: str) -> Molecule:
-    """From a SMILES, with hydrogens and coordinates that RDKit makes, always the same."""
+    """A molecule from a SMILES, with hydrogens and coordinates that RDKit generates, always the same."""
     parsed = Chem.MolFromSmiles(smiles)
     if parsed is None or not parsed.GetNumAtoms():
         raise MoleculeError("does not parse")
@@ -61,14 +59,14 @@ def from_smiles(smiles: str) -> Molecule:
     if rdDistGeom.EmbedMolecule(mol, parameters) != 0:
         parameters.useRandomCoords = True
         if rdDistGeom.EmbedMolecule(mol, parameters) != 0:
-            raise MoleculeError("gets no coordinates from RDKit: give them in an .xyz or .sdf file")
+            raise MoleculeError("cannot be embedded by RDKit: give its coordinates in an .xyz or .sdf file")
     if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
         rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=RELAX_STEPS)
     return molecule_of(mol)
 
 
 def _columns(properties: str) -> tuple[int, int]:
-    """Where an extended .xyz file has the element and the position, as in species:S:1:pos:R:3."""
+    """The columns of the element and the position in an extended .xyz file, from species:S:1:pos:R:3 for example."""
     if not properties:
         return 0, 1
     start, starts = 0, {}

@@ -1,4 +1,4 @@
-"""From raw entries to a prepared folder of molecular graphs, with all cores, and back."""
+"""Parses raw entries into a prepared folder of molecular graphs, on all cores, and loads it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from src.datamodules import prepared
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError
-from src.datamodules.prepared import Selection, opened, write_lines
+from src.datamodules.prepared import Selection, verified_meta, write_lines
 from src.errors import UserError
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
-CHUNK = 16  # molecules that a worker is given at a time
+CHUNK = 16  # molecules that a worker parses at a time
 BAD, NOTED = "bad.txt", "unmatched.txt"
 Parse = Callable[[Any], tuple[Molecule, str]]
 Remarks = list[tuple[int, str]]
@@ -31,12 +31,12 @@ Splits = Mapping[str, Int[np.ndarray, " rows"]]
 
 @dataclass(frozen=True)
 class Entries:
-    """What a source holds, before anything is parsed.
+    """The unparsed molecules of a source.
 
     Attributes:
-        contents: what `parse` is given, one for each molecule.
-        names: what each molecule is called in messages and predictions.
-        targets: NaN where unknown.
+        contents: the argument of `parse`, one for each molecule.
+        names: of the molecules, in messages and predictions.
+        targets: NaN if unknown.
         units: of each target by its name.
     """
 
@@ -47,7 +47,7 @@ class Entries:
 
 
 class Parsed(NamedTuple):
-    """One worker's share: the molecules, and (position, reason) of those that are bad or worth a note."""
+    """The molecules of one chunk, and (position, reason) of the bad ones and (position, note) of those with a note."""
 
     arrays: Arrays
     bad: Remarks
@@ -62,11 +62,11 @@ def prepare_graphs(
     selection: Selection,
     workers: int | None = None,
 ) -> Path:
-    """The folder inside `folder` with the graphs of the chosen molecules, made where it is not there yet.
+    """Parses the selected molecules into a subfolder of `folder` unless it exists; returns the subfolder.
 
-    `inputs` says what is read. `parse`, a module-level function, makes a molecule of one entry's content and may add a
-    note, which unmatched.txt then lists. Raises UserError for a molecule that cannot be used (unless `skip_bad`: then
-    bad.txt lists them).
+    `inputs` identifies the files read. `parse`, a module-level function, returns the molecule of one entry's content
+    and a note, which unmatched.txt lists. Raises UserError for a molecule that cannot be used (with `skip_bad`, bad.txt
+    lists them instead).
     """
     origin = {"layout": LAYOUT, "inputs": dict(inputs), "selection": asdict(selection)}
 
@@ -78,22 +78,23 @@ def prepare_graphs(
 
 
 def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
-    """The molecules of a prepared folder; `split(number of entries)` says which entries belong to which split.
+    """The molecules of a prepared folder; `split(number of entries)` returns the entries of each split.
 
     Raises UserError for a truncated or altered file.
     """
-    meta = opened(folder)
-    rows = np.load(folder / "rows.npy")
-    places = np.full(meta["total"], -1)
-    places[rows] = np.arange(len(rows))
-    # In the split's own order: a random one makes the batches of an evaluation alike in size, which is one shape.
-    splits = {name: places[entries][places[entries] >= 0] for name, entries in split(meta["total"]).items()}
+    meta = verified_meta(folder)
+    entries_of_rows = np.load(folder / "rows.npy")
+    row_of_entry = np.full(meta["total"], -1)
+    row_of_entry[entries_of_rows] = np.arange(len(entries_of_rows))
+    # Keep the split's random order: evaluation batches then have similar sizes, and so share one shape.
+    split_rows = {name: row_of_entry[entries] for name, entries in split(meta["total"]).items()}
+    splits = {name: rows[rows >= 0] for name, rows in split_rows.items()}
     return GraphData(
         arrays=Arrays(*(np.load(folder / f"{field}.npy") for field in Arrays._fields)),
         names=(folder / "names.txt").read_text("utf-8").splitlines(),
         targets=np.load(folder / "targets.npy"),
         units=meta["units"],
-        splits=splits | {"all": np.arange(len(rows))},
+        splits=splits | {"all": np.arange(len(entries_of_rows))},
         skip_bad=meta["selection"]["skip_bad"],
         folder=folder,
     )
@@ -120,9 +121,7 @@ def _write(
             lines[BAD].append(problem)
         lines[NOTED] += [f"{entries.names[chosen[start + position]]} {note}" for position, note in parsed.noted]
     if not good.any():
-        raise UserError(
-            f"there is no molecule that can be used: {lines[BAD][0] if lines[BAD] else 'the file is empty'}"
-        )
+        raise UserError(f"no molecule can be used: {lines[BAD][0] if lines[BAD] else 'the file is empty'}")
     rows = chosen[good]
     arrays = Arrays.joined(parts)._asdict() | {"targets": entries.targets[rows], "rows": rows}
     for name, array in arrays.items():
@@ -142,31 +141,31 @@ def _write(
 
 
 def _parsed(contents: Sequence[Any], parse: Parse, workers: int | None) -> Iterator[tuple[int, Parsed]]:
-    """The chunks' starts and results in order; few are under way at a time, so that memory stays bounded."""
+    """The start and result of each chunk, in order; few chunks are in flight at a time, to bound memory."""
     starts = iter(range(0, len(contents), CHUNK))
     chunks = max(1, -(-len(contents) // CHUNK))
-    under_way: deque[tuple[int, Future[Parsed]]] = deque()
+    in_flight: deque[tuple[int, Future[Parsed]]] = deque()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Progress(*columns, console=Console(stderr=True)) as progress,
         WorkerPool(min(workers or cpu_count(), chunks)) as pool,
     ):
 
-        def send(count: int) -> None:
+        def submit(count: int) -> None:
             for start in islice(starts, count):
-                under_way.append((start, pool.submit(parse_chunk, parse, contents[start : start + CHUNK])))
+                in_flight.append((start, pool.submit(parse_chunk, parse, contents[start : start + CHUNK])))
 
         bar = progress.add_task("encoding graphs", total=len(contents))
-        send(4 * pool.workers)
-        while under_way:
-            start, future = under_way.popleft()
+        submit(4 * pool.workers)
+        while in_flight:
+            start, future = in_flight.popleft()
             yield start, future.result()
             progress.update(bar, completed=min(start + CHUNK, len(contents)))
-            send(1)
+            submit(1)
 
 
 def parse_chunk(parse: Parse, contents: Sequence[Any]) -> Parsed:
-    """One worker's share."""
+    """Parses one chunk, in a worker."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
     molecules: list[Molecule] = []
     bad: Remarks = []

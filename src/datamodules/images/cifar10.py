@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 in ten classes, which live on the training device."""
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 in ten classes, kept on the training device."""
 
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,27 @@ from src.batches.images import ImageBatch
 from src.datamodules.download import from_url, sha256_of
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.cifar10_files import CLASSES, SIZE, Labelled, read_cifar10
-from src.datamodules.prepared import opened, prepare
+from src.datamodules.prepared import prepare, verified_meta
 from src.datamodules.resident import ResidentLoader
 from src.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-SPLIT_OF = {"train": "train", "val": "test"}  # ours, by CIFAR-10's name for it
+SPLIT_OF = {"train": "train", "val": "test"}  # our split to CIFAR-10's
 
 
 class ResidentImages(ResidentLoader):
-    """Images that are gathered on the device."""
+    """Batches of images gathered on the device."""
 
     def batch(self, step: int) -> ImageBatch:
         return ImageBatch(*super().batch(step))
 
 
 class CIFAR10DataModule(ImageDataModule):
-    """CIFAR-10 from its official archive or another form of it (see `image_cifar10`), prepared once.
+    """CIFAR-10 from its official archive or another form of it (see cifar10_files.py), prepared once.
 
     Args:
-        data_dir: where the prepared arrays are, and the download.
+        data_dir: folder of the prepared arrays and the download.
         source: an archive or folder to prepare from; the official archive is downloaded if not given.
         options: as for ImageDataModule.
     """
@@ -48,10 +48,12 @@ class CIFAR10DataModule(ImageDataModule):
         return self.data_dir / "prepared"
 
     def prepare_data(self) -> None:
-        """Raises UserError where the source is not CIFAR-10, or is not what was prepared before."""
+        """Prepares the arrays. Raises UserError if the source is not CIFAR-10, or not the one prepared before."""
         if self.source is not None:
             if not self.source.exists():
-                raise UserError(f"datamodule.source={self.source} is not there; give an archive or folder of CIFAR-10")
+                raise UserError(
+                    f"datamodule.source={self.source} does not exist; give an archive or folder of CIFAR-10"
+                )
             source = self.source
             prepare(self.prepared, origin_of(source), lambda folder: write_arrays(folder, read_cifar10(source)))
         elif not self.prepared.exists():
@@ -61,33 +63,24 @@ class CIFAR10DataModule(ImageDataModule):
     def setup(self, stage: str) -> None:
         if self.tensors:
             return
-        opened(self.prepared)
+        verified_meta(self.prepared)
         device = self.target_device
-        for split, theirs in SPLIT_OF.items():
-            arrays = [np.load(self.prepared / f"{theirs}_{part}.npy") for part in Labelled._fields]
+        for split, cifar_split in SPLIT_OF.items():
+            arrays = [np.load(self.prepared / f"{cifar_split}_{part}.npy") for part in Labelled._fields]
             self.tensors[split] = tuple(torch.from_numpy(array).to(device) for array in arrays)
         self.splits = {split: len(labels) for split, (_, labels) in self.tensors.items()}
         self.check_classes(CLASSES, "CIFAR-10")
         self.class_names = CLASSES
 
-    def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> ResidentImages:
-        """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
-        self._check_split(split)
-        rank, world_size = self.rank_and_world
-        return ResidentImages(
-            self.tensors[split],
-            torch.arange(self.splits[split]),
-            batch_size or self.test_batch_size,
-            shuffle=train,
-            drop_last=train,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
-        )
+    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> ResidentImages:
+        self.check_split(split)
+        index = torch.arange(self.splits[split])
+        size = batch_size or self.test_batch_size
+        return ResidentImages(self.tensors[split], index, size, shuffle=train, drop_last=train, **self.order)
 
 
 def origin_of(source: Path) -> dict[str, Any]:
-    """What tells one source from another: a checksum, or number and size of the files."""
+    """Identifies a source: its name, and an archive's checksum or the number and size of a folder's files."""
     if source.is_file():
         return {"source": source.name, "source_sha256": sha256_of(source)}
     sizes = [file.stat().st_size for file in source.rglob("*") if file.is_file()]
@@ -95,7 +88,7 @@ def origin_of(source: Path) -> dict[str, Any]:
 
 
 def write_arrays(folder: Path, splits: dict[str, Labelled]) -> dict[str, Any]:
-    """Writes each split's arrays; returns how many images there are."""
+    """Writes each split's arrays; returns the number of images of each split."""
     for split, images in splits.items():
         for part, array in images._asdict().items():
             np.save(folder / f"{split}_{part}.npy", array)

@@ -1,7 +1,7 @@
-"""CIFAR-10 in all the forms it is handed on in: the official binary and Python files, and folders of images.
+"""Reads CIFAR-10 in all its forms: the official binary and Python files, and folders of images.
 
-Each of them as a folder or as a tar archive of any compression. Files are known by their names, so that folders around
-them do not matter.
+Each of them as a folder or as a tar archive of any compression. Files are recognised by their names, so that enclosing
+folders do not matter.
 """
 
 import io
@@ -23,11 +23,11 @@ from src.errors import UserError
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIZE = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-RECORD = 1 + 3 * SIZE**2  # bytes of an image in the binary files: its label, then red, green and blue planes
+RECORD = 1 + 3 * SIZE**2  # bytes of an image in the binary files: its label, then the red, green and blue planes
 
 
 class Labelled(NamedTuple):
-    """Some images, and their labels."""
+    """Images and their labels."""
 
     pixels: UInt8[np.ndarray, "images 32 32 3"]
     labels: Int64[np.ndarray, " images"]
@@ -36,7 +36,7 @@ class Labelled(NamedTuple):
 def read_cifar10(source: Path) -> dict[str, Labelled]:
     """The splits `train` and `test` of a folder or archive, in the order of the files' names.
 
-    Raises UserError naming the file that is damaged or not CIFAR-10's.
+    Raises UserError that names a file that is damaged or not CIFAR-10's.
     """
     found: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
     with Console(stderr=True).status(f"reading {source}"):
@@ -54,11 +54,11 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
 
 
 def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each file in a folder or tar archive. Raises UserError for what is neither."""
+    """Name and bytes of each file in a folder or tar archive. Raises UserError if the source is neither."""
     if source.is_dir():
-        for place, _, names in os.walk(source):
+        for parent, _, names in os.walk(source):
             for name in names:
-                file = Path(place) / name
+                file = Path(parent) / name
                 yield file.relative_to(source).as_posix(), file.read_bytes()
         return
     try:
@@ -71,7 +71,7 @@ def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file of that name holds images of; None if it is another file."""
+    """The split whose images a file of that name holds; None for other files."""
     path = PurePosixPath(name)
     if path.suffix.lower() in IMAGE_SUFFIXES:
         folder = path.parts[-3] if len(path.parts) > 2 else ""
@@ -82,7 +82,7 @@ def split_of(name: str) -> str | None:
 
 
 def read_file(where: str, path: PurePosixPath, data: bytes) -> Labelled:
-    """The images in a file; `where` is what errors call it. Raises UserError for a damaged one."""
+    """The images in a file. Raises UserError, with the name `where`, for a damaged one."""
     try:
         if path.suffix.lower() in IMAGE_SUFFIXES:
             return one_image(path.parts[-2], decode_whole(data))
@@ -97,11 +97,11 @@ def read_file(where: str, path: PurePosixPath, data: bytes) -> Labelled:
         Image.DecompressionBombError,
     ) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{where} is not as CIFAR-10 has it ({reason}): get the file again") from error
+        raise UserError(f"{where} is not a valid CIFAR-10 file ({reason}): get the file again") from error
 
 
 def one_image(name: str, pixels: UInt8[np.ndarray, "height width 3"]) -> Labelled:
-    """Raises ValueError for another size or a class that CIFAR-10 has not."""
+    """One image of the class `name`. Raises ValueError for an unknown class or another size."""
     if name not in CLASSES:
         raise ValueError(f"there is no class {name}")
     if pixels.shape != (SIZE, SIZE, 3):
@@ -110,15 +110,18 @@ def one_image(name: str, pixels: UInt8[np.ndarray, "height width 3"]) -> Labelle
 
 
 def from_binary(data: bytes) -> Labelled:
-    """Raises ValueError where the last record is cut short."""
+    """The images of an official binary file. Raises ValueError if the last record is truncated."""
     if len(data) % RECORD or not data:
-        raise ValueError(f"{len(data)} bytes are no multiple of {RECORD}")
+        raise ValueError(f"{len(data)} bytes are not a multiple of {RECORD}")
     records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
     return from_planes(records[:, 1:], records[:, 0])
 
 
 def from_pickle(data: bytes) -> Labelled:
-    """Raises UnpicklingError for anything but plain arrays, KeyError or ValueError for other contents."""
+    """The images of an official Python file.
+
+    Raises UnpicklingError for anything but plain arrays, KeyError or ValueError for other contents.
+    """
     content = PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     return from_planes(content[b"data"], np.asarray(content[b"labels"]))
 
@@ -129,11 +132,11 @@ def from_planes(planes: UInt8[np.ndarray, "images bytes"], labels: np.ndarray) -
 
 
 def checked(images: Labelled) -> Labelled:
-    """Raises ValueError for a label beyond the classes, and for more labels than images."""
+    """The images unchanged. Raises ValueError for a label out of range, and if labels and images differ in number."""
     if len(images.labels) != len(images.pixels):
-        raise ValueError(f"{len(images.labels)} labels of {len(images.pixels)} images")
+        raise ValueError(f"{len(images.labels)} labels for {len(images.pixels)} images")
     if images.labels.min() < 0 or images.labels.max() >= len(CLASSES):
-        raise ValueError(f"a label beyond 0 .. {len(CLASSES) - 1}")
+        raise ValueError(f"a label outside 0 .. {len(CLASSES) - 1}")
     return images
 
 
@@ -145,7 +148,7 @@ def joined(parts: list[tuple[str, Labelled]]) -> Labelled:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Makes numpy arrays and Python's own types; a pickle could otherwise run anything."""
+    """Unpickles numpy arrays and Python's own types only, since a pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("_core", "core"), name) == ("numpy.core.multiarray", "_reconstruct"):

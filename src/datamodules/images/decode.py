@@ -1,7 +1,7 @@
-"""From the bytes of an image file to pixels of one size: JPEGs by libjpeg-turbo, whatever else by Pillow.
+"""Decodes, crops and resizes image files: JPEGs with libjpeg-turbo, other formats with Pillow.
 
-simplejpeg is libjpeg-turbo without detours: it gives way to other threads, takes the file's bytes, and refuses damaged
-ones. Resizing is torch's for bytes, smoothed where an image shrinks. benchmarks/image_decode.py has the figures.
+simplejpeg calls libjpeg-turbo directly: it releases the GIL, takes the file's bytes, and refuses damaged ones. Torch
+resizes the bytes, with antialiasing. benchmarks/image_decode.py measures the speed.
 """
 
 import io
@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 
-ATTEMPTS = 10  # to find a crop of random area and shape that lies within an image
+ATTEMPTS = 10  # to find a crop of random area and aspect ratio that lies within an image
 AREA = (0.08, 1.0)  # of the image
 RATIO = (3 / 4, 4 / 3)  # width to height
-CENTRE = 0.875  # share of the shorter side that an evaluation looks at: 224 of 256
-NUM_DRAWS = 2 * ATTEMPTS + 2  # numbers that decide on a crop
+CENTRE = 0.875  # share of the shorter side that an evaluation crops: 224 of 256
+NUM_DRAWS = 2 * ATTEMPTS + 2  # random numbers of one crop
 
 Pixels = UInt8[np.ndarray, "height width 3"]
 
@@ -37,7 +37,9 @@ class Box(NamedTuple):
 
 
 def random_box(width: int, height: int, draws: Float[np.ndarray, " draws"]) -> Box:
-    """A part of 8% to 100% of the area with sides of 3:4 to 4:3, and the centre where none is found (gluon-cv's crop).
+    """A random crop of 8% to 100% of the area with an aspect ratio of 3:4 to 4:3, as gluon-cv's.
+
+    The centre if no attempt lies within the image.
 
     Args:
         draws: NUM_DRAWS numbers between 0 and 1.
@@ -55,25 +57,25 @@ def random_box(width: int, height: int, draws: Float[np.ndarray, " draws"]) -> B
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The square in the middle: what is left of resizing the shorter side to 256 and cutting out 224 x 224."""
+    """The central square: the region that resizing the shorter side to 256 and cropping 224 x 224 keeps."""
     side = max(1, round(CENTRE * min(width, height)))
     return Box((width - side) // 2, (height - side) // 2, side, side)
 
 
 def load(path: Path | str, size: int, draws: Float[np.ndarray, " draws"] | None = None) -> Pixels:
-    """A part of the image in a file, random by `draws` or the centre, as size x size RGB pixels.
+    """A crop of the image in a file as size x size RGB pixels: random by `draws`, or the centre without.
 
-    Raises UserError naming a file that cannot be read or decoded.
+    Raises UserError that names a file that cannot be read or decoded.
     """
     try:
         return decode(Path(path).read_bytes(), size, draws)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{path} is no image that can be decoded ({reason}): mend or remove it") from error
+        raise UserError(f"{path} cannot be decoded as an image ({reason}): replace or remove it") from error
 
 
 def decode(data: bytes, size: int, draws: Float[np.ndarray, " draws"] | None = None) -> Pixels:
-    """As `load`, of the bytes of a file. Raises OSError, ValueError, SyntaxError or Pillow's own for bad ones."""
+    """As `load`, for the bytes of a file. Raises OSError, ValueError, SyntaxError or Pillow's own for bad ones."""
 
     def box_in(width: int, height: int) -> Box:
         return centre_box(width, height) if draws is None else random_box(width, height, draws)
@@ -85,12 +87,12 @@ def decode(data: bytes, size: int, draws: Float[np.ndarray, " draws"] | None = N
 
 
 def decode_whole(data: bytes) -> Pixels:
-    """All pixels of an image. Raises as `decode`."""
+    """All pixels of an image. Raises the same as `decode`."""
     return by_pillow(data) if fast_sides(data) is None else simplejpeg.decode_jpeg(data, "RGB")
 
 
 def fast_sides(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that libjpeg-turbo turns into RGB; None for other images, JPEGs in CMYK too."""
+    """Width and height of a JPEG that libjpeg-turbo converts to RGB; None for other images and for CMYK JPEGs."""
     if not simplejpeg.is_jpeg(data):
         return None
     height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -98,10 +100,10 @@ def fast_sides(data: bytes) -> tuple[int, int] | None:
 
 
 def reduced(data: bytes, sides: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
-    """A JPEG's pixels, and where in them `box` is.
+    """A JPEG's pixels, possibly reduced, and `box` in their coordinates.
 
-    Halved, quartered or eighthed, which libjpeg does with less work, where `box` is 2 x `size` wide even then: rounding
-    it moves the image by a quarter of a pixel at most.
+    libjpeg decodes to 1/2, 1/4 or 1/8 of the size with less work. That is used while `box` keeps 2 x `size` pixels a
+    side: rounding `box` then moves the image by a quarter of a pixel at most.
     """
     spare = min(box.width, box.height) / (2 * size)
     if spare < 2:
@@ -113,20 +115,20 @@ def reduced(data: bytes, sides: tuple[int, int], box: Box, size: int) -> tuple[P
 
 
 def by_pillow(data: bytes) -> Pixels:
-    """Any other kind of image, converted to RGB: grey, CMYK, with a palette or transparent."""
+    """The pixels of any image that Pillow reads, converted to RGB: grey, CMYK, with a palette or transparent."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of strange tags; damage is an error
+        warnings.simplefilter("ignore", UserWarning)  # about unusual tags; damage is an error
         with Image.open(io.BytesIO(data)) as image:
             return np.array(image.convert("RGB"))
 
 
 def resized(pixels: Pixels, box: Box, size: int) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    """That part of an image as size x size pixels, bilinear, smoothed where it shrinks."""
+    """The region `box` of an image as size x size pixels, bilinear with antialiasing."""
     part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
     if part.shape[:2] == (size, size):
         return part
-    # A copy by numpy: torch's would start threads of its own in each of ours. The batch's dimension comes first of all,
-    # or torch would not see that the bytes are in channels_last order, and would put them into another one and back.
+    # numpy copies, because torch would start its own threads in each decoding thread. The batch dimension is added
+    # first, so that torch recognises channels_last and does not convert the layout and back.
     image = torch.from_numpy(np.ascontiguousarray(part))[None].permute(0, 3, 1, 2)
     smaller = F.interpolate(image, (size, size), mode="bilinear", antialias=True)
     return smaller[0].permute(1, 2, 0).numpy()

@@ -17,7 +17,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def classes_in(folder: Path) -> list[str]:
-    """The names of the class folders, sorted. Raises UserError where there is none."""
+    """The names of the class folders, sorted. Raises UserError if there is none."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
@@ -37,38 +37,38 @@ def images_in(folder: Path) -> list[str]:
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
-    """All images of the class folders. Raises UserError for one without images."""
+    """All images of the class folders. Raises UserError for a class folder without images."""
     files: list[str] = []
     counts = []
     for name in classes:
         found = images_in(folder / name)
         if not found:
-            raise UserError(f"{folder / name} has no image: put some there, or remove the folder")
+            raise UserError(f"{folder / name} has no image: add images, or remove the folder")
         files += [f"{name}/{file}" for file in found]
         counts.append(len(found))
     return ImageFiles(folder, files, np.repeat(np.arange(len(classes)), counts))
 
 
 def unlabelled(folder: Path) -> ImageFiles:
-    """All images in a folder and the folders below. Raises UserError where there is none."""
+    """All images in a folder and its subfolders. Raises UserError if there is none."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give one that holds images")
+        raise UserError(f"{folder} is not a folder: give a folder of images")
     files: list[str] = []
-    for place, folders, _ in os.walk(folder):
+    for parent, folders, _ in os.walk(folder):
         folders.sort()
-        files += [str((Path(place) / name).relative_to(folder)) for name in images_in(Path(place))]
+        files += [str((Path(parent) / name).relative_to(folder)) for name in images_in(Path(parent))]
     if not files:
-        raise UserError(f"{folder} holds no image ({' '.join(SUFFIXES)}): give a folder that does")
+        raise UserError(f"{folder} has no image ({' '.join(SUFFIXES)}): give a folder of images")
     return ImageFiles(folder, files, np.full(len(files), UNKNOWN))
 
 
-class _Decoded(ImageDataModule):
-    """Images that are decoded from files while training goes on.
+class _DecodedDataModule(ImageDataModule):
+    """Images that threads decode from files during training.
 
     Args:
         data_dir: the folder.
-        threads: that decode; the cores of the machine, divided among its ranks, if not given.
-        prefetch: batches that are decoded ahead.
+        threads: decoding threads; the machine's cores divided by its ranks if not given.
+        prefetch: batches decoded ahead.
         options: as for ImageDataModule.
     """
 
@@ -81,34 +81,30 @@ class _Decoded(ImageDataModule):
             raise UserError(f"datamodule.threads={threads} and prefetch={prefetch}: give 1 or more of each")
         self.files: dict[str, ImageFiles] = {}
 
-    def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> DecodingLoader:
-        """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
-        self._check_split(split)
-        rank, world_size = self.rank_and_world
+    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> DecodingLoader:
+        self.check_split(split)
         return DecodingLoader(
             self.files[split],
             batch_size or self.test_batch_size,
             size=self.image_size,
             train=train,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
             threads=self.threads,
             prefetch=self.prefetch,
             device=self.target_device,
             clock=self.clock,
+            **self.order,
         )
 
     def file_names(self, split: str) -> Sequence[str]:
         return self.files[split].files
 
 
-class ImageFolderDataModule(_Decoded):
-    """One folder a class below `train` and below `val`; the names of the folders are those of the classes.
+class ImageFolderDataModule(_DecodedDataModule):
+    """One folder a class in `train` and in `val`; the folders have the names of the classes.
 
     Args:
-        train, val: folders in `data_dir`; the same one twice is the Paddle harness's case.
-        options: as for `data_dir`, `threads` and `prefetch`, and for ImageDataModule.
+        train, val: folders in `data_dir`; the Paddle harness gives the same one for both.
+        options: `data_dir`, `threads` and `prefetch`, and as for ImageDataModule.
     """
 
     def __init__(self, *, train: str = "train", val: str = "val", **options: Any) -> None:
@@ -119,17 +115,17 @@ class ImageFolderDataModule(_Decoded):
         self.setup("prepare")
 
     def setup(self, stage: str) -> None:
-        """Lists the files. Raises UserError for missing and empty folders, and classes that differ."""
+        """Lists the files. Raises UserError for missing or empty folders, and if the splits' classes differ."""
         if self.files:
             return
         names = {split: classes_in(self.data_dir / folder) for split, folder in self.folders.items()}
-        odd = sorted(set(names["train"]) ^ set(names["val"]))
-        if odd:
-            there, lacking = (
-                self.data_dir / self.folders[s] for s in sorted(names, key=lambda s: odd[0] not in names[s])
+        unshared = sorted(set(names["train"]) ^ set(names["val"]))
+        if unshared:
+            having, lacking = (
+                self.data_dir / self.folders[s] for s in sorted(names, key=lambda s: unshared[0] not in names[s])
             )
             raise UserError(
-                f"{there / odd[0]} is a class that {lacking} does not have: both need the same class folders"
+                f"{having / unshared[0]} is a class that {lacking} does not have: both need the same class folders"
             )
         self.check_classes(names["train"], self.data_dir / self.folders["train"])
         self.files = {split: labelled(self.data_dir / folder, names[split]) for split, folder in self.folders.items()}
@@ -137,14 +133,14 @@ class ImageFolderDataModule(_Decoded):
         self.class_names = names["train"]
 
 
-class ImageFilesDataModule(_Decoded):
-    """Images that nobody has labelled, in a folder and the folders below, to be predicted."""
+class ImageFilesDataModule(_DecodedDataModule):
+    """Unlabelled images in a folder and its subfolders, for prediction."""
 
     def prepare_data(self) -> None:
         self.setup("prepare")
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            raise UserError("image_files has no labels to learn from; give datamodule=image_folder")
+            raise UserError("datamodule=image_files has no labels to train on; give datamodule=image_folder")
         self.files = self.files or {"all": unlabelled(self.data_dir)}
         self.splits = {"all": len(self.files["all"].files)}

@@ -1,7 +1,7 @@
-"""Images decoded by many threads ahead of the training that takes them.
+"""A loader whose threads decode images ahead of training.
 
-Decoders give way to other threads, so that the work is spread over all cores without processes. On a GPU a batch is
-copied there from pinned memory, on a stream of its own, while the one before it trains.
+Decoders release the GIL, so that threads use all cores and no processes are needed. For a GPU each batch is copied from
+pinned memory on a side stream, while training uses the batch before it.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from src.datamodules.resident import OrderedLoader
 from src.measure.clock import Clock
 
 CHUNK = 8  # images that a thread decodes at a time
-PHASE = "decode"  # of waiting for decoders
+PHASE = "decode"  # of the clock: waiting for decoders
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class ImageFiles:
 
 
 class DecodingLoader(OrderedLoader[ImageBatch]):
-    """Batches of images that are cut and resized to size x size.
+    """Batches of images that are cropped and resized to size x size.
 
     Args:
-        images: where they are.
+        images: the files and their labels.
         batch_size: images of this rank in each batch.
         size: height and width.
-        train: shuffle, cut at random, and leave an incomplete batch out; otherwise the centre of each image in order.
-        threads: that decode.
-        prefetch: batches that are decoded ahead.
-        device: where the batches are wanted; on a GPU they come there ahead of time, else they stay on the host.
-        clock: sees how long the training waits for decoders.
+        train: shuffle, crop at random and drop an incomplete batch; otherwise the centre of each image in order.
+        threads: decoding threads.
+        prefetch: batches decoded ahead.
+        device: of the batches; copies to a GPU run ahead.
+        clock: measures how long training waits for decoders.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         device: torch.device | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Raises UserError if the images are fewer than one full global batch where the last one is dropped."""
+        """Raises UserError if `train` leaves no full global batch."""
         index = torch.arange(len(images.files))
         options: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
         super().__init__(index, batch_size, shuffle=train, drop_last=train, **options)
@@ -88,7 +88,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         return next(self._ahead)
 
     def _decoded(self, order: Int[np.ndarray, " images"], steps: range) -> Generator[ImageBatch]:
-        """The batches of the numbers `steps`, `prefetch` of them ahead."""
+        """The batches `steps` of the epoch, decoded `prefetch` batches ahead."""
         decoding: deque[tuple[ImageBatch, list[Future[None]]]] = deque()
         executor = ThreadPoolExecutor(self.threads, "image-decoder")
 
@@ -103,7 +103,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         try:
             for step in steps:
                 rows = order[step * self.batch_size : (step + 1) * self.batch_size]
-                decoding.append(self._begun(executor, rows, step))
+                decoding.append(self._submit(executor, rows, step))
                 if len(decoding) > self.prefetch:
                     yield finished()
             while decoding:
@@ -111,11 +111,11 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         finally:
             executor.shutdown(cancel_futures=True)
 
-    def _begun(
+    def _submit(
         self, executor: ThreadPoolExecutor, rows: Int[np.ndarray, " batch"], step: int
     ) -> tuple[ImageBatch, list[Future[None]]]:
-        """A batch whose pixels are on their way, and the work that brings them."""
-        pinned = self.device.type == "cuda"  # memory that torch gives out again once it has been copied
+        """A batch without its pixels yet, and the futures that decode them into it."""
+        pinned = self.device.type == "cuda"  # torch reuses pinned memory once its copy has finished
         pixels = torch.empty(len(rows), self.size, self.size, 3, dtype=torch.uint8, pin_memory=pinned)
         labels = torch.from_numpy(self.images.labels[rows])
         batch = ImageBatch(pixels, labels.pin_memory() if pinned else labels)
@@ -130,15 +130,15 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         draws: Float[np.ndarray, "images draws"],
         out: UInt8[np.ndarray, "images height width 3"],
     ) -> None:
-        for row, mine, target in zip(rows, draws, out, strict=True):
-            target[:] = load(self.images.folder / self.images.files[int(row)], self.size, mine if self.train else None)
+        for row, own, target in zip(rows, draws, out, strict=True):
+            target[:] = load(self.images.folder / self.images.files[int(row)], self.size, own if self.train else None)
 
 
 def on_device(batches: Iterator[ImageBatch], device: torch.device) -> Generator[ImageBatch]:
-    """The batches on the device, the copy of each one running beside the training on the one before it.
+    """The batches on the device; each is copied on a side stream while training uses the batch before it.
 
-    A copy waits for the training before the last one, which bounds what lies on the device and how far the host runs
-    ahead.
+    A copy waits for the training step of two batches earlier. This bounds the memory on the device and how far the host
+    runs ahead.
     """
     stream = torch.cuda.Stream(device)
     copying: deque[tuple[ImageBatch, torch.cuda.Event]] = deque()
@@ -150,11 +150,11 @@ def on_device(batches: Iterator[ImageBatch], device: torch.device) -> Generator[
 
     for batch in batches:
         target = ImageBatch(*(torch.empty_like(tensor, device=device) for tensor in batch))
-        stream.wait_stream(torch.cuda.current_stream(device))  # what was freed there and is used again here
+        stream.wait_stream(torch.cuda.current_stream(device))  # `target` may reuse memory that was freed there
         copied = torch.cuda.Event()
         with torch.cuda.stream(stream):
-            for there, here in zip(target, batch, strict=True):
-                there.copy_(here, non_blocking=True)
+            for copy, tensor in zip(target, batch, strict=True):
+                copy.copy_(tensor, non_blocking=True)
             copied.record()
         copying.append((target, copied))
         if len(copying) > 1:

@@ -1,45 +1,31 @@
-"""Synthetic images that are made on the training device and stay there: throughput without files and decoding.
+"""Synthetic images generated on the training device: they measure throughput without files and decoding.
 
-Each class is a pattern of 4 x 4 colours; an image is its class's pattern under noise, so that a network can learn it.
+Each class is a pattern of 4 x 4 colours; an image is its class's pattern plus noise, so that a network can learn it.
 """
 
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from src.batches.images import ImageBatch
 from src.datamodules.images.base import ImageDataModule
-from src.datamodules.resident import OrderedLoader
+from src.datamodules.resident import PoolLoader
 from src.errors import UserError
 
 PATTERN = 4  # colours across and down
 NOISE = 64.0  # standard deviation in steps of 1/255
 
 
-class ImagePoolLoader(OrderedLoader[ImageBatch]):
-    """`steps` batches an epoch out of a pool on the device, which is gone through again and again."""
-
-    def __init__(self, pool: list[ImageBatch], steps: int) -> None:
-        super().__init__(torch.arange(steps), 1, shuffle=False, drop_last=False)
-        self.pool = pool
-
-    def begin(self, order: Int[Tensor, " batches"]) -> None:
-        """The order is that of the pool."""
-
-    def batch(self, step: int) -> ImageBatch:
-        return self.pool[step % len(self.pool)]
-
-
 class SyntheticImagesDataModule(ImageDataModule):
-    """Every rank draws a pool of batches of its own.
+    """Batches from a pool that each rank generates with its own random numbers.
 
     Args:
-        steps_per_epoch: training batches that count as an epoch.
-        pool_batches: different ones among them.
-        val_batches: of each rank, all different.
+        steps_per_epoch: training batches in an epoch.
+        pool_batches: different training batches of each rank.
+        val_batches: evaluation batches of each rank, all different.
         data_seed: of the patterns and the images.
         options: as for ImageDataModule.
     """
@@ -62,16 +48,15 @@ class SyntheticImagesDataModule(ImageDataModule):
             "val": self.num_batches["val"] * self.test_batch_size * world,
         }
 
-    def loader(self, split: str, *, train: bool = False, batch_size: int | None = None) -> ImagePoolLoader:
-        """Batches of a split for this rank, on its device. Raises UserError for a split that is not there."""
-        self._check_split(split)
+    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> PoolLoader[ImageBatch]:
+        self.check_split(split)
         size = batch_size or self.test_batch_size
         if (split, size) not in self._pools:
-            self._pools[split, size] = self._drawn(split, size)
+            self._pools[split, size] = self._generate(split, size)
         pool = self._pools[split, size]
-        return ImagePoolLoader(pool, self.steps_per_epoch if train else len(pool))
+        return PoolLoader(pool, self.steps_per_epoch if train else len(pool))
 
-    def _drawn(self, split: str, size: int) -> list[ImageBatch]:
+    def _generate(self, split: str, size: int) -> list[ImageBatch]:
         device, (rank, _) = self.target_device, self.rank_and_world
         shape = self.num_classes, 3, PATTERN, PATTERN
         patterns = 255 * torch.rand(shape, generator=torch.Generator().manual_seed(self.data_seed)).to(device)

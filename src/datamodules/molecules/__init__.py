@@ -1,1 +1,1 @@
-"""Molecules as SMILES: ZINC-250k, QM9 and files of one's own."""
+"""Molecules from SMILES: ZINC-250k, QM9 and your own files."""

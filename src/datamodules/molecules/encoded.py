@@ -1,4 +1,4 @@
-"""Molecules as arrays: prepared once from SMILES files, kept in a folder that is whole or not there, and split."""
+"""Molecules as arrays: encoded once from SMILES, kept in a prepared folder, and split into training and validation."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 
 from src.datamodules import prepared
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import Selection, opened, write_lines
+from src.datamodules.prepared import Selection, verified_meta, write_lines
 from src.errors import UserError
 from src.molecules.encode import encode_all
 from src.molecules.vocabulary import Vocabulary
@@ -23,7 +23,7 @@ TEXTS = ("smiles.txt", "published.txt", "canonical.txt")
 
 
 class Row(NamedTuple):
-    """One molecule of the published order, and where it stands."""
+    """One molecule of the published order, with its file and line number."""
 
     smiles: str
     file: Path
@@ -34,8 +34,8 @@ class Row(NamedTuple):
 class MolecularData:
     """Prepared molecules and their split; `nodes` and `edges` are memory-mapped.
 
-    Of each molecule, `smiles` is as in the raw file, `published` and `canonical` as in `src.molecules.encode.Encoded`.
-    The indices are positions in these, ascending.
+    `smiles` is as in the raw file; `published` and `canonical` are as in `src.molecules.encode.Encoded`. The indices
+    are rows of these arrays and lists, ascending.
     """
 
     vocabulary: Vocabulary
@@ -67,10 +67,10 @@ def prepare(
     selection: Selection,
     workers: int | None = None,
 ) -> Path:
-    """The folder inside `folder` with the arrays of the chosen molecules, made where it is not there yet.
+    """Encodes the selected molecules into a subfolder of `folder` unless it exists; returns the subfolder.
 
-    Raises UserError for a molecule that cannot be encoded (unless `skip_bad`: then `bad.txt` lists them), and for a
-    prepared folder that belongs to other files or settings.
+    Raises UserError for a molecule that cannot be encoded (with `skip_bad`, bad.txt lists them instead), and for a
+    subfolder that was prepared from other files or settings.
     """
     origin = {
         "layout": LAYOUT,
@@ -123,16 +123,17 @@ def _write(
 def load(
     folder: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
 ) -> MolecularData:
-    """The molecules of a prepared folder; those whose row is in `hold_out(number of rows)` are the validation split.
+    """The molecules of a prepared folder; the rows `hold_out(number of rows)` are the validation split.
 
-    Raises UserError for a truncated or altered file and for a split with an empty half.
+    Raises UserError for a truncated or altered file and for an empty split.
     """
-    meta = opened(folder)
+    meta = verified_meta(folder)
     nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
     smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
     is_held_out = np.isin(rows, hold_out(meta["total"]))
     if is_held_out.all() or not is_held_out.any():
-        raise UserError(f"the split of {len(rows)} molecules in {folder} has an empty half: raise limit")
+        empty = "training" if is_held_out.all() else "validation"
+        raise UserError(f"the {empty} split of the {len(rows)} molecules in {folder} is empty: raise limit")
     return MolecularData(
         vocabulary=vocabulary,
         nodes=nodes,

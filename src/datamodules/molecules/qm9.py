@@ -30,15 +30,15 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
-    """QM9 from `data_dir`, downloaded (104 MB) and prepared there first where that has not been done.
+    """QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
 
     Args:
-        data_dir: where the raw files and the prepared arrays are kept.
+        data_dir: folder of the raw files and the prepared arrays.
         limit: prepare a sample of that many molecules, drawn with `seed`.
         seed: of the sample and the split.
         skip_bad: leave out molecules that cannot be encoded, and list them in bad.txt.
-        workers: processes that encode; all cores by default.
-        mirror: a local folder to take the raw files from instead of the network.
+        workers: processes that encode; one for each core by default.
+        mirror: a local folder with the raw files, instead of the network.
     """
     folder = Path(data_dir)
     files = from_package(PACKAGE, VERSION, MEMBERS, folder, None if mirror is None else Path(mirror))

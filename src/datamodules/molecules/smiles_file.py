@@ -1,4 +1,4 @@
-"""Your own molecules: a text file with one SMILES a line, in ZINC-250k's vocabulary."""
+"""Your own molecules: a text file with one SMILES a line, encoded with ZINC-250k's vocabulary."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> MolecularData:
-    """The molecules of `file`, prepared in `data_dir` first where that has not been done.
+    """The molecules of `file`; prepares them in `data_dir` first if necessary.
 
     Args:
-        data_dir: where the prepared arrays are kept.
-        file: one SMILES a line; what follows a blank on a line is ignored, and so are empty lines.
-        held_out_share: part of the molecules that is held out, drawn with `seed`.
+        data_dir: folder of the prepared arrays.
+        file: one SMILES a line; text after a blank is ignored, and so are empty lines.
+        held_out_share: share of the molecules to hold out, drawn with `seed`.
         limit, seed, skip_bad, workers: as for ZINC-250k.
     """
     path = Path(file)
@@ -35,6 +35,6 @@ def load(
         return [Row(line.split()[0], path, number + 1) for number, line in enumerate(lines) if line.strip()]
 
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; give datamodule.source.file=FILE with one SMILES a line")
+        raise UserError(f"datamodule.source.file={path} does not exist; give a file with one SMILES a line")
     prepared = prepare([path], read, ZINC250K, Path(data_dir), Selection(limit, seed, skip_bad), workers)
     return load_prepared(prepared, ZINC250K, lambda total: seeded_split(total, held_out_share, seed))

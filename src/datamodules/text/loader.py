@@ -1,7 +1,7 @@
-"""Batches of tokenised sentences, padded or packed, in few sizes, from a data set that lives on the training device.
+"""Batches of tokenised sentences, padded or packed, in few sizes, from a data set on the training device.
 
-The tokens of a whole epoch are put in their places at its beginning, in a few gathers (SST-2 packed: 4 MB; padded to
-512: 138 MB); a batch is then a few slices of them, which costs the host microseconds and the device nothing.
+The tokens of a whole epoch are laid out at its start with a few gathers (SST-2 packed: 4 MB; padded to 512: 138 MB). A
+batch is then a few slices of them, which costs the host microseconds and the device nothing.
 """
 
 from itertools import accumulate
@@ -18,13 +18,13 @@ from src.datamodules.text.data import TokenData
 from src.errors import UserError
 
 PADDINGS = ("max_length", "longest", "bucketed", "packed")
-MOST_SIZES = 4  # as many graphs does src.gpu.cuda_graphs keep
-SAMPLED_EPOCHS = 4  # whose batches the sizes are chosen for
-MULTIPLE = {"longest": 8, "bucketed": 8, "packed": 32}  # of which sizes are
+MAX_SIZES = 4  # src.gpu.cuda_graphs keeps as many graphs
+SAMPLED_EPOCHS = 4  # epochs whose batches determine the sizes
+MULTIPLE = {"longest": 8, "bucketed": 8, "packed": 32}  # sizes are multiples of it
 
 
 class ResidentTokens:
-    """Sentences on one device, with their lengths on the host too."""
+    """Sentences on one device; their lengths are on the host too."""
 
     def __init__(self, data: TokenData, device: torch.device) -> None:
         self.device = device
@@ -39,42 +39,43 @@ class ResidentTokens:
 
 
 class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
-    """Batches of all sentences for this rank, in random order and without an incomplete one at the end if `train`.
+    """Batches of all sentences for this rank; `train` shuffles and drops an incomplete last batch.
 
-    - `max_length`: every sentence has `max_length` tokens, as published.
-    - `longest`: as many as the longest of its batch, rounded up.
-    - `bucketed`: as `longest`; for training, sentences of like length come together, in batches of random order.
-    - `packed`: none; a batch is filled up at its end alone. For training, every batch has one sentence of each of
-      `batch_size` layers of like length, so that all batches have about as many tokens.
+    Kinds of padding:
+    - `max_length`: every sentence is padded to `max_length` tokens, as published.
+    - `longest`: to the longest of its batch, rounded up.
+    - `bucketed`: as `longest`; training batches have sentences of similar length and come in random order.
+    - `packed`: not at all, only the batch at its end. A training batch has one sentence of each of `batch_size` groups
+      of similar length, so that all batches have about the same number of tokens.
 
-    Sizes of batches (tokens of each sentence; of the batch where packed) are few: those that make the least padding in
-    the first epochs. Only a batch of a later one that is larger than any before has a size of its own.
+    The size of a batch (tokens of each sentence; of the whole batch if packed) is one of few, chosen for the least
+    padding in the first epochs. Only a batch of a later epoch that exceeds them all has its own size.
 
     Args:
         tokens: the sentences.
         batch_size: sentences of this rank in each batch.
-        padding: how they become one length.
-        max_length: that none is longer than.
+        padding: kind of padding.
+        max_length: most tokens of a sentence.
         order: seed, rank and world_size, as for OrderedLoader.
     """
 
     def __init__(
         self, tokens: ResidentTokens, batch_size: int, *, padding: str, max_length: int, train: bool, **order: Any
     ) -> None:
-        """Raises UserError if the sentences are fewer than the ranks, or than one full global batch of training."""
+        """Raises UserError if there are fewer sentences than ranks, or, for training, than in a global batch."""
         super().__init__(torch.arange(len(tokens)), batch_size, shuffle=train, drop_last=train, **order)
         if len(tokens) < self.world_size:
             raise UserError(
-                f"{len(tokens)} sentences are too few for {self.world_size} ranks; give one to each at least"
+                f"{len(tokens)} sentences are too few for {self.world_size} ranks; give at least one a rank"
             )
         self.tokens, self.padding, self.max_length = tokens, padding, max_length
         self.sizes = torch.tensor(self._sizes())
-        self.counts: list[tuple[int, int]] = []  # real and processed tokens of each batch that was given
+        self.counts: list[tuple[int, int]] = []  # real and processed tokens of each batch so far
         self._epoch: Epoch | None = None
 
     def begin(self, order: Int64[Tensor, " rows"]) -> None:
-        needs = self._needs(order)
-        sizes = self.sizes[torch.searchsorted(self.sizes, needs).clamp(max=len(self.sizes) - 1)].maximum(needs)
+        minimum = self._min_sizes(order)
+        sizes = self.sizes[torch.searchsorted(self.sizes, minimum).clamp(max=len(self.sizes) - 1)].maximum(minimum)
         self._epoch = Epoch(self.tokens, order, self.batch_size, sizes, packed=self.padding == "packed")
 
     def batch(self, step: int) -> PaddedTokens | PackedTokens:
@@ -87,43 +88,43 @@ class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
         order = super()._order()
         if not self.shuffle or self.padding not in ("bucketed", "packed"):
             return order
-        # The same numbers on all ranks, whose shares are alike: in a step all of them have about as much to do.
+        # All ranks draw the same numbers, so that in each step their batches have similar sizes.
         generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
         by_length = order[self.tokens.lengths[order].argsort(stable=True)]
         if self.padding == "bucketed":
             batches = by_length.view(-1, self.batch_size)
             return batches[torch.randperm(len(batches), generator=generator)].flatten()
-        layers = by_length.view(self.batch_size, -1)
-        return layers.gather(1, torch.rand(layers.shape, generator=generator).argsort(1)).T.flatten()
+        groups = by_length.view(self.batch_size, -1)
+        return groups.gather(1, torch.rand(groups.shape, generator=generator).argsort(1)).T.flatten()
 
-    def _needs(self, order: Int64[Tensor, " rows"]) -> Int64[Tensor, " steps"]:
-        """The least size that each batch of this order could have."""
+    def _min_sizes(self, order: Int64[Tensor, " rows"]) -> Int64[Tensor, " steps"]:
+        """The smallest possible size of each batch of this order."""
         lengths = in_batches(self.tokens.lengths[order], self.batch_size)
         if self.padding == "max_length":
             return torch.full((len(lengths),), self.max_length)
-        needs = lengths.sum(1) if self.padding == "packed" else lengths.amax(1)
+        minimum = lengths.sum(1) if self.padding == "packed" else lengths.amax(1)
         multiple = MULTIPLE[self.padding]
-        needs = (needs + multiple - 1) // multiple * multiple
-        return needs if self.padding == "packed" else needs.clamp(max=self.max_length)
+        minimum = (minimum + multiple - 1) // multiple * multiple
+        return minimum if self.padding == "packed" else minimum.clamp(max=self.max_length)
 
     def _sizes(self) -> list[int]:
-        needs = []
+        minimum = []
         for epoch in range(SAMPLED_EPOCHS if self.shuffle else 1):
             self.epoch = epoch
-            needs.append(self._needs(self._order()))
+            minimum.append(self._min_sizes(self._order()))
         self.epoch = 0
-        return few_sizes(torch.cat(needs), MOST_SIZES)
+        return few_sizes(torch.cat(minimum), MAX_SIZES)
 
 
 class Epoch:
-    """The tokens of one epoch in their places, batch after batch.
+    """The tokens of one epoch, laid out batch after batch.
 
     Args:
         tokens: the data set.
         order: its rows in the order of the epoch.
         batch_size: sentences of a batch; the last one may have fewer.
-        sizes: tokens of each batch where packed, else of each sentence of it.
-        packed: whether sentences stand one behind the other.
+        sizes: tokens of each batch if packed, else of each sentence of the batch.
+        packed: concatenate the sentences of a batch instead of padding each.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Epoch:
         self._bounds = [0, *ends.tolist()]
         starts = F.pad(by_batch.cumsum(1), (1, 0))
         within = starts[:, :-1] if packed else torch.arange(batch_size) * sizes[:, None]
-        places = ((ends - slots)[:, None] + within).flatten()[: self.total]
+        first_slots = ((ends - slots)[:, None] + within).flatten()[: self.total]
 
         device, rows = tokens.device, order.to(tokens.device)
         self._labels = tokens.labels[rows]
@@ -156,15 +157,15 @@ class Epoch:
             on_device, output_size=sum(self.real_tokens)
         )
         position = torch.arange(len(sentence), device=device) - (on_device.cumsum(0) - on_device)[sentence]
-        place = places.to(device)[sentence] + position
+        slot = first_slots.to(device)[sentence] + position
         self._ids = torch.zeros(self._bounds[-1], dtype=torch.int32, device=device)
-        self._ids[place] = tokens.ids[tokens.starts[rows][sentence] + position]
+        self._ids[slot] = tokens.ids[tokens.starts[rows][sentence] + position]
         if packed:
             self._positions = torch.zeros_like(self._ids)
-            self._positions[place] = position.int()
+            self._positions[slot] = position.int()
 
     def batch(self, step: int) -> PaddedTokens | PackedTokens:
-        """Slices of the epoch's tensors."""
+        """The batch number `step`: slices of the epoch's tensors."""
         first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.total)
         slots = slice(self._bounds[step], self._bounds[step + 1])
         ids, labels = self._ids[slots], self._labels[first:last]
@@ -175,20 +176,20 @@ class Epoch:
 
 
 def in_batches(lengths: Int64[Tensor, " rows"], batch_size: int) -> Int64[Tensor, "steps batch"]:
-    """The lengths of each batch's sentences, with zeros at the end of an incomplete one."""
+    """The lengths of each batch's sentences; an incomplete batch is padded with zeros."""
     return F.pad(lengths, (0, -len(lengths) % batch_size)).view(-1, batch_size)
 
 
-def few_sizes(needs: Int64[Tensor, " batches"], most: int) -> list[int]:
-    """At most `most` sizes, ascending, of which each batch takes the smallest that is not below its need.
+def few_sizes(minimum: Int64[Tensor, " batches"], max_sizes: int) -> list[int]:
+    """Chooses at most `max_sizes` sizes, ascending, that minimise the total size of all batches.
 
-    They are the ones with the least total size of all batches, found by dynamic programming: the best choice of k sizes
-    that ends with one of them extends the best choice of k - 1 that ends with a smaller one.
+    Each batch takes the smallest size not below its minimum. Dynamic programming: the best choice of k sizes with a
+    given largest one extends the best choice of k - 1 sizes with a smaller largest one.
     """
-    values, counts = (part.tolist() for part in needs.unique(return_counts=True))
-    below = list(accumulate(counts))  # batches that need no more than each value
+    values, counts = (part.tolist() for part in minimum.unique(return_counts=True))
+    below = list(accumulate(counts))  # batches whose minimum is at most each value
     best = [(count * value, [value]) for count, value in zip(below, values, strict=True)]
-    for _ in range(most - 1):
+    for _ in range(max_sizes - 1):
         longer = [
             [
                 (total + (below[i] - below[j]) * values[i], [*sizes, values[i]])

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import opened, prepare
+from src.datamodules.prepared import prepare, verified_meta
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.datamodule import TokenDataModule
 from src.datamodules.text.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
@@ -21,13 +21,13 @@ LAYOUT = 1
 
 
 class SST2DataModule(TokenDataModule):
-    """Sentences with one evaluation set, the split `dev`, as published; GLUE keeps the labels of `test` to itself.
+    """SST-2 with the evaluation split `dev`, as published, since GLUE does not publish the labels of `test`.
 
     Args:
         name, batch_size, seed, padding, test_batch_size, predict: as for TokenDataModule.
-        data_dir: where the files that were fetched and the tokens are kept.
+        data_dir: folder of the downloaded files and the tokens.
         vocabulary: a folder with a vocab.txt, such a file, or a name on the Hugging Face hub.
-        raw: a folder with train.tsv, dev.tsv and perhaps test.tsv; GLUE's own are fetched if not given.
+        raw: a folder with train.tsv, dev.tsv and optionally test.tsv; GLUE's files are downloaded if not given.
         max_length: longer sentences are truncated.
     """
 
@@ -59,14 +59,14 @@ class SST2DataModule(TokenDataModule):
         self._prepared()
 
     def setup(self, stage: str) -> None:
-        if self._splits:
+        if self.splits:
             return
         folder = self._prepared()
-        for split in opened(folder)["sentences"]:
-            self._splits[split] = self.resident(TokenData.load(folder / f"{split}.npz").truncated(self.max_length))
+        for split in verified_meta(folder)["sentences"]:
+            self.splits[split] = self.resident(TokenData.load(folder / f"{split}.npz").truncated(self.max_length))
 
     def files(self) -> dict[str, Path]:
-        """The files of sentences by split, fetched where they are not there. Raises UserError where one is missing."""
+        """The files of sentences by split; downloads GLUE's if necessary. Raises UserError if one is missing."""
         return glue_files(self.data_dir) if self.raw is None else own_files(self.raw)
 
     def encode(
@@ -76,11 +76,11 @@ class SST2DataModule(TokenDataModule):
         first_line: int = 1,
         labels: Int64[np.ndarray, " sentences"] | None = None,
     ) -> TokenData:
-        """The tokens of sentences that need be no part of the data set; see Vocabulary.encode. Needs no files."""
+        """The tokens of any sentences (see Vocabulary.encode); the files of the data set are not needed."""
         return self.vocabulary.encode(sentences, where, first_line, labels).truncated(self.max_length)
 
     def _prepared(self) -> Path:
-        """The folder of tokens, made where it is not there: one for each vocabulary and each set of files."""
+        """The folder of tokens, prepared if necessary; there is one for each vocabulary and set of files."""
         files = self.files()
         origin = {
             "layout": LAYOUT,
@@ -91,14 +91,14 @@ class SST2DataModule(TokenDataModule):
         return prepare(self.data_dir / f"tokens_{digest}", origin, lambda part: self._tokenise(files, part))
 
     def _tokenise(self, files: dict[str, Path], folder: Path) -> dict[str, Any]:
-        """Writes one file a split; returns what is worth noting of them."""
-        made = {}
+        """Writes one file a split; returns the metadata of the splits."""
+        tokens = {}
         for split, path in files.items():
             sentences, labels = read_tsv(path, labelled=split in LABELLED)
-            made[split] = self.vocabulary.encode(sentences, str(path), FIRST_LINE, labels)
-            made[split].save(folder / f"{split}.npz")
+            tokens[split] = self.vocabulary.encode(sentences, str(path), FIRST_LINE, labels)
+            tokens[split].save(folder / f"{split}.npz")
         return {
-            "sentences": {split: len(data.labels) for split, data in made.items()},
-            "tokens": {split: len(data.ids) for split, data in made.items()},
-            "longest": {split: int(data.lengths.max()) for split, data in made.items()},
+            "sentences": {split: len(data.labels) for split, data in tokens.items()},
+            "tokens": {split: len(data.ids) for split, data in tokens.items()},
+            "longest": {split: int(data.lengths.max()) for split, data in tokens.items()},
         }

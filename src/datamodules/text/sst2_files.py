@@ -1,4 +1,4 @@
-"""GLUE's SST-2 files: where they come from, and how they are read."""
+"""Downloads and reads GLUE's SST-2 files."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from src.datamodules.download import from_url, sha256_of
 from src.errors import UserError
 from src.system.files import written_atomically
 
-URL = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"  # 7 MB; GLUE gives no checksum of it
+URL = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"  # 7 MB; GLUE publishes no checksum
 SHA256 = {
     "train": "48eac26399f8456935f81dd9e3a745c1430adb6c62e233ccfe22db4a0d15d1d1",
     "dev": "54a9c12c77e402fc14d6a66a506f24d999f596b0176eb777c972cccc2f9cc4b0",
@@ -24,7 +24,7 @@ FIRST_LINE = 2  # of the sentences; the header is line 1
 
 
 def glue_files(folder: Path) -> dict[str, Path]:
-    """GLUE's files by split in `folder`, fetched where they are not there. Raises UserError where one is another."""
+    """GLUE's files in `folder` by split; downloads missing ones. Raises UserError for a file with another checksum."""
     paths = {split: folder / f"{split}.tsv" for split in SPLITS}
     missing = [split for split in SPLITS if not paths[split].exists()]
     if missing:
@@ -38,27 +38,27 @@ def glue_files(folder: Path) -> dict[str, Path]:
                     with written_atomically(paths[split]) as part, part.open("wb") as target:
                         shutil.copyfileobj(members.open(f"SST-2/{split}.tsv"), target)
         except (BadZipFile, KeyError, EOFError) as error:
-            raise UserError(f"{archive} is truncated or altered ({error}): delete it to fetch it again") from error
+            raise UserError(f"{archive} is truncated or altered ({error}): delete it to download it again") from error
     for split, path in paths.items():
         if sha256_of(path) != SHA256[split]:
-            raise UserError(f"{path} is not GLUE's: delete it, or give your own files as datamodule.raw=FOLDER")
+            raise UserError(f"{path} is not GLUE's file: delete it, or give your own files as datamodule.raw=FOLDER")
     return paths
 
 
 def own_files(folder: Path) -> dict[str, Path]:
-    """The files of a folder by split; `test` may be absent. Raises UserError where another is."""
+    """The files in a folder by split; `test` is optional. Raises UserError if another is missing."""
     paths = {split: folder / f"{split}.tsv" for split in SPLITS}
     for split in LABELLED:
         if not paths[split].is_file():
-            raise UserError(f"datamodule.raw={folder} holds no {split}.tsv: give a folder with train.tsv and dev.tsv")
+            raise UserError(f"datamodule.raw={folder} has no {split}.tsv: give a folder with train.tsv and dev.tsv")
     return {split: path for split, path in paths.items() if path.is_file()}
 
 
 def read_tsv(path: Path, *, labelled: bool) -> tuple[list[str], Int64[np.ndarray, " sentences"]]:
-    """The sentences of a file and their labels, 0 or 1; UNLABELLED for all where the file need not have them.
+    """The sentences of a file and their labels: 0 or 1, or UNLABELLED for all if not `labelled`.
 
-    The header names the columns, which may come in any order. Nothing is quoted: a quotation mark is part of its
-    sentence. Raises UserError that names file and line for text that is not so.
+    The header names the columns, in any order. There is no quoting: a quotation mark is part of its sentence. Raises
+    UserError that names file and line for other text.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -73,7 +73,7 @@ def read_tsv(path: Path, *, labelled: bool) -> tuple[list[str], Int64[np.ndarray
             raise UserError(f"{path} line 1: there is no column '{column}', only {', '.join(map(repr, header))}")
     for line, row in enumerate(rows, FIRST_LINE):
         if len(row) != len(header):
-            raise UserError(f"{path} line {line} has {len(row)} columns, the header {len(header)}: mend the line")
+            raise UserError(f"{path} line {line} has {len(row)} columns, the header {len(header)}: correct the line")
     sentences = [row[header.index("sentence")] for row in rows]
     if not labelled:
         return sentences, np.full(len(rows), UNLABELLED)

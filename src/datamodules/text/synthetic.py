@@ -1,7 +1,7 @@
-"""Sentences of random word pieces: throughput without files, vocabulary and network.
+"""Sentences of random word pieces: they measure throughput without files, vocabulary and downloads.
 
-A positive sentence draws three quarters of its pieces from one half of the vocabulary, a negative one from the other,
-so that a network can learn them.
+A positive sentence draws three quarters of its pieces from the upper half of the vocabulary, a negative one from the
+lower half, so that a network can learn them.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from src.datamodules.text.data import TokenData
 from src.datamodules.text.datamodule import SHORTEST, TokenDataModule
 from src.errors import UserError
 
-CLS, SEP, FIRST_WORD = 101, 102, 999  # ids of BERT's uncased vocabulary; words stand behind the last one
+CLS, SEP, FIRST_WORD = 101, 102, 999  # ids of BERT's uncased vocabulary; words start at FIRST_WORD
 MEAN, LONGEST = 13.3, 66  # tokens of SST-2's training sentences
 OWN_HALF = 0.75
 
 
 class SyntheticTokensDataModule(TokenDataModule):
-    """As many sentences as SST-2 has if not told otherwise, of like lengths or all of one length.
+    """Random sentences whose lengths are distributed like SST-2's, or are all equal.
 
     Args:
-        sentences: by split, `train` and `dev`.
-        length: tokens of every sentence; drawn as SST-2's are on average if not given.
-        vocabulary_size: word pieces that there are.
+        sentences: number of sentences of each split, `train` and `dev`.
+        length: tokens of every sentence; random with SST-2's mean if not given.
+        vocabulary_size: number of word pieces.
         data_seed: of the sentences.
         options: as for TokenDataModule.
     """
@@ -42,10 +42,10 @@ class SyntheticTokensDataModule(TokenDataModule):
         self.sentences, self.length = dict(sentences), length
         self.vocabulary_size, self.data_seed = vocabulary_size, data_seed
         if set(self.sentences) != {"train", "dev"} or min(self.sentences.values()) < 1:
-            raise UserError("datamodule.sentences wants 1 or more for each of train and dev")
+            raise UserError(f"datamodule.sentences={self.sentences}: give 1 or more for each of train and dev")
         if length is not None and not SHORTEST <= length <= self.max_length:
             raise UserError(
-                f"datamodule.length={length} is no length of a sentence; give {SHORTEST} to {self.max_length}, which "
+                f"datamodule.length={length} is out of range; give {SHORTEST} to {self.max_length}, which "
                 f"is datamodule.max_length"
             )
         if vocabulary_size < FIRST_WORD + 2:
@@ -55,11 +55,13 @@ class SyntheticTokensDataModule(TokenDataModule):
         return self.vocabulary_size, "datamodule.vocabulary_size"
 
     def setup(self, stage: str) -> None:
-        if not self._splits:
+        if not self.splits:
             for number, (split, count) in enumerate(sorted(self.sentences.items())):
-                self._splits[split] = self.resident(self._drawn(count, np.random.default_rng((self.data_seed, number))))
+                self.splits[split] = self.resident(
+                    self._generate(count, np.random.default_rng((self.data_seed, number)))
+                )
 
-    def _drawn(self, count: int, random: np.random.Generator) -> TokenData:
+    def _generate(self, count: int, random: np.random.Generator) -> TokenData:
         longest = min(LONGEST, self.max_length)
         lengths = SHORTEST + random.exponential(MEAN - SHORTEST + 0.5, count).astype(np.int64)
         lengths = np.full(count, self.length) if self.length else lengths.clip(max=longest)

@@ -1,4 +1,4 @@
-"""Uncased BERT vocabularies and the tokenizer that they make, from the Hugging Face hub or a local folder."""
+"""Uncased BERT vocabularies and their tokenizer, from the Hugging Face hub or a local folder."""
 
 import re
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ FRAME = 2  # [CLS] and [SEP], which every sentence has
 
 
 class Vocabulary:
-    """The word pieces of a vocab.txt, one a line, whose line number (from 0) is the id; text is put in lower case.
+    """The word pieces of a vocab.txt, one a line; the id is the line number, from 0. Text is lower-cased.
 
     Args:
-        source: a folder that holds a vocab.txt (also of a converted model), such a file, or a name on the hub.
+        source: a folder with a vocab.txt (a converted model's too), such a file, or a name on the hub.
     """
 
     def __init__(self, source: str) -> None:
-        """Raises UserError where there is no such vocabulary, or where it is none."""
+        """Raises UserError for a missing or invalid vocabulary."""
         self.path = _found(source)
         self.sha256 = sha256_of(self.path)
         try:
@@ -60,13 +60,13 @@ class Vocabulary:
         first_line: int = 1,
         labels: Int64[np.ndarray, " sentences"] | None = None,
     ) -> TokenData:
-        """The tokens of all sentences, on all cores, of any length.
+        """Tokenises sentences of any length, on all cores.
 
-        `where` and `first_line` say where the first one stands. Raises UserError for a sentence without a word piece,
-        and where there is no sentence.
+        Error messages name the file `where` and count lines from `first_line`. Raises UserError for a sentence without
+        a word piece, and if there is no sentence.
         """
         if not sentences:
-            raise UserError(f"{where} holds no sentences; give one a line")
+            raise UserError(f"{where} has no sentences; give one a line")
         parts: list[Encoding] = []
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=Console(stderr=True), disable=len(sentences) <= CHUNK, transient=True) as bar:
@@ -82,11 +82,11 @@ class Vocabulary:
 
 
 def _found(source: str) -> Path:
-    """The vocab.txt of a folder, the file itself, or the hub's. Raises UserError where there is none."""
+    """The vocab.txt of a folder, the file itself, or the hub's. Raises UserError if there is none."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / FILE).is_file():
-            raise UserError(f"datamodule.vocabulary={source} holds no {FILE}: give a folder that does")
+            raise UserError(f"datamodule.vocabulary={source} has no {FILE}: give a folder with one")
         return path / FILE
     if path.is_file():
         return path
@@ -96,7 +96,7 @@ def _found(source: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's vocab.txt; one that has been fetched before is taken as it is, without asking the hub."""
+    """The hub's vocab.txt; a cached one is used without a request to the hub."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -109,6 +109,6 @@ def _from_hub(name: str) -> Path:
         is_unreachable = isinstance(error, LocalEntryNotFoundError)
         reason = "it cannot be reached" if is_unreachable else str(error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"datamodule.vocabulary={name} is no local folder, and the Hugging Face hub does not give it ({reason}): "
-            f"give datamodule.vocabulary=FOLDER with its {FILE}"
+            f"datamodule.vocabulary={name} is not a local folder, and the Hugging Face hub does not provide it "
+            f"({reason}): give datamodule.vocabulary=FOLDER with its {FILE}"
         ) from error

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from src.datamodules.download import from_package
-from src.datamodules.prepared import made_whole
+from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.network import Sizes
@@ -73,7 +73,7 @@ def _convert(source: str, target: Path) -> Sizes:
     except KeyError as error:
         raise UserError(f"{path} has no {error}; give the config.json of a BERT") from None
     weights, vocabulary = converted(source, sizes.n_layers), find(source, VOCABULARY)
-    with made_whole(target) as folder:
+    with atomic_folder(target) as folder:
         save_file(weights, folder / FILES[0], metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(config_of(sizes), indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(vocabulary, folder / VOCABULARY)

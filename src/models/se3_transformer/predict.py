@@ -86,7 +86,7 @@ def timed_as_published(
     run: Graphed[Tensor], datamodule: GraphDataModule, job: PredictionJob, clock: Clock
 ) -> tuple[int, list[float]]:
     """Returns molecules, and the seconds from each batch's start to the next, over whole passes after the first."""
-    loader = datamodule.loader("train", shuffle=True, batch_size=job.batch_size)
+    loader = datamodule.loader("train", train=True, batch_size=job.batch_size)
     warm_up(run, loader, len(loader))
     clock.mark("startup")
     passes = -(-(job.num_samples or len(loader.index)) // len(loader.index))

@@ -1,11 +1,11 @@
-"""Clicks on a GPU: batches come there whole and in time, beside training and captures; the law is the same there."""
+"""Clicks on a GPU: copies beside training and graph captures are complete; the synthetic distribution is the same."""
 
 import pytest
 import torch
 
 from src.batches.clicks import ClickBatch, ClickLayout
 from src.datamodules.clicks.criteo import SyntheticClicksDataModule
-from src.datamodules.clicks.synthetic import Law, tables_of
+from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.datamodules.clicks.synthetic_files import BLOCK, generate
 from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
 from src.gpu.cuda_graphs import Graphed
@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticClicksDataModule:
 
 @pytest.fixture(scope="module")
 def expected(data: SyntheticClicksDataModule) -> list[torch.Tensor]:
-    """The batches as the host gets them."""
+    """The batches on the host."""
     data.device = torch.device("cpu")
     batches = [batch.data for batch in data.train_dataloader()]
     data.device = CUDA
@@ -38,11 +38,11 @@ def expected(data: SyntheticClicksDataModule) -> list[torch.Tensor]:
 
 
 def busy() -> None:
-    """Keeps the stream at work for a while, so that the host and the copies run ahead of it."""
+    """Keeps the stream busy for a while, so that the host and the copies run ahead of it."""
     torch.cuda._sleep(20_000_000)
 
 
-def test_batches_come_whole_though_training_is_behind(
+def test_batches_are_complete_if_training_is_slower_than_loading(
     data: SyntheticClicksDataModule, expected: list[torch.Tensor]
 ) -> None:
     seen = []
@@ -54,12 +54,12 @@ def test_batches_come_whole_though_training_is_behind(
     assert all(torch.equal(one.cpu(), other) for one, other in zip(seen, expected, strict=True))
 
 
-def test_kept_batches_stay_as_they_are(data: SyntheticClicksDataModule, expected: list[torch.Tensor]) -> None:
+def test_kept_batches_are_not_overwritten(data: SyntheticClicksDataModule, expected: list[torch.Tensor]) -> None:
     kept = list(data.train_dataloader())
     assert all(torch.equal(one.data.cpu(), other) for one, other in zip(kept, expected, strict=True))
 
 
-def test_little_lies_on_the_device(data: SyntheticClicksDataModule) -> None:
+def test_at_most_four_batches_are_on_the_device(data: SyntheticClicksDataModule) -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     for _ in data.train_dataloader():
@@ -67,11 +67,11 @@ def test_little_lies_on_the_device(data: SyntheticClicksDataModule) -> None:
     assert torch.cuda.max_memory_allocated() - before <= 4 * data.layout.num_bytes(ROWS)
 
 
-def test_an_incomplete_batch_comes_too(data: SyntheticClicksDataModule) -> None:
+def test_an_incomplete_last_batch_is_loaded(data: SyntheticClicksDataModule) -> None:
     assert [batch.count for batch in data.test_dataloader()] == [ROWS, 1]
 
 
-def test_a_graph_is_captured_while_others_are_read(
+def test_a_graph_is_captured_while_batches_are_read(
     data: SyntheticClicksDataModule, expected: list[torch.Tensor]
 ) -> None:
     def decoded(batch: ClickBatch) -> torch.Tensor:
@@ -85,18 +85,18 @@ def test_a_graph_is_captured_while_others_are_read(
         torch.testing.assert_close(found.cpu(), decoded(ClickBatch(buffer, data.layout, ROWS)), rtol=1e-4, atol=1.0)
 
 
-def test_the_law_is_the_same_on_the_device() -> None:
-    law = Law(ClickLayout.of(tables_of()))
-    sample = law.sample(BLOCK, 0)
-    on_device = law.logits(sample.ids.cuda(), sample.numerical.cuda())
-    torch.testing.assert_close(on_device.cpu(), sample.logits, rtol=1e-4, atol=1e-4)
-    drawn = law.sample(BLOCK, 0, device=CUDA)
-    assert abs(drawn.logits.mean().item() - sample.logits.mean().item()) < 0.1
-    rows = torch.tensor([table.cardinality for table in law.layout.tables], device=CUDA)[:, None]
-    assert bool(((drawn.ids >= 0) & (drawn.ids < rows)).all())
+def test_the_distribution_is_the_same_on_the_device() -> None:
+    distribution = ClickDistribution(ClickLayout.of(tables_of()))
+    sample = distribution.sample(BLOCK, 0)
+    logits = distribution.logits(sample.ids.cuda(), sample.numerical.cuda())
+    torch.testing.assert_close(logits.cpu(), sample.logits, rtol=1e-4, atol=1e-4)
+    on_device = distribution.sample(BLOCK, 0, device=CUDA)
+    assert abs(on_device.logits.mean().item() - sample.logits.mean().item()) < 0.1
+    rows = torch.tensor([table.cardinality for table in distribution.layout.tables], device=CUDA)[:, None]
+    assert bool(((on_device.ids >= 0) & (on_device.ids < rows)).all())
 
 
-def test_a_pool_lies_on_the_device() -> None:
+def test_a_pool_is_on_the_device() -> None:
     pool = ResidentClicksDataModule(
         name="criteo_resident", batch_size=ROWS, seed=1, steps_per_epoch=5, pool_batches=2, test_batches=2
     )

@@ -1,4 +1,4 @@
-"""The datamodule of split binary clicks: what it gives a task, and what it says of data that are not right."""
+"""The datamodule of split binary clicks: attributes, batches, resuming, and errors of data and settings."""
 
 import os
 from collections.abc import Callable
@@ -46,45 +46,45 @@ def ready(folder: Path, **options: Any) -> CriteoDataModule:
     return data
 
 
-# What it gives.
+# Attributes and batches.
 
 
-def test_after_setup_the_data_are_known(folder: Path, rows: dict[str, ClickRows]) -> None:
+def test_setup_sets_tables_layout_and_splits(folder: Path, rows: dict[str, ClickRows]) -> None:
     data = ready(folder)
     assert (data.tables, data.num_numerical, data.layout) == (rows["train"].spec.tables, 2, rows["train"].spec.layout)
     assert data.splits == {"train": range(TRAIN), "test": range(TEST)}
     assert data.bayes_auc is None
 
 
-def test_what_is_known_of_the_best_scores_is_passed_on(folder: Path, rows: dict[str, ClickRows]) -> None:
+def test_bayes_auc_is_read_from_the_metadata(folder: Path, rows: dict[str, ClickRows]) -> None:
     replace(rows["train"].spec, metadata={"bayes_auc": 0.8}).write(folder)
     assert ready(folder).bayes_auc == 0.8
 
 
-def test_training_drops_the_tail_and_evaluation_nothing(folder: Path, rows: dict[str, ClickRows]) -> None:
+def test_training_drops_an_incomplete_batch_and_evaluation_keeps_it(folder: Path, rows: dict[str, ClickRows]) -> None:
     data = ready(folder, test_batch_size=10)
     for number, batch in enumerate(data.train_dataloader()):
-        rows["train"].assert_are(batch.clicks(), 8 * number, 8 * number + 8)
+        rows["train"].assert_equal(batch.clicks(), 8 * number, 8 * number + 8)
     assert len(data.train_dataloader()) == 6
     for loader in (data.test_dataloader(), data.val_dataloader(), data.predict_dataloader()):
         begin = 0
         for batch in loader:
-            rows["test"].assert_are(batch.clicks(), begin, begin + batch.count)
+            rows["test"].assert_equal(batch.clicks(), begin, begin + batch.count)
             begin += batch.count
         assert (begin, len(loader)) == (TEST, 3)
 
 
-def test_evaluation_takes_training_s_batches_if_not_told(folder: Path) -> None:
+def test_test_batch_size_defaults_to_batch_size(folder: Path) -> None:
     assert [batch.count for batch in ready(folder).test_dataloader()] == [8, 8, 7]
 
 
-def test_prediction_goes_over_any_split(folder: Path) -> None:
+def test_prediction_uses_any_split(folder: Path) -> None:
     assert sum(batch.count for batch in ready(folder, predict="train").predict_dataloader()) == TRAIN
     with pytest.raises(UserError, match=r"datamodule\.predict=val: there is no such split; choose from train, test"):
         ready(folder, predict="val").predict_dataloader()
 
 
-def test_batches_are_shuffled_where_it_is_asked_for(folder: Path) -> None:
+def test_shuffle_batches_shuffles_with_the_seed(folder: Path) -> None:
     def order(seed: int, **options: Any) -> list[bytes]:
         return [batch.data.numpy().tobytes() for batch in ready(folder, seed=seed, **options).train_dataloader()]
 
@@ -95,7 +95,7 @@ def test_batches_are_shuffled_where_it_is_asked_for(folder: Path) -> None:
 
 
 class Trained(BoringModel):
-    """Notes the batches it is trained with."""
+    """Records its training batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Trained(BoringModel):
 
 
 def trained_on(data: CriteoDataModule, home: Path, checkpoint: Path | None = None) -> list[ClickBatch]:
-    """The batches of two epochs, or of the rest of them; every second step leaves a checkpoint in `home`."""
+    """The batches of two epochs, from a checkpoint on if given; every second step saves a checkpoint in `home`."""
     model = Trained()
     saving = ModelCheckpoint(home, "{step}", every_n_train_steps=2, save_top_k=-1)
     trainer = pl.Trainer(
@@ -120,17 +120,17 @@ def trained_on(data: CriteoDataModule, home: Path, checkpoint: Path | None = Non
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*", "ignore:.*does not have many workers.*")
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty.*")
-def test_lightning_trains_with_it_and_resumes_where_it_was(folder: Path, tmp_path: Path) -> None:
+def test_a_lightning_checkpoint_resumes_with_the_remaining_batches(folder: Path, tmp_path: Path) -> None:
     home = tmp_path / "checkpoints"
-    whole = trained_on(datamodule(folder, shuffle_batches=True), home)
-    assert [batch.count for batch in whole] == [8] * 12
+    uninterrupted = trained_on(datamodule(folder, shuffle_batches=True), home)
+    assert [batch.count for batch in uninterrupted] == [8] * 12
     for step in (2, 4, 8):
         rest = trained_on(datamodule(folder, shuffle_batches=True), home, home / f"step={step}.ckpt")
-        expected = [batch.data.tolist() for batch in whole[step:]]
+        expected = [batch.data.tolist() for batch in uninterrupted[step:]]
         assert [batch.data.tolist() for batch in rest] == expected
 
 
-def test_the_clock_sees_the_waiting_for_data(folder: Path) -> None:
+def test_the_clock_measures_waiting_for_data(folder: Path) -> None:
     data = ready(folder)
     ticks = iter(range(1000))
     data.clock = Clock(0.0, now=lambda: float(next(ticks)))
@@ -138,24 +138,24 @@ def test_the_clock_sees_the_waiting_for_data(folder: Path) -> None:
     assert data.clock.totals_s["fetch"] == 6
 
 
-# Where the folder comes from.
+# Preparation.
 
 
-def test_a_folder_that_is_not_there_says_how_to_prepare_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none holds no feature_spec\.yaml: .*datamodule=criteo datamodule\.raw=FOLD"):
+def test_the_error_of_a_missing_folder_says_how_to_prepare_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none has no feature_spec\.yaml: .*datamodule=criteo datamodule\.raw=FOLD"):
         datamodule(tmp_path / "none").prepare_data()
 
 
 def test_a_raw_log_is_prepared(rows: dict[str, ClickRows], tmp_path: Path) -> None:
-    asked = []
+    calls = []
 
     def prepare(raw: Path, folder: Path) -> None:
-        asked.append((raw, folder))
+        calls.append((raw, folder))
         for split, own in rows.items():
             own.write(folder, split)
 
     data = ready(tmp_path / "new", raw=str(tmp_path / "raw"), prepare=prepare)
-    assert asked == [(tmp_path / "raw", tmp_path / "new")]
+    assert calls == [(tmp_path / "raw", tmp_path / "new")]
     assert data.splits["train"] == range(TRAIN)
 
 
@@ -163,7 +163,7 @@ def test_a_raw_log_is_prepared(rows: dict[str, ClickRows], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
         (lambda rows: rows.ids[0].__setitem__((30, 0), 40_000), r"train/cat_0\.bin row 30 .*has 40000 as an id"),
         (lambda rows: rows.ids[2].__setitem__((31, 1), 300), r"train/cat_2\.bin row 31 .*has 300 .*cardinality 300"),
@@ -171,10 +171,10 @@ def test_a_raw_log_is_prepared(rows: dict[str, ClickRows], tmp_path: Path) -> No
         (lambda rows: rows.labels.__setitem__(49, 2), r"train/label\.bin row 49 .*has 2 as a label, which is 0 or 1"),
     ],
 )  # fmt: skip
-def test_what_is_beyond_its_table_is_named(
-    folder: Path, rows: dict[str, ClickRows], spoil: Callable[[ClickRows], None], words: str
+def test_an_id_or_label_out_of_range_is_named(
+    folder: Path, rows: dict[str, ClickRows], damage: Callable[[ClickRows], None], words: str
 ) -> None:
-    spoil(rows["train"])
+    damage(rows["train"])
     rows["train"].write(folder)
     with pytest.raises(UserError, match=words) as raised:
         datamodule(folder).prepare_data()
@@ -194,9 +194,7 @@ def test_a_value_in_a_later_chunk_is_found(
         datamodule(folder).prepare_data()
 
 
-def test_the_check_is_made_once_and_again_where_a_file_changed(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_are_checked_once_and_again_after_a_file_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def checks() -> bool:
         datamodule(folder).prepare_data()
         return "checking ids" in capsys.readouterr().err
@@ -215,7 +213,7 @@ def test_a_folder_that_cannot_be_written_is_checked_every_time(
     assert "checked.json cannot be written, so the ids are checked at every start" in capsys.readouterr().out
 
 
-def test_a_file_cut_short_is_named(folder: Path) -> None:
+def test_a_truncated_file_is_named(folder: Path) -> None:
     os.truncate(folder / "train" / "numerical.bin", 4 * 49)
     with pytest.raises(UserError, match=r"train/numerical\.bin has 49 rows, train/label\.bin has 50"):
         datamodule(folder).prepare_data()
@@ -234,13 +232,13 @@ def test_a_batch_larger_than_the_training_rows_is_refused(folder: Path) -> None:
         ({"prefetch": 0}, r"datamodule\.threads=4 and prefetch=0 read nothing"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(folder: Path, options: dict[str, int], words: str) -> None:
+def test_invalid_settings_are_refused(folder: Path, options: dict[str, int], words: str) -> None:
     with pytest.raises(UserError, match=words):
         datamodule(folder, **options)
 
 
 def test_negative_ids_of_every_type_are_found(folder: Path, rows: dict[str, ClickRows]) -> None:
-    """-1 read as an unsigned number would be large, as a signed one small: both bounds are looked at."""
+    """Both bounds are checked: -1 is large as an unsigned number and small as a signed one."""
     rows["test"].ids[0][0, 0] = np.int32(-(2**31))
     rows["test"].write(folder, "test")
     with pytest.raises(UserError, match=r"test/cat_0\.bin row 0 .*has -2147483648"):

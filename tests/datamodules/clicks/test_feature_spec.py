@@ -1,4 +1,4 @@
-"""feature_spec.yaml is read as NVIDIA writes it, and what does not hold is named."""
+"""feature_spec.yaml: NVIDIA's format is read, and errors name the key or file."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,8 @@ from src.errors import UserError
 ROWS = {"train": 6, "test": 4}
 
 
-def made(folder: Path, spec: FeatureSpec) -> None:
+def write_folder(folder: Path, spec: FeatureSpec) -> None:
+    """Writes the specification and files of zeros."""
     spec.write(folder)
     for split, rows in ROWS.items():
         for file, width in spec.bytes_per_row(split).items():
@@ -24,9 +25,9 @@ def made(folder: Path, spec: FeatureSpec) -> None:
             (folder / file).write_bytes(bytes(rows * width))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_specification_loads_equal(tmp_path: Path) -> None:
     spec = replace(FeatureSpec.of([100, 127, 32767, 5], 3, [1, 2, 1, 4]), metadata={"made": "here"})
-    made(tmp_path, spec)
+    write_folder(tmp_path, spec)
     found = FeatureSpec.load(tmp_path)
     assert found == spec
     assert found.dtypes == ("int8", "int16", "int32", "int8")
@@ -35,14 +36,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.layout.bytes_per_row == sum(found.bytes_per_row("test").values()) == 1 + 6 + 1 + 4 + 4 + 4
 
 
-def test_published_types() -> None:
+def test_the_published_tables_have_89_bytes_a_row() -> None:
     published = [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104]
     published += [4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
     assert sum(FeatureSpec.of(published).bytes_per_row("train").values()) == 89
 
 
-def test_a_directory_of_other_names_and_order(tmp_path: Path) -> None:
-    """Keys as NVIDIA's converters write them, chunks in another order, types wider than they need be."""
+def test_a_directory_with_other_names_and_order_loads(tmp_path: Path) -> None:
+    """Keys as NVIDIA's converters write them, chunks in another order, types wider than necessary."""
     content = {
         "channel_spec": {"categorical": ["user", "item"], "numerical": ["age", "price"], "label": ["clicked"]},
         "feature_spec": {
@@ -75,7 +76,7 @@ def test_a_directory_of_other_names_and_order(tmp_path: Path) -> None:
 
 
 def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
-    """Changes what lies under all keys but the last one into the last one."""
+    """A change that sets the entry under all arguments but the last to the last."""
 
     def change(content: Any) -> None:
         for key in keys[:-2]:
@@ -90,9 +91,9 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
     [
         (put("channel_spec", None), "channel_spec is missing"),
         (put("channel_spec", "label", ["a", "b"]), "feature_spec.a is missing"),
-        (put("channel_spec", "label", ["label", "num_0"]), "channel_spec.label names 2 features"),
+        (put("channel_spec", "label", ["label", "num_0"]), "channel_spec.label has 2 features"),
         (put("channel_spec", "categorical", []), "channel_spec.categorical is not a list"),
-        (put("channel_spec", "numerical", ["num_0", "num_0"]), "channel_spec.numerical names a feature twice"),
+        (put("channel_spec", "numerical", ["num_0", "num_0"]), "channel_spec.numerical has a feature twice"),
         (put("feature_spec", "label", "dtype", "int8"), "feature_spec.label.dtype is 'int8', not bool"),
         (put("feature_spec", "num_0", "dtype", "float32"), "feature_spec.num_0.dtype is 'float32', not float16"),
         (put("feature_spec", "cat_0.bin", "dtype", "int64"), "feature_spec.cat_0.bin.dtype is 'int64'"),
@@ -100,19 +101,21 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
         (put("feature_spec", "cat_0.bin", "cardinality", 129), "feature_spec.cat_0.bin.cardinality is 129, too many"),
         (put("feature_spec", "cat_0.bin", "cardinality", True), "cat_0.bin.cardinality is True"),
         (put("feature_spec", "cat_0.bin", "hotness", 0), "feature_spec.cat_0.bin.hotness is 0"),
-        (put("source_spec", {"train": []}), "source_spec holds train, not exactly train and test"),
-        (put("source_spec", "test", []), r"source_spec.test has no chunk of num_0"),
+        (put("source_spec", {"train": []}), "source_spec has train, not exactly train and test"),
+        (put("source_spec", "test", []), r"source_spec.test has no chunk for num_0"),
         (put("source_spec", "test", 0, "type", "csv"), r"source_spec.test\[0\].type is 'csv'"),
         (put("source_spec", "test", 0, "features", ["num_1", "num_0"]), r"test\[0\].features is num_1, num_0: every"),
         (put("source_spec", "test", 1, "features", ["cat_0.bin"]), r"test\[2\].features is cat_0.bin: .* each once"),
         (put("source_spec", "test", 0, "files", ["a", "b"]), r"test\[0\].files is \['a', 'b'\]"),
-        (put("source_spec", "test", 0, "files", ["../a"]), r"test\[0\].files names ../a, which is not inside"),
+        (put("source_spec", "test", 0, "files", ["../a"]), r"test\[0\].files has ../a, which is not inside"),
         (put("source_spec", "test", 0, "files", ["test/x"]), "test/x .*No such file"),
         (put("feature_spec", "cat_0.bin", "dtype", "int16"), r"train/cat_0.bin has 3 rows, train/label.bin has 6"),
     ],
 )
-def test_what_does_not_hold_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
-    made(tmp_path, FeatureSpec.of([100, 30], 2))
+def test_an_invalid_key_or_file_is_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    write_folder(tmp_path, FeatureSpec.of([100, 30], 2))
     content = yaml.safe_load((tmp_path / FILE).read_text())
     change(content)
     (tmp_path / FILE).write_text(yaml.safe_dump(content))
@@ -121,10 +124,10 @@ def test_what_does_not_hold_is_named(tmp_path: Path, change: Callable[[dict[str,
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_cut_short(tmp_path: Path) -> None:
-    made(tmp_path, FeatureSpec.of([100, 40000], 2))
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, FeatureSpec.of([100, 40000], 2))
     (tmp_path / "test/cat_1.bin").write_bytes(bytes(15))
-    with pytest.raises(UserError, match=r"test/cat_1.bin has 15 bytes, no multiple of the 4 bytes of a row"):
+    with pytest.raises(UserError, match=r"test/cat_1.bin has 15 bytes, not a multiple of the 4 bytes of a row"):
         FeatureSpec.load(tmp_path)
     (tmp_path / "test/cat_1.bin").write_bytes(bytes(12))
     with pytest.raises(UserError, match=r"test/cat_1.bin has 3 rows, test/label.bin has 4"):

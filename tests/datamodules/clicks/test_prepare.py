@@ -1,4 +1,4 @@
-"""Click logs become what a slow computation says they must."""
+"""Prepared click logs equal a slow reference."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def check(folder: Path, cardinalities: list[int], rows: dict[str, list[criteo_ro
 
 
 @pytest.mark.parametrize(("vocabulary", "frequency_limit"), [("train", 2), ("all", 3)])
-def test_24_days(tmp_path: Path, vocabulary: str, frequency_limit: int) -> None:
+def test_24_days_equal_the_reference(tmp_path: Path, vocabulary: str, frequency_limit: int) -> None:
     days = criteo_rows.write_days(tmp_path / "raw", criteo_rows.lines(1500, 0))
     folder = prepare_criteo(
         tmp_path / "raw",
@@ -49,7 +49,7 @@ def test_one_file_holds_out_its_last_seventh(tmp_path: Path, name: str) -> None:
 
 
 def order(folder: Path) -> np.ndarray:
-    """The unique first number of the training rows, as it was transformed."""
+    """The first numerical of each training row, which identifies the row."""
     return np.fromfile(folder / "train" / "numerical.bin", np.float16).reshape(-1, 13)[:, 0].astype(float)
 
 
@@ -62,14 +62,14 @@ def test_training_rows_are_shuffled_by_the_seed_alone(tmp_path: Path) -> None:
     }
     assert np.array_equal(orders["a"], orders["b"])
     assert not np.array_equal(orders["a"], orders["c"])
-    # Across pieces and inside of buckets: no trace of the order of the log.
+    # Across pieces and within buckets, the order is not correlated with that of the log.
     ranks = orders["a"].argsort(kind="stable").argsort()
-    place = np.arange(len(ranks))
-    assert abs(np.corrcoef(ranks, place)[0, 1]) < 0.12
+    position = np.arange(len(ranks))
+    assert abs(np.corrcoef(ranks, position)[0, 1]) < 0.12
     assert abs(np.corrcoef(ranks[:-1], ranks[1:])[0, 1]) < 0.12
 
 
-def test_a_prepared_folder_is_used_and_not_for_other_settings(tmp_path: Path) -> None:
+def test_a_prepared_folder_is_reused_and_refused_for_other_settings(tmp_path: Path) -> None:
     raw = criteo_rows.write(tmp_path / "log.tsv", criteo_rows.lines(50, 3))
     folder = prepare_criteo(raw, tmp_path / "out", workers=1)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -84,14 +84,14 @@ def test_a_prepared_folder_is_used_and_not_for_other_settings(tmp_path: Path) ->
     [
         (17, 0, "2", r"line 17 column 1: '2' is not a label"),
         (700, 3, "1.5", r"line 700 column 4: '1.5' is not an integer"),
-        (2, 5, "-3", r"line 2 column 6: '-3' is below -2"),
+        (2, 5, "-3", r"line 2 column 6: '-3' is below -2, so"),
         (999, 39, "1234567g", r"line 999 column 40: '1234567g' is not an id of 1 to 8 hexadecimal"),
         (400, 20, "123456789", r"line 400 column 21: '123456789' is not an id"),
         (1, 30, "a\tb", r"line 1 has 41 columns, not 40"),
     ],
 )
 @pytest.mark.parametrize("name", ["log.tsv", "log.tsv.gz"])
-def test_a_bad_field_is_named_and_leaves_nothing(
+def test_a_bad_field_is_named_and_leaves_no_file(
     tmp_path: Path, name: str, line: int, field: int, text: str, message: str
 ) -> None:
     content = criteo_rows.lines(1000, 4)
@@ -105,14 +105,14 @@ def test_a_bad_field_is_named_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     content = criteo_rows.lines(1000, 5)
-    whole = {name: criteo_rows.write(tmp_path / name, content).read_bytes() for name in ("log", "log.gz")}
+    complete = {name: criteo_rows.write(tmp_path / name, content).read_bytes() for name in ("log", "log.gz")}
     for name, cut, message in (
         ("log", 9, "log line 1000 ends without a newline"),
-        ("log.gz", 100, r"log.gz line \d+ or a later one cannot be decompressed: the file is cut short"),
+        ("log.gz", 100, r"log.gz line \d+ or a later one cannot be decompressed: the file is truncated"),
     ):
-        (tmp_path / name).write_bytes(whole[name][:-cut])
+        (tmp_path / name).write_bytes(complete[name][:-cut])
         with pytest.raises(UserError, match=message):
             prepare_criteo(tmp_path / name, tmp_path / "out", workers=1, sizes=SMALL)
     (tmp_path / "log").write_bytes(b"")
@@ -124,16 +124,16 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.gz"]
 
 
-def test_missing_days_and_wrong_settings_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds neither day_0"):
+def test_missing_days_and_invalid_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has neither day_0"):
         prepare_criteo(tmp_path, tmp_path / "out")
     criteo_rows.write_days(tmp_path, criteo_rows.lines(100, 6))
     (tmp_path / "day_7").unlink()
     (tmp_path / "day_12.gz").unlink()
-    with pytest.raises(UserError, match="lacks day_7, day_12 "):
+    with pytest.raises(UserError, match="has no day_7, day_12 "):
         prepare_criteo(tmp_path, tmp_path / "out")
     with pytest.raises(UserError, match="frequency_limit=0"):
         prepare_criteo(tmp_path, tmp_path / "out", frequency_limit=0)
     few = criteo_rows.write(tmp_path / "few.tsv", criteo_rows.lines(13, 7))
-    with pytest.raises(UserError, match="has 13 rows: it takes 14"):
+    with pytest.raises(UserError, match="has 13 rows: give 14 or more"):
         prepare_criteo(few, tmp_path / "out", workers=1)

@@ -1,4 +1,4 @@
-"""An interrupted preparation goes on with what is done, and ends as if nothing had been."""
+"""An interrupted preparation resumes, and its result is the same as without the interruption."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ def prepare(raw: str, folder: str, frequency_limit: str = "2") -> None:
 
 
 def killed_after(raw: Path, folder: Path, note: str) -> None:
-    """Prepares in a process that is killed once a job of that kind is done."""
+    """Prepares in a process that is killed once a job whose name begins with `note` is done."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", CALL, str(raw), str(folder)], env=environment, stderr=subprocess.DEVNULL
@@ -37,19 +37,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, bytes]]:
-    """A log, and what becomes of it in one go."""
-    home = tmp_path_factory.mktemp("whole")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, bytes]]:
+    """A log, and the files that an uninterrupted preparation writes."""
+    home = tmp_path_factory.mktemp("uninterrupted")
     raw = criteo_rows.write(home / "log.tsv", criteo_rows.lines(1500, 0))
     prepare(str(raw), str(home / "out"))
     return raw.read_bytes(), contents(home / "out")
 
 
 @pytest.mark.parametrize("note", ["deal", "bucket"])
-def test_a_killed_preparation_goes_on_with_the_same_settings(
-    tmp_path: Path, note: str, whole: tuple[bytes, dict[str, bytes]]
+def test_a_killed_preparation_resumes_with_the_same_settings(
+    tmp_path: Path, note: str, uninterrupted: tuple[bytes, dict[str, bytes]]
 ) -> None:
-    log, wanted = whole
+    log, expected = uninterrupted
     raw = tmp_path / "log.tsv"
     raw.write_bytes(log)
     killed_after(raw, tmp_path / "out", note)
@@ -57,9 +57,9 @@ def test_a_killed_preparation_goes_on_with_the_same_settings(
     assert partial.exists() and not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"out.partial was begun with other files or settings"):
         prepare(str(raw), str(tmp_path / "out"), "3")
-    # What is done is not done again: only the first pass reads text, which is none any more.
+    # Finished jobs are not repeated: only the first pass reads the text, which is invalid now.
     if note == "bucket":
         raw.write_bytes(b"?" * raw.stat().st_size)
     prepare(str(raw), str(tmp_path / "out"))
-    assert contents(tmp_path / "out") == wanted
+    assert contents(tmp_path / "out") == expected
     assert not partial.exists()

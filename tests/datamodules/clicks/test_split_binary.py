@@ -1,4 +1,4 @@
-"""The reader of split binary clicks: rows, shares of ranks, order, position, and files that are cut short."""
+"""The reader of split binary clicks: rows, shares of ranks, order, resuming, and truncated files."""
 
 import os
 import threading
@@ -27,46 +27,48 @@ def split(rows: ClickRows, tmp_path_factory: pytest.TempPathFactory) -> SplitBin
 
 
 def begins(loader: SplitLoader, rows: ClickRows) -> list[int]:
-    """The first rows of the batches, each of which must be consecutive rows."""
+    """The first row of each batch; asserts that its rows are consecutive."""
     found = []
     for batch in loader:
         clicks = batch.clicks()
         begin = next(
             i for i in range(ROWS) if np.array_equal(rows.numerical[i : i + batch.count], clicks.numerical.numpy())
         )
-        rows.assert_are(clicks, begin, begin + batch.count)
+        rows.assert_equal(clicks, begin, begin + batch.count)
         found.append(begin)
     return found
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, ROWS), (17, 50), (102, 103), (5, 5)])
-def test_any_rows_are_read_as_they_were_written(split: SplitBinary, rows: ClickRows, begin: int, end: int) -> None:
+def test_any_range_of_rows_can_be_read(split: SplitBinary, rows: ClickRows, begin: int, end: int) -> None:
     import torch
 
     out = torch.full((split.layout.num_bytes(end - begin),), 255, dtype=torch.uint8)
     split.read(begin, end, out.numpy())
-    rows.assert_are(split.layout.decode(out), begin, end)
+    rows.assert_equal(split.layout.decode(out), begin, end)
 
 
-def test_training_takes_whole_batches_in_order(split: SplitBinary, rows: ClickRows) -> None:
+def test_training_has_full_batches_in_order(split: SplitBinary, rows: ClickRows) -> None:
     loader = SplitLoader(split, 8, drop_last=True, threads=3, prefetch=2)
     assert len(loader) == 12
     assert begins(loader, rows) == begins(loader, rows) == list(range(0, 96, 8))
 
 
-def test_evaluation_leaves_nothing_out(split: SplitBinary, rows: ClickRows) -> None:
+def test_evaluation_has_all_rows(split: SplitBinary, rows: ClickRows) -> None:
     loader = SplitLoader(split, 8, drop_last=False, threads=2, prefetch=3)
     assert [batch.count for batch in loader] == [8] * 12 + [7]
     assert begins(loader, rows) == list(range(0, 103, 8))
 
 
-def test_ranks_share_each_global_batch(split: SplitBinary, rows: ClickRows) -> None:
+def test_ranks_divide_each_global_batch(split: SplitBinary, rows: ClickRows) -> None:
     shares = [begins(SplitLoader(split, 4, drop_last=True, rank=rank, world_size=3), rows) for rank in range(3)]
     assert shares == [list(range(4 * rank, 96, 12)) for rank in range(3)]
 
 
 @pytest.mark.parametrize("batch_size", [4, 17, 34, 200])
-def test_ranks_have_as_many_batches_and_every_row_once(split: SplitBinary, rows: ClickRows, batch_size: int) -> None:
+def test_ranks_have_equally_many_batches_and_every_row_once(
+    split: SplitBinary, rows: ClickRows, batch_size: int
+) -> None:
     """103 rows on 3 ranks: the last global batch has 7, 1, 1 and 103 of them."""
     loaders = [SplitLoader(split, batch_size, drop_last=False, rank=rank, world_size=3) for rank in range(3)]
     numbers: list[int] = []
@@ -74,12 +76,12 @@ def test_ranks_have_as_many_batches_and_every_row_once(split: SplitBinary, rows:
         counts = [batch.count for batch in batches]
         assert max(counts) - min(counts) <= 1
         for batch in batches:
-            rows.assert_are(batch.clicks(), len(numbers), len(numbers) + batch.count)
+            rows.assert_equal(batch.clicks(), len(numbers), len(numbers) + batch.count)
             numbers += range(batch.count)
     assert len(numbers) == ROWS
 
 
-def test_shuffled_batches_are_the_same_ones_in_another_order(split: SplitBinary, rows: ClickRows) -> None:
+def test_shuffling_changes_only_the_order_of_batches(split: SplitBinary, rows: ClickRows) -> None:
     def loader(seed: int, rank: int = 0) -> SplitLoader:
         return SplitLoader(split, 4, drop_last=True, shuffle=True, seed=seed, rank=rank, world_size=2)
 
@@ -91,27 +93,27 @@ def test_shuffled_batches_are_the_same_ones_in_another_order(split: SplitBinary,
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_saved_position_goes_on_where_it_was(split: SplitBinary, rows: ClickRows, shuffle: bool) -> None:
+def test_a_resumed_loader_gives_the_remaining_batches(split: SplitBinary, rows: ClickRows, shuffle: bool) -> None:
     def loader() -> SplitLoader:
         return SplitLoader(split, 8, drop_last=True, shuffle=shuffle, seed=1)
 
-    whole = loader()
-    epochs = begins(whole, rows) + begins(whole, rows)
-    broken = loader()
-    seen = iter(broken)
+    uninterrupted = loader()
+    epochs = begins(uninterrupted, rows) + begins(uninterrupted, rows)
+    interrupted = loader()
+    iterator = iter(interrupted)
     for _ in range(5):
-        next(seen)
+        next(iterator)
     resumed = loader()
-    resumed.load_state_dict(broken.state_dict())
+    resumed.load_state_dict(interrupted.state_dict())
     assert begins(resumed, rows) + begins(resumed, rows) == epochs[5:]
     resumed.load_state_dict({"epoch": 0, "position": 12})
     assert begins(resumed, rows) == epochs[12:]
 
 
-def test_batches_stay_as_they_are_while_others_are_read(split: SplitBinary, rows: ClickRows) -> None:
+def test_batches_are_not_overwritten_by_later_ones(split: SplitBinary, rows: ClickRows) -> None:
     batches = list(SplitLoader(split, 8, drop_last=True, threads=4, prefetch=1))
     for number, batch in enumerate(batches):
-        rows.assert_are(batch.clicks(), 8 * number, 8 * number + 8)
+        rows.assert_equal(batch.clicks(), 8 * number, 8 * number + 8)
 
 
 def test_leaving_an_epoch_ends_its_threads(split: SplitBinary) -> None:
@@ -126,11 +128,11 @@ def test_a_batch_larger_than_the_split_is_refused(split: SplitBinary) -> None:
     assert len(SplitLoader(split, 51, drop_last=True, world_size=2)) == 1
 
 
-def test_a_file_cut_short_is_named_with_its_row(rows: ClickRows, tmp_path: Path) -> None:
+def test_a_truncated_file_is_named_with_its_row(rows: ClickRows, tmp_path: Path) -> None:
     rows.write(tmp_path)
     split = SplitBinary(tmp_path, rows.spec, "train")
     os.truncate(tmp_path / "train" / "cat_1.bin", 3 * 50 + 1)
-    with pytest.raises(UserError, match=r"train/cat_1\.bin ends within row 50: it was cut short"):
+    with pytest.raises(UserError, match=r"train/cat_1\.bin is truncated: it ends in row 50"):
         list(SplitLoader(split, 10, drop_last=False))
 
 

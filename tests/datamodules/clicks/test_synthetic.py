@@ -1,4 +1,4 @@
-"""Synthetic clicks: the law of ids and labels, what is known of it, the folder, and the pool on the device."""
+"""Synthetic clicks: the distribution of ids and labels, expected metrics, the folder, and the pool on the device."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from src.batches.clicks import ClickLayout
 from src.datamodules.clicks.criteo import SyntheticClicksDataModule
 from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
-from src.datamodules.clicks.synthetic import BIAS, PUBLISHED, Expectation, Law, Sample, tables_of
+from src.datamodules.clicks.synthetic import BIAS, PUBLISHED, BayesMetrics, ClickDistribution, Sample, tables_of
 from src.datamodules.clicks.synthetic_files import BLOCK, generate
 from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
 from src.errors import UserError
@@ -22,22 +22,24 @@ SIZES = (40_000, 5, 300)
 SMALL: dict[str, Any] = {"train_rows": 2 * BLOCK + 1000, "test_rows": 700, "cardinalities": SIZES, "num_numerical": 2}
 
 
-def law(cardinalities: tuple[int, ...] = SIZES, hotness: tuple[int, ...] | None = None, seed: int = 0) -> Law:
-    return Law(ClickLayout.of(tables_of(cardinalities, hotness), 2), seed)
+def distribution(
+    cardinalities: tuple[int, ...] = SIZES, hotness: tuple[int, ...] | None = None, seed: int = 0
+) -> ClickDistribution:
+    return ClickDistribution(ClickLayout.of(tables_of(cardinalities, hotness), 2), seed)
 
 
 def exact_auc(scores: torch.Tensor, clicked: torch.Tensor, passed: torch.Tensor) -> float:
-    """Over all pairs, each weighted by how much of a click the one and how little the other is."""
+    """The AUC over all pairs of rows, weighted by `clicked` of one and `passed` of the other."""
     better = (scores[:, None] > scores).double() + 0.5 * (scores[:, None] == scores).double()
     return float(clicked.double() @ better @ passed.double() / (clicked.sum() * passed.sum()))
 
 
 @pytest.fixture(scope="module")
 def many() -> Sample:
-    return law().sample(200_000, 0)
+    return distribution().sample(200_000, 0)
 
 
-# The law.
+# The distribution.
 
 
 def test_ids_are_distributed_as_stated(many: Sample) -> None:
@@ -52,8 +54,8 @@ def test_ids_are_distributed_as_stated(many: Sample) -> None:
         assert (ids >= size // 2).mean() == pytest.approx(tail, abs=4 * math.sqrt(tail / len(ids)))
 
 
-def test_rare_ids_of_a_large_table_are_all_possible() -> None:
-    ids = law((40_000_000,)).sample(400_000, 0).ids[0]
+def test_rare_ids_of_a_large_table_are_drawn() -> None:
+    ids = distribution((40_000_000,)).sample(400_000, 0).ids[0]
     rare = ids[ids > 20_000_000]
     assert len(rare) > 10_000 and len(rare.unique()) > 0.98 * len(rare)
     assert {int(digit) for digit in rare.unique() % 8} == set(range(8))
@@ -69,9 +71,9 @@ def test_numericals_are_logarithms_of_counts_or_missing(many: Sample) -> None:
 
 
 def test_effects_are_the_stated_hash() -> None:
-    """In unsigned arithmetic of 32 bits, by another library."""
+    """Compared with unsigned 32-bit arithmetic in numpy."""
     ids = np.array([0, 1, 2, 255, 256, 39_999], np.uint32)
-    found = law(seed=7).effects(torch.from_numpy(ids.astype(np.int32)).expand(3, -1)).numpy()
+    found = distribution(seed=7).effects(torch.from_numpy(ids.astype(np.int32)).expand(3, -1)).numpy()
     for table in range(3):
         bits = ids + np.uint32((7 * 64 + table + 1) * 0x9E3779B1 % 2**32)
         for factor, shift in ((0x7FEB352D, 15), (0x846CA68B, 16)):
@@ -83,14 +85,14 @@ def test_effects_are_the_stated_hash() -> None:
 
 def test_effects_of_frequent_ids_have_mean_0_and_variance_1() -> None:
     ids = torch.arange(20_000, dtype=torch.int32).expand(3, -1)
-    effects = law().effects(ids) * (1 + ids / 256)
+    effects = distribution().effects(ids) * (1 + ids / 256)
     assert effects.mean(1).abs().max().item() < 0.03
     assert (effects.var(1) - 1).abs().max().item() < 0.03
     assert torch.corrcoef(effects).fill_diagonal_(0).abs().max().item() < 0.03
 
 
 def test_logits_are_the_stated_sum() -> None:
-    hot = law((40_000, 5, 300, 9, 7), (1, 2, 1, 3, 1))
+    hot = distribution((40_000, 5, 300, 9, 7), (1, 2, 1, 3, 1))
     sample = hot.sample(50, 3)
     effects, values = hot.effects(sample.ids).double(), sample.numerical.double()
     a, b, c, d, e = effects.split([1, 2, 1, 3, 1])
@@ -100,7 +102,7 @@ def test_logits_are_the_stated_sum() -> None:
     torch.testing.assert_close(sample.logits.double(), BIAS + 0.25 * ids + 0.25 * pairs + numericals)
 
 
-def test_labels_are_as_probable_as_their_logits_say(many: Sample) -> None:
+def test_labels_have_the_probabilities_of_their_logits(many: Sample) -> None:
     chances = many.logits.sigmoid()
     order = chances.argsort()
     for part in order.chunk(10):
@@ -109,42 +111,46 @@ def test_labels_are_as_probable_as_their_logits_say(many: Sample) -> None:
 
 
 def test_rows_depend_on_seed_number_and_split_alone() -> None:
-    same = [law().sample(100, 5, test=True) for _ in range(2)]
+    same = [distribution().sample(100, 5, test=True) for _ in range(2)]
     assert all(torch.equal(one, other) for one, other in zip(*same, strict=True))
-    others = [law().sample(100, 5), law().sample(100, 6, test=True), law(seed=1).sample(100, 5, test=True)]
+    others = [
+        distribution().sample(100, 5),
+        distribution().sample(100, 6, test=True),
+        distribution(seed=1).sample(100, 5, test=True),
+    ]
     assert all(not torch.equal(same[0].ids, other.ids) for other in others)
 
 
-def test_the_published_law_has_clicks_worth_learning() -> None:
-    published = Law(ClickLayout.of(tables_of()))
-    expected = Expectation()
+def test_published_tables_give_a_learnable_distribution() -> None:
+    published = ClickDistribution(ClickLayout.of(tables_of()))
+    expected = BayesMetrics()
     for number in range(4):
         expected.add(published.sample(BLOCK, number, test=True).logits)
-    figures = expected.figures()
+    figures = expected.compute()
     assert [table.cardinality for table in published.layout.tables] == list(PUBLISHED)
     assert 0.78 < figures["bayes_auc"] < 0.82 and 0.03 < figures["click_rate"] < 0.25
 
 
-# What is expected of the best scores.
+# Expected metrics.
 
 
-def test_the_expected_auc_is_that_of_all_pairs() -> None:
+def test_the_expected_auc_equals_that_of_all_pairs() -> None:
     logits = torch.randn(400, generator=torch.Generator().manual_seed(1)).mul(1.5).sub(1)
     logits[::7] = logits[0]  # ties
-    expected = Expectation()
+    expected = BayesMetrics()
     expected.add(logits[:150])
     expected.add(logits[150:])
     p = logits.double().sigmoid()
-    figures = expected.figures()
+    figures = expected.compute()
     assert figures["bayes_auc"] == pytest.approx(exact_auc(logits, p, 1 - p), abs=2e-5)
     assert figures["click_rate"] == pytest.approx(p.mean().item(), abs=1e-6)
     entropy = -(p * p.log() + (1 - p) * (1 - p).log()).mean().item()
     assert figures["bayes_log_loss"] == pytest.approx(entropy, abs=1e-6)
 
 
-def test_drawn_labels_reach_the_expected_auc_on_average() -> None:
+def test_random_labels_have_the_expected_auc_on_average() -> None:
     logits = torch.randn(300, generator=torch.Generator().manual_seed(2)).mul(1.5)
-    expected = Expectation()
+    expected = BayesMetrics()
     expected.add(logits)
     generator = torch.Generator().manual_seed(3)
     found = []
@@ -152,23 +158,23 @@ def test_drawn_labels_reach_the_expected_auc_on_average() -> None:
         labels = torch.rand(300, generator=generator) < logits.sigmoid()
         found.append(exact_auc(logits, labels, ~labels))
     error = float(np.std(found)) / math.sqrt(len(found))
-    assert np.mean(found) == pytest.approx(expected.figures()["bayes_auc"], abs=3 * error)
+    assert np.mean(found) == pytest.approx(expected.compute()["bayes_auc"], abs=3 * error)
 
 
-def test_logits_beyond_the_bins_count_too() -> None:
-    expected = Expectation()
+def test_logits_outside_the_bins_are_counted() -> None:
+    expected = BayesMetrics()
     expected.add(torch.tensor([-20.0, 20.0]))
-    assert expected.figures() == {"bayes_auc": 1.0, "bayes_log_loss": 0.0, "click_rate": 0.5}
+    assert expected.compute() == {"bayes_auc": 1.0, "bayes_log_loss": 0.0, "click_rate": 0.5}
 
 
 # The folder.
 
 
-def test_a_folder_holds_the_law_s_rows(tmp_path: Path) -> None:
+def test_a_folder_has_the_samples_of_the_distribution(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "clicks"
     generate(folder, **SMALL, hotness=(1, 3, 2), seed=3)
     spec = FeatureSpec.load(folder)
-    drawn = Law(spec.layout, 3)
+    drawn = ClickDistribution(spec.layout, 3)
     assert [table[1:] for table in spec.tables] == [(40_000, 1), (5, 3), (300, 2)]
     for split, rows in (("train", SMALL["train_rows"]), ("test", SMALL["test_rows"])):
         batches = list(SplitLoader(SplitBinary(folder, spec, split), BLOCK, drop_last=False))
@@ -178,39 +184,39 @@ def test_a_folder_holds_the_law_s_rows(tmp_path: Path) -> None:
             assert torch.equal(clicks.labels, sample.labels.float())
             assert torch.equal(clicks.numerical, sample.numerical)
             assert torch.equal(clicks.ids, drawn.table_major(sample.ids))
-    expected = Expectation()
+    expected = BayesMetrics()
     expected.add(drawn.sample(SMALL["test_rows"], 0, test=True).logits)
-    assert {name: spec.metadata[name] for name in expected.figures()} == expected.figures()
+    assert {name: spec.metadata[name] for name in expected.compute()} == expected.compute()
 
 
-def test_ids_of_one_row_lie_together() -> None:
-    hot = law((40_000, 5), (1, 3))
+def test_ids_of_one_row_are_adjacent() -> None:
+    hot = distribution((40_000, 5), (1, 3))
     ids = hot.sample(4, 0).ids
     expected = [*ids[0].tolist(), *(int(ids[1 + slot, row]) for row in range(4) for slot in range(3))]
     assert hot.table_major(ids).tolist() == expected
 
 
-def test_a_folder_is_made_once_and_never_taken_for_another(tmp_path: Path) -> None:
+def test_a_folder_is_generated_once_and_refused_for_other_settings(tmp_path: Path) -> None:
     folder = tmp_path / "clicks"
     generate(folder, **SMALL)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     generate(folder, **SMALL)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    with pytest.raises(UserError, match=r"clicks holds other clicks than asked for: delete it"):
+    with pytest.raises(UserError, match=r"clicks was generated with other settings: delete it"):
         generate(folder, **SMALL, seed=1)
 
 
-def test_nothing_stays_of_a_folder_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_generation_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(Exception):
         pass
 
-    def stop(self: Law, rows: int, number: int, *, test: bool) -> Sample:
+    def stop(self: ClickDistribution, rows: int, number: int, *, test: bool) -> Sample:
         if number:
             raise Interrupted
         return sample(self, rows, number, test=test)
 
-    sample = Law.sample
-    monkeypatch.setattr(Law, "sample", stop)
+    sample = ClickDistribution.sample
+    monkeypatch.setattr(ClickDistribution, "sample", stop)
     threads = torch.get_num_threads()
     with pytest.raises(Interrupted):
         generate(tmp_path / "clicks", **SMALL)
@@ -218,7 +224,7 @@ def test_nothing_stays_of_a_folder_that_was_not_finished(tmp_path: Path, monkeyp
     assert torch.get_num_threads() == threads
 
 
-def test_the_configured_lists_may_be_omegaconf_s(tmp_path: Path) -> None:
+def test_cardinalities_may_be_an_omegaconf_list(tmp_path: Path) -> None:
     sizes = OmegaConf.create({"cardinalities": list(SIZES)}).cardinalities
     generate(tmp_path / "clicks", train_rows=10, test_rows=10, cardinalities=sizes)
     assert [table.cardinality for table in FeatureSpec.load(tmp_path / "clicks").tables] == list(SIZES)
@@ -233,13 +239,13 @@ def test_the_configured_lists_may_be_omegaconf_s(tmp_path: Path) -> None:
         ({"test_rows": 0}, "test_rows=0 leave a split empty"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(tmp_path: Path, sizes: dict[str, Any], words: str) -> None:
+def test_invalid_sizes_are_refused(tmp_path: Path, sizes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         generate(tmp_path / "clicks", **(SMALL | sizes))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tables_may_be_limited() -> None:
+def test_max_rows_limits_the_tables() -> None:
     assert max(table.cardinality for table in tables_of(max_rows=1000)) == 1000
     assert [table.cardinality for table in tables_of((7, 5), max_rows=6)] == [6, 5]
 
@@ -247,7 +253,7 @@ def test_tables_may_be_limited() -> None:
 # The datamodules.
 
 
-def test_the_datamodule_makes_its_folder(tmp_path: Path) -> None:
+def test_the_datamodule_generates_its_folder(tmp_path: Path) -> None:
     data = SyntheticClicksDataModule(
         name="criteo_synthetic", data_dir=str(tmp_path / "clicks"), batch_size=100, seed=1,
         generate=lambda folder: generate(folder, **SMALL),
@@ -264,7 +270,7 @@ def resident(**options: Any) -> ResidentClicksDataModule:
     return ResidentClicksDataModule(name="criteo_resident", batch_size=8, seed=1, **(sizes | options))
 
 
-def test_the_pool_is_gone_through_again_and_again() -> None:
+def test_an_epoch_repeats_the_pool() -> None:
     data = resident(test_batch_size=16)
     data.prepare_data()
     data.setup("fit")
@@ -275,22 +281,22 @@ def test_the_pool_is_gone_through_again_and_again() -> None:
     tests = list(data.test_dataloader())
     assert [batch.count for batch in tests] == [16] * 3
     assert data.splits == {"train": range(40), "test": range(48)}
-    drawn = data.law.sample(16, 1, test=True)
-    assert torch.equal(tests[1].clicks().ids, data.law.table_major(drawn.ids))
-    expected = Expectation()
+    drawn = data.distribution.sample(16, 1, test=True)
+    assert torch.equal(tests[1].clicks().ids, data.distribution.table_major(drawn.ids))
+    expected = BayesMetrics()
     for number in range(3):
-        expected.add(data.law.sample(16, number, test=True).logits)
-    assert data.bayes_auc == expected.figures()["bayes_auc"]
+        expected.add(data.distribution.sample(16, number, test=True).logits)
+    assert data.bayes_auc == expected.compute()["bayes_auc"]
 
 
-def test_a_resident_epoch_goes_on_where_it_was() -> None:
+def test_a_resumed_pool_gives_the_remaining_batches() -> None:
     data = resident(pool_batches=5)
     data.setup("fit")
-    whole = [batch.data for batch in data.train_dataloader()]
+    uninterrupted = [batch.data for batch in data.train_dataloader()]
     loader = data.train_dataloader()
     loader.load_state_dict({"epoch": 0, "position": 2})
     rest = [batch.data for batch in loader]
-    assert len(rest) == 3 and all(torch.equal(one, other) for one, other in zip(rest, whole[2:], strict=True))
+    assert len(rest) == 3 and all(torch.equal(one, other) for one, other in zip(rest, uninterrupted[2:], strict=True))
 
 
 def test_a_pool_needs_batches() -> None:

@@ -1,4 +1,4 @@
-"""The parser lets through what is a click log, exactly, and nothing else; files are cut between lines."""
+"""The parser accepts click logs exactly and refuses all else; files are divided between lines."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def parsed(text: bytes) -> np.ndarray | None:
     return parse(np.frombuffer(bytes(PAD) + text, np.uint8))
 
 
-def test_values() -> None:
+def test_fields_are_converted_exactly() -> None:
     numbers = ["", "0", "-1", "-2", "65532", "65533", "99999999", "100000000", "123456789012", "-0", "007", "5", "1"]
     ids = ["", "0", "f", "FF", "deadbeef", "DeadBeef", "ffffffff", "00000000", "00000001", "abcdef0", *["9"] * 16]
     records = parsed(("1\t" + "\t".join(numbers + ids) + "\n").encode())
@@ -26,16 +26,16 @@ def test_values() -> None:
     assert records["numerical"][0].tolist() == reference
 
 
-def test_every_changed_byte_is_found_or_harmless() -> None:
-    """The fast parser refuses a text if and only if the slow one finds a line to blame, and they agree on the rest."""
+def test_the_fast_parser_agrees_with_the_slow_one() -> None:
+    """With random bytes changed, both refuse the same texts and read the same ids in the others."""
     generator = np.random.default_rng(0)
     good = "".join(criteo_rows.lines(3, 0)).encode()
     accepted = refused = 0
     alphabet = b"\t\n 0159afAFgG`@/:x-+.\r\0\x7f\x80\xb0\xff"
     for _ in range(6000):
         text = bytearray(good)
-        for place in generator.integers(len(text) - 1, size=generator.integers(1, 3)):
-            text[place] = alphabet[generator.integers(len(alphabet))]
+        for offset in generator.integers(len(text) - 1, size=generator.integers(1, 3)):
+            text[offset] = alphabet[generator.integers(len(alphabet))]
         records = parsed(bytes(text))
         try:
             error: Exception | None = explain(bytes(text), 1, "log")
@@ -52,7 +52,7 @@ def test_every_changed_byte_is_found_or_harmless() -> None:
 
 
 @pytest.mark.parametrize("span_bytes", [1, 50, 237, 1000, 10**6])
-def test_spans_share_no_line_and_miss_none(tmp_path: Path, span_bytes: int) -> None:
+def test_every_line_is_in_exactly_one_span(tmp_path: Path, span_bytes: int) -> None:
     content = criteo_rows.lines(12, 1)
     path = criteo_rows.write(tmp_path / "log", content)
     found = [block for span in spans(path, span_bytes) for block in _copied(span)]
@@ -68,7 +68,7 @@ def _copied(span: Span) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("name", ["log", "log.gz"])
-def test_a_log_of_many_blocks(tmp_path: Path, name: str) -> None:
+def test_blocks_concatenate_to_the_log(tmp_path: Path, name: str) -> None:
     content = criteo_rows.lines(2000, 2)
     path = criteo_rows.write(tmp_path / name, content)
     found = [block for span in spans(path, 150_000) for block in _copied(span)]
@@ -77,7 +77,7 @@ def test_a_log_of_many_blocks(tmp_path: Path, name: str) -> None:
     assert abs(estimated_rows(path) / 2000 - 1) < 0.02
 
 
-def test_an_endless_line_is_refused(tmp_path: Path) -> None:
+def test_a_line_longer_than_a_block_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\t" * 200_000 + b"\n")
     with pytest.raises(UserError, match="log line 1 is longer than"):

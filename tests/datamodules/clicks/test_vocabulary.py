@@ -1,4 +1,4 @@
-"""Ids are counted in pieces, kept and numbered as by one count of everything, and found again."""
+"""Vocabularies counted in pieces equal one count of all ids."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,7 +12,7 @@ from src.datamodules.clicks.vocabulary import Run, counted, look_up, merge, writ
 
 @pytest.mark.parametrize("small_ranges", [True, False])
 @pytest.mark.parametrize("kind", ["hashes", "consecutive", "one"])
-def test_kept_ids_and_their_numbers(
+def test_frequent_ids_are_kept_and_numbered_by_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small_ranges: bool
 ) -> None:
     if small_ranges:
@@ -42,7 +42,7 @@ def test_kept_ids_and_their_numbers(
     assert look_up(table, kept, asked).tolist() == [numbers.get(value, 0) for value in asked.tolist()]
 
 
-def test_nothing_kept(tmp_path: Path) -> None:
+def test_an_empty_vocabulary_gives_0_for_all_ids(tmp_path: Path) -> None:
     run = counted(np.zeros(4, np.uint32), 4)
     assert len(run) == 0
     assert merge([Run(tmp_path / "none", 0, 0)], 1, tmp_path / "kept") == 0
@@ -51,7 +51,7 @@ def test_nothing_kept(tmp_path: Path) -> None:
     assert look_up(table, 0, np.array([0, 5, 2**32 - 1], np.uint32)).tolist() == [0, 0, 0]
 
 
-def test_a_count_above_32_bits_is_kept(tmp_path: Path) -> None:
+def test_counts_above_32_bits_are_clamped(tmp_path: Path) -> None:
     entries = np.array([(5 << 32) | (2**32 - 1), (9 << 32) | 3], np.uint64)
     entries.tofile(tmp_path / "runs")
     kept = merge([Run(tmp_path / "runs", 0, 2)] * 3, 4, tmp_path / "kept")

@@ -1,4 +1,4 @@
-"""Bonds of atoms with coordinates, from a SMILES or from distances."""
+"""Bonds from a SMILES or from distances."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def positions_of(number: int) -> np.ndarray:
 def test_molecules_of_qm9_have_the_bonds_of_chemistry(number: int, bonds: list[tuple[int, int, int]]) -> None:
     molecule, note = parse(content(number))
     found = bonds_of(molecule)
-    if number == 282:  # its numbering of hydrogens is the file's; every atom has its valence
+    if number == 282:  # hydrogens are numbered as in the file, so their bonds are checked by the atoms' valences
         orders = np.zeros(len(molecule.numbers), int)
         for start, end, order in found:
             orders[[start, end]] += order
@@ -62,8 +62,8 @@ def test_atoms_in_another_order_than_the_smiles_are_matched_by_their_bonds() -> 
     molecule, note = parse(content(23))
     assert bonds_of(molecule) == [(0, 1, 1), (0, 3, 3), (1, 2, 3), (2, 4, 1), (3, 5, 1)]
     assert note == (
-        "C#CC#C does not fit the coordinates in their order: it has its hydrogens elsewhere; atoms were matched by "
-        "their bonds"
+        "C#CC#C does not fit the coordinates in their order: it has its hydrogens at other atoms; "
+        "atoms were matched by their bonds"
     )
 
 
@@ -71,7 +71,7 @@ def test_a_reordered_molecule_keeps_its_bonds() -> None:
     numbers, positions = np.array([6, 8, 1, 1], np.uint8), positions_of(6)
     order = np.array([2, 1, 3, 0])
     molecule, note = bonded_by_smiles("C=O", numbers[order], positions[order])
-    assert bonds_of(molecule) == [(0, 3, 1), (1, 3, 2), (2, 3, 1)] and "names the elements in another order" in note
+    assert bonds_of(molecule) == [(0, 3, 1), (1, 3, 2), (2, 3, 1)] and "has the elements in another order" in note
 
 
 def test_matching_respects_hydrogens() -> None:
@@ -80,7 +80,7 @@ def test_matching_respects_hydrogens() -> None:
     assert bonds_of(molecule) == bonds_of(propene) and note.endswith("atoms were matched by their bonds")
 
 
-def test_where_the_smiles_does_not_fit_the_bonds_come_from_the_distances() -> None:
+def test_bonds_come_from_distances_if_the_smiles_does_not_fit() -> None:
     numbers = np.array([6] * 4 + [1] * 8, np.uint8)
     ring, note = bonded_by_smiles("C1CCC1", numbers, CYCLOBUTANE)
     assert note == "" and bonds_of(ring)[:5] == [(0, 1, 1), (0, 3, 1), (0, 4, 1), (0, 5, 1), (1, 2, 1)]
@@ -91,7 +91,7 @@ def test_where_the_smiles_does_not_fit_the_bonds_come_from_the_distances() -> No
     assert bonds_of(hydrogen) == [(0, 1, 1)] and "distances" in note
 
 
-def test_a_stretched_bond_is_noticed() -> None:
+def test_a_stretched_bond_is_refused() -> None:
     hcn = positions_of(5)
     hcn[1, 1] -= 0.9
     with pytest.raises(MoleculeError, match="no bond orders"):
@@ -110,7 +110,7 @@ def test_distances_alone_give_bonds_and_orders() -> None:
     assert len(bonds_of(bonded_by_distance(np.array([7, 1, 1, 1, 1], np.uint8), ammonium, charge=1))) == 4
 
 
-def test_aromatic_bonds_are_written_as_single_and_double_ones() -> None:
+def test_aromatic_bonds_become_single_and_double_ones() -> None:
     mol = Chem.AddHs(Chem.MolFromSmiles("c1ccccc1"))
     conformer = Chem.Conformer(12)
     for atom in range(12):
@@ -121,24 +121,24 @@ def test_aromatic_bonds_are_written_as_single_and_double_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"numbers": [6, 14]}, "an element other than H, C, N, O, F: atom 2 has atomic number 14"),
         ({"numbers": [6, 0]}, "atom 2 has atomic number 0"),
         ({"positions": [[0, 0, 0], [0, np.nan, 1]]}, "no finite coordinates for atom 2"),
         ({"positions": [[np.inf, 0, 0], [0, 0, 1]]}, "no finite coordinates for atom 1"),
-        ({"positions": [[1, 2, 3], [1, 2, 3.0000001]]}, "atoms 1 and 2 at one place"),
+        ({"positions": [[1, 2, 3], [1, 2, 3.0000001]]}, "atoms 1 and 2 at the same position"),
         ({"bonds": [[0, 2]]}, "a bond that does not join two of its 2 atoms"),
         ({"bonds": [[1, 1]]}, "a bond that does not join two of its 2 atoms"),
         ({"bonds": [[0, 1], [1, 0]], "orders": [1, 2]}, "two bonds between the same atoms"),
         ({"numbers": [], "positions": np.zeros((0, 3)), "bonds": np.zeros((0, 2)), "orders": []}, "has no atoms"),
     ],
 )
-def test_what_no_graph_can_be_made_of_is_refused(change: dict[str, object], said: str) -> None:
+def test_an_invalid_molecule_is_refused(change: dict[str, object], message: str) -> None:
     fields = {"numbers": [6, 8], "positions": [[0, 0, 0], [0, 0, 1.2]], "bonds": [[0, 1]], "orders": [1]} | change
     types = {"numbers": np.uint8, "positions": np.float64, "bonds": np.int32, "orders": np.uint8}
     arrays = {name: np.array(fields[name], dtype) for name, dtype in types.items()}
-    with pytest.raises(MoleculeError, match=said):
+    with pytest.raises(MoleculeError, match=message):
         checked(Molecule(**arrays))
 
 

@@ -1,4 +1,4 @@
-"""The datamodule of graphs: what it offers after setup, its loaders, its configs, what it refuses."""
+"""The datamodule of graphs: attributes after setup, loaders, configs and errors."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ CSV = "smiles,gap\n" + "".join(f"{'C' * count}O,{count}\n" for count in range(1,
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of ten alcohols and what is prepared from it."""
+    """A folder with a file of ten alcohols, and its prepared arrays."""
     home = tmp_path_factory.mktemp("graphs")
     (home / "my.csv").write_text(CSV)
     return home
@@ -43,7 +43,7 @@ def ready(home: Path, **options: Any) -> GraphDataModule:
     return datamodule
 
 
-def test_it_knows_the_moments_of_the_training_targets(home: Path) -> None:
+def test_setup_computes_mean_and_std_of_the_training_targets(home: Path) -> None:
     datamodule = ready(home)
     assert datamodule.data is not None
     assert {name: len(rows) for name, rows in datamodule.splits.items()} == {"train": 7, "val": 2, "test": 1, "all": 10}
@@ -54,7 +54,7 @@ def test_it_knows_the_moments_of_the_training_targets(home: Path) -> None:
     assert datamodule.unit == ""
 
 
-def test_its_loaders_go_over_their_splits(home: Path) -> None:
+def test_each_loader_covers_its_split(home: Path) -> None:
     datamodule = ready(home, predict="all")
     assert datamodule.data is not None
     for name, loader in (
@@ -72,12 +72,12 @@ def test_its_loaders_go_over_their_splits(home: Path) -> None:
         datamodule.loader("valid")
 
 
-def test_its_position_is_part_of_a_checkpoint(home: Path) -> None:
-    whole, broken, resumed = ready(home), ready(home), ready(home)
-    batches = [batch.targets.tolist() for batch in whole.train_dataloader()]
-    seen = iter(broken.train_dataloader())
-    next(seen)
-    resumed.load_state_dict(broken.state_dict())
+def test_the_position_is_part_of_a_checkpoint(home: Path) -> None:
+    uninterrupted, interrupted, resumed = ready(home), ready(home), ready(home)
+    batches = [batch.targets.tolist() for batch in uninterrupted.train_dataloader()]
+    iterator = iter(interrupted.train_dataloader())
+    next(iterator)
+    resumed.load_state_dict(interrupted.state_dict())
     assert [batch.targets[0].item() for batch in resumed.train_dataloader()] == [batch[0] for batch in batches[1:]]
 
 
@@ -88,20 +88,20 @@ def test_edges_are_as_configured(home: Path) -> None:
     assert many.edge_features.sum() == few.edge_features.sum() == int(few.dst_ptr[-1])
 
 
-def test_molecules_without_targets_can_be_predicted_and_not_trained(home: Path) -> None:
+def test_molecules_without_targets_are_predicted_but_refused_for_training(home: Path) -> None:
     (home / "bare.smi").write_text("C\nN\nO\nCC\nCN\n")
     datamodule = ready(home, file="bare.smi", task="homo", predict="all")
     (batch, rest) = list(datamodule.predict_dataloader())
     assert batch.count == 3 and rest.count == 2 and batch.targets.isnan().all() and np.isnan(datamodule.mean)
     with pytest.raises(UserError, match=r"bare\.smi line \d \(\w+\) has no value of datamodule\.task=homo"):
         datamodule.train_dataloader()
-    with pytest.raises(UserError, match=r"datamodule\.task has no value; give the target to train on: gap"):
+    with pytest.raises(UserError, match=r"datamodule\.task is not set; give the target to train on: gap"):
         ready(home, task=None).train_dataloader()
     with pytest.raises(UserError, match=r"datamodule\.task=homo: there is no such target; choose from gap"):
         module(home, task="homo").prepare_data()
 
 
-def test_nothing_to_learn_is_refused(home: Path) -> None:
+def test_constant_targets_and_single_molecules_are_refused(home: Path) -> None:
     (home / "same.csv").write_text("smiles,gap\nC,1\nN,1\nO,1\n")
     with pytest.raises(UserError, match="is the same for every molecule"):
         ready(home, file="same.csv").train_dataloader()
@@ -127,10 +127,10 @@ def test_a_molecule_without_bonds_needs_other_edges(home: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", ["qm9", "qm9_dgl", "molecule_file"])
-def test_its_configs_are_complete(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configs_are_complete(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = f"datamodule.source.file={home / 'my.csv'}"
-    mine = [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file]
-    config = composed("prepare", *mine[: 4 - (name == "qm9")])
+    overrides = [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file]
+    config = composed("prepare", *overrides[: 4 - (name == "qm9")])
     datamodule = instantiate(config.datamodule)
     assert isinstance(datamodule, GraphDataModule) and datamodule.name == name and datamodule.edges == Edges("full")
     if name == "molecule_file":
@@ -139,7 +139,7 @@ def test_its_configs_are_complete(name: str, home: Path, monkeypatch: pytest.Mon
         assert [batch.count for batch in datamodule.predict_dataloader()] == [1] * 10
 
 
-def test_qm9_says_its_unit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qm9_has_the_unit_of_its_target(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qm9, "MEMBERS", write_package(home / "mirror"))
     source = partial(qm9.load, mirror=home / "mirror", workers=1)
     datamodule = ready(home, source=source, data_dir=str(home / "qm9"), task="homo")

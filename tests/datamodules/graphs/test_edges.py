@@ -12,14 +12,14 @@ from tests.support.graph_arrays import plain_edges, random_arrays
 
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 @pytest.mark.parametrize("kind", ["bonds", "radius", "full"])
-def test_edges_are_what_a_double_loop_finds(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_equal_those_of_a_double_loop(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_edges, "CHUNK", chunk)
     arrays = random_arrays(30)
     edges = Edges(kind, cutoff=2.5).of(arrays)
     start = 0
     for row, count in enumerate(edges.num_edges):
-        mine = slice(start, start + count)
-        found = list(zip(edges.dst[mine].tolist(), edges.src[mine].tolist(), edges.orders[mine].tolist(), strict=True))
+        own = slice(start, start + count)
+        found = list(zip(edges.dst[own].tolist(), edges.src[own].tolist(), edges.orders[own].tolist(), strict=True))
         assert found == plain_edges(arrays.molecule(row), kind, cutoff=2.5)
         start += count
     assert start == len(edges.src)
@@ -28,7 +28,7 @@ def test_edges_are_what_a_double_loop_finds(kind: str, chunk: int, monkeypatch: 
     assert np.array_equal(edges.orders[back], edges.orders)
 
 
-def test_the_kinds_differ_as_they_should() -> None:
+def test_full_edges_include_radius_edges_which_include_bonds() -> None:
     arrays = random_arrays(30)
     bonds, radius, full = (Edges(kind, cutoff=2.5).of(arrays) for kind in ("bonds", "radius", "full"))
     assert (bonds.orders > 0).all() and len(bonds.src) == 2 * len(arrays.bonds)
@@ -41,7 +41,7 @@ def test_no_molecules_have_no_edges() -> None:
     assert len(Edges("full").of(Arrays.of([])).src) == 0
 
 
-def test_other_kinds_and_radii_are_refused() -> None:
+def test_unknown_kinds_and_invalid_cutoffs_are_refused() -> None:
     with pytest.raises(UserError, match=r"datamodule\.edges\.kind=knn: choose bonds, radius or full"):
         Edges("knn")
     for cutoff in (0.0, -1.0, float("nan")):

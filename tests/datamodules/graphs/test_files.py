@@ -1,4 +1,4 @@
-"""Your own molecules: formats, targets, splits, and what is refused."""
+"""Files of molecules: formats, targets, splits and errors."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from src.errors import UserError
 WATER = ["O 0.0 0.0 0.1173", "H 0.0 0.7572 -0.4692", "H 0.0 -0.7572 -0.4692"]
 HCN = ["H 0 0 -1.0659", "C 0 0 0", "N 0 0 1.1532"]
 AMMONIUM = ["N 0 0 0", "H 0.6 0.6 0.6", "H -0.6 -0.6 0.6", "H 0.6 -0.6 -0.6", "H -0.6 0.6 -0.6"]
-# Ethanol without hydrogens, and carbon monoxide with charges, as a program writes them.
+# Ethanol without hydrogens, and carbon monoxide with charges.
 SDF = """ethanol
   program           3D
 
@@ -67,7 +67,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_frames_of_an_xyz_file_with_their_numbers(tmp_path: Path) -> None:
+def test_frames_of_an_xyz_file_have_their_numbers_as_targets(tmp_path: Path) -> None:
     extended = "Properties=species:S:1:pos:R:3:forces:R:3 gap='1.25' pbc=\"F F F\" energy=-93.4"
     text = frame(WATER, "energy=-76.4 note=cold") + "\n" + frame([f"{line} 0 0 0" for line in HCN], extended)
     data = made(tmp_path, "my.xyz", text + frame(AMMONIUM, "charge=1") + frame(["7 0 0 0"]))
@@ -82,7 +82,7 @@ def test_frames_of_an_xyz_file_with_their_numbers(tmp_path: Path) -> None:
     assert data.arrays.num_atoms.tolist() == [3, 3, 5, 1] and data.arrays.num_bonds.tolist() == [2, 2, 4, 0]
 
 
-def test_the_columns_of_an_extended_xyz_file_are_where_it_says() -> None:
+def test_an_extended_xyz_file_names_its_columns() -> None:
     lines = [f"0.5 {x} {y} {z} {symbol}" for symbol, x, y, z in (line.split() for line in WATER)]
     molecule = from_xyz((lines, "q:R:1:pos:R:3:species:S:1", 0))
     assert molecule.numbers.tolist() == [8, 1, 1]
@@ -91,7 +91,7 @@ def test_the_columns_of_an_extended_xyz_file_are_where_it_says() -> None:
         from_xyz((lines, "q:R:1", 0))
 
 
-def test_records_of_an_sdf_file_get_their_hydrogens(tmp_path: Path) -> None:
+def test_records_of_an_sdf_file_get_missing_hydrogens(tmp_path: Path) -> None:
     data = made(tmp_path, "my.sdf", SDF)
     assert data.names == ["my.sdf record 1 (ethanol)", "my.sdf record 2"]
     assert dict(data.units) == {"homo": ""} and data.targets[0] == -7.5 and np.isnan(data.targets[1])
@@ -128,61 +128,61 @@ def test_a_file_without_numbers_has_no_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.xyz", frame(WATER) + frame(["Si 0 0 0"]), f"a.xyz frame 2 {FOREIGN} 1 has atomic number 14; "),
         ("a.xyz", frame([*WATER[:2], "H 0 nan 0"]), "a.xyz frame 1 has no finite coordinates for atom 3; "),
-        ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at one place; "),
+        ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at the same position; "),
         ("a.xyz", frame([*WATER[:2], "H 0 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'H 0 1'; "),
         ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1'; "),
         ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0; "),
         ("a.sdf", SDF.replace(" C   0  0", " S   0  0"), f"a.sdf record 1 (ethanol) {FOREIGN} 1 has atomic number 16"),
-        ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has flat coordinates"),
+        ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has 2D coordinates"),
         ("a.sdf", SDF.replace("1  2  3  0", "1  7  3  0"), "a.sdf record 2 cannot be read as a molecule"),
         ("a.smi", "C\nC1CC\n", "a.smi line 2 (C1CC) does not parse; "),
         ("a.smi", "CCl\n", f"a.smi line 1 (CCl) {FOREIGN} 2 has atomic number 17; "),
         ("a.csv", "smiles,x\n,1\n", "a.csv line 2 () does not parse; "),
     ],
 )  # fmt: skip
-def test_a_bad_molecule_is_named_and_leaves_nothing(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_bad_molecule_is_named_and_leaves_no_file(tmp_path: Path, name: str, text: str, message: str) -> None:
     line = refused(tmp_path, name, text)
-    assert line.startswith(said), line
+    assert line.startswith(message), line
     assert line.endswith("; correct the file, or set skip_bad=true to leave such molecules out")
     assert [names(folder) for folder in (tmp_path / "data").iterdir()] == [[]]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
-        ("a.xyz", frame(WATER) + frame(HCN)[:-20], r"a.xyz is truncated: frame 2 \(line 6\) should have 3 atoms"),
-        ("a.xyz", frame(WATER) + "O 0 0 0\n", "a.xyz line 6: a number of atoms should stand here, and not 'O 0 0 0'"),
-        ("a.xyz", "", "no molecule that can be used: the file is empty"),
+        ("a.xyz", frame(WATER) + frame(HCN)[:-20], r"a.xyz is truncated: frame 2 \(line 6\) has fewer than 3 atoms"),
+        ("a.xyz", frame(WATER) + "O 0 0 0\n", "a.xyz line 6: expected a number of atoms, found 'O 0 0 0'"),
+        ("a.xyz", "", "no molecule can be used: the file is empty"),
         ("a.sdf", SDF[:200], "a.sdf is truncated: record 1 has no line 'M  END'"),
         ("a.csv", "name,x\nC,1\n", r"a.csv has no column called smiles: its header is \['name', 'x'\]"),
-        ("a.pdb", "", r"a.pdb: the ending is none of \.xyz, \.extxyz, \.sdf"),
+        ("a.pdb", "", r"a.pdb: the suffix is none of \.xyz, \.extxyz, \.sdf"),
     ],
 )
-def test_a_damaged_file_is_refused_whatever_is_skipped(tmp_path: Path, name: str, text: str, said: str) -> None:
-    assert re.search(said, refused(tmp_path, name, text, skip_bad=True))
+def test_skip_bad_does_not_skip_damaged_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+    assert re.search(message, refused(tmp_path, name, text, skip_bad=True))
 
 
-def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no such file; give datamodule\.source\.file=FILE"):
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"datamodule\.source\.file=.*no\.xyz does not exist; give a file"):
         load(tmp_path, file=tmp_path / "no.xyz")
     (tmp_path / "a.xyz").write_bytes(b"\xff\xfe1")
-    with pytest.raises(UserError, match=r"a\.xyz is no text in UTF-8 \(invalid start byte at byte 0\)"):
+    with pytest.raises(UserError, match=r"a\.xyz is not UTF-8 \(invalid start byte at byte 0\)"):
         load(tmp_path, file=tmp_path / "a.xyz")
 
 
-def test_bad_molecules_are_left_out_and_listed_when_asked(tmp_path: Path) -> None:
+def test_skip_bad_leaves_out_bad_molecules_and_lists_them(tmp_path: Path) -> None:
     data = made(tmp_path, "a.smi", "C\nC1CC\nN\nCCl\nO\n", skip_bad=True)
     assert data.names == ["a.smi line 1 (C)", "a.smi line 3 (N)", "a.smi line 5 (O)"] and data.skip_bad
     bad = (data.folder / "bad.txt").read_text().splitlines()
     assert [line.split(" (")[0] for line in bad] == ["a.smi line 2", "a.smi line 4"]
-    assert "no molecule that can be used: a.smi line 1 (Cl)" in refused(tmp_path, "a.smi", "Cl\n", skip_bad=True)
+    assert "no molecule can be used: a.smi line 1 (Cl)" in refused(tmp_path, "a.smi", "Cl\n", skip_bad=True)
 
 
-def test_another_content_is_prepared_beside_the_first(tmp_path: Path) -> None:
+def test_another_content_is_prepared_in_another_folder(tmp_path: Path) -> None:
     first, second, again = (made(tmp_path, "a.smi", text) for text in ("C\n", "N\n", "C\n"))
     assert first.folder == again.folder != second.folder
     assert (first.arrays.numbers[0], second.arrays.numbers[0]) == (6, 7)
@@ -194,7 +194,8 @@ def test_a_split_has_the_shares_and_depends_on_the_seed(tmp_path: Path) -> None:
     assert sorted(np.concatenate(list(split.values())).tolist()) == list(range(100))
     assert not np.array_equal(split["test"], shared_split(100, 0.1, 0.2, 4)["test"])
     assert [len(rows) for rows in shared_split(1, 0.1, 0.1, 0).values()] == [1, 0, 0]
-    assert "leave nothing to train on" in refused(tmp_path, "a.smi", "C\n", val_share=0.5, test_share=0.5)
+    line = refused(tmp_path, "a.smi", "C\n", val_share=0.5, test_share=0.5)
+    assert line == "val_share=0.5 and test_share=0.5: give shares of 0 or more with a sum below 1"
 
 
 def test_a_sample_is_drawn_with_its_seed(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_sample_is_drawn_with_its_seed(tmp_path: Path) -> None:
     assert len(few.names) == 3 and few.names == same.names
 
 
-def test_a_flat_molecule_is_taken_where_its_file_says_so() -> None:
+def test_a_planar_molecule_marked_as_3d_is_accepted() -> None:
     planar = (
         "water\n  program           3D\n\n  1  0  0  0  0  0  0  0  0  0999 V2000\n    0.0 0.0 0.0 O   0  0\nM  END\n"
     )

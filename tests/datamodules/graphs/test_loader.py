@@ -1,4 +1,4 @@
-"""Batches of graphs: what stands in them, their shapes, the order, the shares of ranks, the position."""
+"""Batches of graphs: contents, shapes, order, shares of ranks, resuming."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ KINDS = ("bonds", "radius", "full")
 
 
 def loader(batch_size: int = 8, kind: str = "bonds", **order: Any) -> GraphLoader:
-    """Over the molecules 5 to 49, in order unless `order` says otherwise."""
+    """A loader of the molecules 5 to 49, in order unless `order` has shuffle=True."""
     graphs = ResidentGraphs(ARRAYS, Edges(kind).of(ARRAYS), TARGETS, torch.device("cpu"))
     buckets = Buckets(graphs.num_nodes, graphs.num_edges, batch_size)
     return GraphLoader(graphs, buckets, torch.arange(5, COUNT), batch_size, **{"shuffle": False, **order})
 
 
 def rows_of(batch: GraphBatch) -> list[int]:
-    """Which molecules are in a batch, told by their targets."""
+    """The molecules of a batch, identified by their targets."""
     return [int(np.abs(TARGETS - float(target)).argmin()) for target in batch.targets[: batch.count]]
 
 
@@ -35,7 +35,7 @@ def drawn(loader: GraphLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 8, 45, 64])
-def test_a_batch_is_its_molecules_one_behind_the_other(batch_size: int, kind: str) -> None:
+def test_a_batch_is_the_concatenation_of_its_molecules(batch_size: int, kind: str) -> None:
     for batch in loader(batch_size, kind, shuffle=True):
         rows = rows_of(batch)
         graph, orders, numbers = plain_graph([ARRAYS.molecule(row) for row in rows], kind)
@@ -54,7 +54,7 @@ def test_a_batch_is_its_molecules_one_behind_the_other(batch_size: int, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_stands_at_the_end_and_belongs_to_nothing(kind: str) -> None:
+def test_padding_is_at_the_end_and_belongs_to_no_molecule(kind: str) -> None:
     for batch in loader(8, kind):
         nodes, edges = int(batch.graph_ptr[batch.count]), int(batch.dst_ptr[-1])
         assert nodes < len(batch.positions) and edges <= len(batch.src)
@@ -70,7 +70,7 @@ def test_padding_stands_at_the_end_and_belongs_to_nothing(kind: str) -> None:
             assert tensor.dtype == torch.int64 and tensor.is_contiguous()
 
 
-def test_the_last_batch_is_filled_up_and_nothing_is_dropped() -> None:
+def test_the_last_batch_is_padded_and_nothing_is_dropped() -> None:
     batches = list(loader(8))
     assert [batch.count for batch in batches] == [8, 8, 8, 8, 8, 5] and len(loader(8)) == 6
     assert len({batch.targets.shape for batch in batches}) == 1
@@ -96,24 +96,24 @@ def test_ranks_take_every_molecule_once_in_equally_many_steps(world_size: int, b
     assert max(len(share[-1]) for share in shares) - min(len(share[-1]) for share in shares) <= 1
 
 
-def test_a_rank_may_have_a_batch_of_no_molecule() -> None:
+def test_a_rank_may_have_an_empty_batch() -> None:
     *_, last = loader(11, rank=1, world_size=4)  # 45 molecules: 12 for the first rank and 11 for the others
     assert last.count == 0 and last.targets.isnan().all() and not last.graph_ptr.any() and not last.dst_ptr.any()
 
 
-def test_a_saved_position_goes_on_where_it_was() -> None:
-    whole = loader(shuffle=True)
-    batches = drawn(whole) + drawn(whole)
-    broken = loader(shuffle=True)
-    seen = iter(broken)
+def test_a_resumed_loader_gives_the_remaining_batches() -> None:
+    uninterrupted = loader(shuffle=True)
+    batches = drawn(uninterrupted) + drawn(uninterrupted)
+    interrupted = loader(shuffle=True)
+    iterator = iter(interrupted)
     for _ in range(4):
-        next(seen)
+        next(iterator)
     resumed = loader(shuffle=True)
-    resumed.load_state_dict(broken.state_dict())
+    resumed.load_state_dict(interrupted.state_dict())
     assert drawn(resumed) + drawn(resumed) == batches[4:]
 
 
-def test_buckets_take_every_batch_and_grow_slowly() -> None:
+def test_buckets_fit_every_batch_and_grow_slowly() -> None:
     generator = np.random.default_rng(0)
     nodes = generator.integers(3, 30, 5000)
     edges = 2 * nodes + generator.integers(-2, 6, 5000)
@@ -136,7 +136,7 @@ def test_small_data_makes_small_batches() -> None:
     assert Buckets(np.array([128]), np.array([128]), 1).shapes == [(2 * MULTIPLE, MULTIPLE)]
 
 
-def test_a_batch_of_uncommonly_large_molecules_takes_a_larger_bucket() -> None:
+def test_a_batch_of_large_molecules_takes_a_larger_bucket() -> None:
     arrays = random_arrays(300, seed=1)
     graphs = ResidentGraphs(arrays, Edges().of(arrays), np.zeros(300), torch.device("cpu"))
     buckets = Buckets(graphs.num_nodes, graphs.num_edges, 100)
@@ -147,17 +147,17 @@ def test_a_batch_of_uncommonly_large_molecules_takes_a_larger_bucket() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_batches_are_made_on_the_gpu_without_waiting_for_it() -> None:
-    here = loader(8, shuffle=True)
+def test_batches_are_assembled_on_the_gpu_without_synchronisation() -> None:
+    on_cpu = loader(8, shuffle=True)
     graphs = ResidentGraphs(ARRAYS, Edges().of(ARRAYS), TARGETS, torch.device("cuda"))
-    there = GraphLoader(graphs, here.buckets, here.index, 8, shuffle=True)
-    there.begin(there._order())
+    on_gpu = GraphLoader(graphs, on_cpu.buckets, on_cpu.index, 8, shuffle=True)
+    on_gpu.begin(on_gpu._order())
     torch.cuda.set_sync_debug_mode("error")
     try:
-        made = [there.batch(step) for step in range(len(there))]
+        found = [on_gpu.batch(step) for step in range(len(on_gpu))]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for ours, theirs in zip(here, made, strict=True):
-        assert ours.count == theirs.count
-        for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
-            assert torch.equal(mine.nan_to_num(-1), other.cpu().nan_to_num(-1))
+    for expected, batch in zip(on_cpu, found, strict=True):
+        assert expected.count == batch.count
+        for one, other in zip(expected[:-1], batch[:-1], strict=True):
+            assert torch.equal(one.nan_to_num(-1), other.cpu().nan_to_num(-1))

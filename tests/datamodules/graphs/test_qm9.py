@@ -1,4 +1,4 @@
-"""QM9 from the package and from DGL's file: units, split, the same graphs."""
+"""QM9 from the package and from DGL's file: units, split, equal graphs."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from src.datamodules.graphs.edges import Edges
 from src.errors import UserError
 from tests.support.qm9_rows import IDS, write_package
 
-# Of methane, as libraries that read MoleculeNet's table have them (with another digit of the hartree).
+# Targets of methane as in libraries that read MoleculeNet's table (with another digit of the hartree).
 METHANE = {
     "mu": 0.0, "alpha": 13.21, "homo": -10.5499, "lumo": 3.1865, "gap": 13.7363, "r2": 35.3641, "zpve": 1.2177,
     "U0": -1101.4878, "U": -1101.4098, "H": -1101.3840, "G": -1102.0229, "Cv": 6.469, "U0_atom": -17.1722,
@@ -28,7 +28,7 @@ Load = Callable[..., GraphData]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A folder with the molecules of qm9_rows as the package's files and what is prepared of them; the checksums."""
+    """A folder with the molecules of qm9_rows as the package's files, and prepared; and the checksums."""
     home = tmp_path_factory.mktemp("package")
     members = write_package(home / "mirror")
     with pytest.MonkeyPatch.context() as patch:
@@ -39,14 +39,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
 
 @pytest.fixture
 def load(package: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads these molecules, prepared in a copy of that folder."""
+    """Loads these molecules from a copy of that folder."""
     shutil.copytree(package[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(qm9, "MEMBERS", package[1])
     return lambda **options: qm9.load(tmp_path / "data", **{"workers": 1, **options})
 
 
 def write_npz(path: Path, data: GraphData, **changes: np.ndarray | None) -> Path:
-    """Writes molecules as DGL's file has them; `changes` replaces arrays, None leaves one out."""
+    """Writes molecules in the layout of DGL's file; `changes` replaces arrays, None leaves one out."""
     edges = Edges().of(data.arrays)
     by_source = np.lexsort((edges.dst, edges.src, np.repeat(np.arange(len(edges.num_edges)), edges.num_edges)))
     one_hot = np.equal.outer(data.arrays.numbers, [1, 6, 7, 8, 9])
@@ -78,7 +78,7 @@ def test_targets_have_the_published_order_and_units(load: Load) -> None:
         data.target("humo")
 
 
-def test_the_files_of_the_package_come_one_behind_the_other(load: Load) -> None:
+def test_the_package_s_files_are_concatenated(load: Load) -> None:
     data = load()
     assert data.names == [f"gdb {number}" for number in IDS]
     assert data.arrays.num_atoms.tolist() == [5, 4, 3, 4, 3, 4, 6, 10]
@@ -94,11 +94,11 @@ def test_the_split_is_the_published_one() -> None:
         assert split[name].tolist() == list(part.indices)
 
 
-def test_a_sample_stays_in_its_split(load: Load) -> None:
-    whole, sample = load(), load(limit=5, seed=1)
+def test_molecules_of_a_sample_keep_their_split(load: Load) -> None:
+    full, sample = load(), load(limit=5, seed=1)
     assert len(sample.names) == 5
     for name, rows in sample.splits.items():
-        assert {sample.names[row] for row in rows} <= {whole.names[row] for row in whole.splits[name]}
+        assert {sample.names[row] for row in rows} <= {full.names[row] for row in full.splits[name]}
     assert sorted(np.concatenate([sample.splits[name] for name in ("train", "val", "test")])) == [0, 1, 2, 3, 4]
 
 
@@ -108,8 +108,8 @@ def test_prepared_molecules_need_no_raw_files(load: Load, tmp_path: Path, monkey
         path.unlink()
     monkeypatch.setattr(qm9, "from_package", pytest.fail)
     again = load()
-    for ours, theirs in zip(first.arrays, again.arrays, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for one, other in zip(first.arrays, again.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
     assert again.names == first.names and again.units == first.units
 
 
@@ -124,15 +124,15 @@ def test_a_truncated_or_altered_file_is_refused(load: Load, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "coordinates", "said"),
+    ("elements", "coordinates", "message"),
     [
         ("['C','Si']", "[[0,0,0],[0,0,1.1]]", "cannot be read: 'Si'"),
         ("['C','O']", "[[0,0,0],[0,0,x]]", "cannot be read: could not convert"),
         ("['C','O']", "[[0,0,0]]", "has 3 coordinates for 2 atoms"),
     ],
 )
-def test_what_cannot_be_read_is_said(elements: str, coordinates: str, said: str) -> None:
-    with pytest.raises(MoleculeError, match=said):
+def test_invalid_elements_and_coordinates_are_refused(elements: str, coordinates: str, message: str) -> None:
+    with pytest.raises(MoleculeError, match=message):
         qm9.parse(("[C-]#[O+]", elements, coordinates))
 
 
@@ -165,9 +165,9 @@ def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "is no qm9_edge.npz of DGL: src is not a file in the archive;" in refused(src=None)
-    assert "targets has the shape (8, 3) and not (8, 19)" in refused(targets=np.zeros((8, 3)))
-    assert "node_pos has the shape (38, 3) and not (39, 3)" in refused(node_pos=data.arrays.positions[1:])
+    assert "is not DGL's qm9_edge.npz: src is not a file in the archive;" in refused(src=None)
+    assert "targets has shape (8, 3), expected (8, 19)" in refused(targets=np.zeros((8, 3)))
+    assert "node_pos has shape (38, 3), expected (39, 3)" in refused(node_pos=data.arrays.positions[1:])
     whole = write_npz(path, data).read_bytes()
     for broken in (whole[:-100], whole[:600] + bytes([whole[600] ^ 1]) + whole[601:], b"no archive"):
         path.write_bytes(broken)
@@ -179,7 +179,7 @@ def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "position", "edges", "said"),
+    ("elements", "position", "edges", "message"),
     [
         (
             [0, 0, 0, 0, 0],
@@ -188,15 +188,15 @@ def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:
             "an element other than H, C, N, O, F: atom 2 has atomic number 0",
         ),
         ([1, 0, 0, 0, 0], [0, 0, np.nan], [[0, 1, 1], [1, 0, 1]], "no finite coordinates for atom 2"),
-        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 1, 1]], "not there in both directions"),
-        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 1, 1], [1, 0, 2]], "not there in both directions"),
-        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 0, 1]], "not there in both directions"),
+        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 1, 1]], "a bond without its reverse"),
+        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 1, 1], [1, 0, 2]], "a bond without its reverse"),
+        ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 0, 1]], "a bond without its reverse"),
         ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 2, 1], [2, 0, 1]], "does not join two of its 2 atoms"),
     ],
 )
 def test_a_bad_molecule_in_dgls_file_is_refused(
-    elements: list[int], position: list[float], edges: list[list[int]], said: str
+    elements: list[int], position: list[float], edges: list[list[int]], message: str
 ) -> None:
     atoms = np.array([[0, 1, 0, 0, 0], elements], float), np.array([[0, 0, 0], position], float)
-    with pytest.raises(MoleculeError, match=said):
+    with pytest.raises(MoleculeError, match=message):
         qm9_dgl.parse((*atoms, np.array(edges)))

@@ -1,4 +1,4 @@
-"""CIFAR-10 in each of its forms: the same images come out, and what is damaged is named."""
+"""CIFAR-10 in each of its forms: the images are the same, and damaged files are named."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ from tests.support.tiny_mobilenet import encoded
 
 
 def images(number: int, seed: int) -> Labelled:
-    """Noise, every class in turn."""
+    """Random images; the classes alternate."""
     pixels = np.random.default_rng(seed).integers(0, 256, (number, 32, 32, 3), np.uint8)
     return Labelled(pixels, np.arange(number) % 10)
 
@@ -47,7 +47,7 @@ def write_python(folder: Path) -> None:
 
 
 def as_python_2(data: np.ndarray, labels: bytes) -> bytes:
-    """{"data": data, "labels": labels} as Python 2 and the numpy of its time pickled them, opcode by opcode."""
+    """{"data": data, "labels": labels} as Python 2 with its numpy pickled them, opcode by opcode."""
     sizes = b"".join(b"J" + struct.pack("<i", size) for size in data.shape) + b"\x86"
     dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
     contents = b"T" + struct.pack("<i", data.size) + data.tobytes()
@@ -93,7 +93,7 @@ def data(home: Path, source: Path | None, **options: Any) -> CIFAR10DataModule:
 @pytest.mark.parametrize("archive", [None, "gz", "xz"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_images(form: str, archive: str | None, tmp_path: Path) -> None:
-    """Images in folders come class by class, official files in their own order."""
+    """Folders of images are read class by class, official files in their own order."""
     found = read_cifar10(written(tmp_path, form, archive))
     for split, expected in {"train": TRAIN, "test": PARTS["test_batch"]}.items():
         order = np.argsort(expected.labels, kind="stable") if form == "images" else np.arange(len(expected.labels))
@@ -117,7 +117,7 @@ def test_batches_are_bytes_on_the_device(tmp_path: Path) -> None:
     assert seen == {image.tobytes() for image in TRAIN.pixels}
 
 
-def test_prepared_once_it_needs_no_source(tmp_path: Path) -> None:
+def test_prepared_data_need_no_source(tmp_path: Path) -> None:
     source = written(tmp_path, "binary", "gz")
     data(tmp_path, source).prepare_data()
     source.unlink()
@@ -143,10 +143,10 @@ def test_damaged_arrays_are_refused(tmp_path: Path) -> None:
         module.setup("fit")
 
 
-# Sources that are refused, by what is done to a folder of a form.
+# Ways to damage a source.
 
 
-def cut(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     file = folder / "data_batch_2.bin"
     file.write_bytes(file.read_bytes()[:-5])
 
@@ -164,11 +164,11 @@ def rename(folder: Path) -> None:
     (folder / "train" / "cat").rename(folder / "train" / "whale")
 
 
-def blot(folder: Path) -> None:
+def write_no_image(folder: Path) -> None:
     (folder / "test" / "dog" / "bad.jpg").write_bytes(b"no image")
 
 
-def run_something(folder: Path) -> None:
+def write_program(folder: Path) -> None:
     class Harm:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(folder / "harm"),)
@@ -176,31 +176,32 @@ def run_something(folder: Path) -> None:
     (folder / "data_batch_2").write_bytes(pickle.dumps({"labels": Harm(), "data": Harm()}))
 
 
-def forget_labels(folder: Path) -> None:
+def omit_labels(folder: Path) -> None:
     (folder / "data_batch_2").write_bytes(pickle.dumps({b"data": planes(PARTS["data_batch_2"].pixels)}, protocol=4))
 
 
-def forget_test(folder: Path) -> None:
+def omit_test(folder: Path) -> None:
     (folder / "test_batch.bin").unlink()
 
 
+INVALID = "is not a valid CIFAR-10 file"
 REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "cut short": ("binary", cut, "data_batch_2.bin is not as CIFAR-10 has it (36871 bytes are no multiple of 3073)"),
-    "label": ("binary", mislabel, "data_batch_2.bin is not as CIFAR-10 has it (a label beyond 0 .. 9)"),
-    "size": ("images", enlarge, "train/cat/big.png is not as CIFAR-10 has it (64 x 48 pixels instead of 32 x 32)"),
-    "class": ("images", rename, "is not as CIFAR-10 has it (there is no class whale)"),
-    "no image": ("images", blot, "test/dog/bad.jpg is not as CIFAR-10 has it"),
-    "program": ("python", run_something, "data_batch_2 is not as CIFAR-10 has it (it would call posix.mkdir)"),
-    "no labels": ("python", forget_labels, "data_batch_2 is not as CIFAR-10 has it (b'labels')"),
-    "no test images": ("binary", forget_test, "cifar-10 has no test images of CIFAR-10"),
+    "truncated": ("binary", truncate, f"data_batch_2.bin {INVALID} (36871 bytes are not a multiple of 3073)"),
+    "label": ("binary", mislabel, f"data_batch_2.bin {INVALID} (a label outside 0 .. 9)"),
+    "size": ("images", enlarge, f"train/cat/big.png {INVALID} (64 x 48 pixels instead of 32 x 32)"),
+    "class": ("images", rename, f"{INVALID} (there is no class whale)"),
+    "no image": ("images", write_no_image, f"test/dog/bad.jpg {INVALID}"),
+    "program": ("python", write_program, f"data_batch_2 {INVALID} (it would call posix.mkdir)"),
+    "no labels": ("python", omit_labels, f"data_batch_2 {INVALID} (b'labels')"),
+    "no test images": ("binary", omit_test, "cifar-10 has no test images of CIFAR-10"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, tmp_path: Path) -> None:
-    form, spoil, message = REFUSED[case]
+def test_a_damaged_source_is_refused(case: str, tmp_path: Path) -> None:
+    form, damage, message = REFUSED[case]
     source = written(tmp_path, form)
-    spoil(source)
+    damage(source)
     with pytest.raises(UserError) as raised:
         data(tmp_path, source).prepare_data()
     assert message in str(raised.value) and "\n" not in str(raised.value)
@@ -212,11 +213,11 @@ def test_a_source_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cifar.tar.gz").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"cifar\.tar\.gz cannot be read as a folder or tar archive"):
         data(tmp_path, tmp_path / "cifar.tar.gz").prepare_data()
-    with pytest.raises(UserError, match=r"datamodule\.source=.*gone is not there"):
+    with pytest.raises(UserError, match=r"datamodule\.source=.*gone does not exist"):
         data(tmp_path, tmp_path / "gone").prepare_data()
 
 
-def test_other_sizes_than_cifars_are_refused(tmp_path: Path) -> None:
+def test_another_number_of_classes_or_image_size_is_refused(tmp_path: Path) -> None:
     module = data(tmp_path, written(tmp_path, "binary"), num_classes=100)
     module.prepare_data()
     with pytest.raises(UserError, match="CIFAR-10 has 10 classes, 100 are expected"):

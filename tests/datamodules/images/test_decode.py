@@ -1,4 +1,4 @@
-"""From files to pixels: boxes, sizes, colours, and files that are no images."""
+"""Decoding of image files: crops, sizes, colours, and files that are not images."""
 
 import io
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_random_box_lies_within_the_image(width: int, height: int) -> None:
 
 
 def test_random_boxes_have_the_published_areas_and_shapes() -> None:
-    """Of a square image nearly every attempt lies within it: area and shape are evenly spread."""
+    """In a square image nearly every attempt lies within it, so area and aspect ratio are uniform."""
     boxes = [random_box(1000, 1000, draws(seed)) for seed in range(2000)]
     areas = np.array([box.width * box.height for box in boxes]) / 1000**2
     shapes = np.array([box.width / box.height for box in boxes])
@@ -49,13 +49,13 @@ def test_random_boxes_have_the_published_areas_and_shapes() -> None:
     assert np.quantile(lefts, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.05)
 
 
-def test_an_image_that_no_box_fits_gives_its_centre() -> None:
+def test_an_image_too_narrow_for_a_random_box_gives_its_centre() -> None:
     assert random_box(1000, 10, draws(0)) == Box(493, 0, 13, 10)
     assert random_box(10, 1000, draws(0)) == Box(0, 493, 10, 13)
 
 
-def test_an_evaluation_looks_at_the_middle() -> None:
-    """As resizing the shorter side to 256 and cutting out 224 x 224 does."""
+def test_an_evaluation_crops_the_centre() -> None:
+    """As resizing the shorter side to 256 and cropping 224 x 224."""
     assert centre_box(512, 256) == Box(144, 16, 224, 224)
     assert centre_box(375, 500) == Box(23, 86, 328, 328)
     assert centre_box(1, 1) == Box(0, 0, 1, 1)
@@ -63,8 +63,8 @@ def test_an_evaluation_looks_at_the_middle() -> None:
 
 @pytest.mark.parametrize("size", [16, 64, 224])
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (150, 400), (1800, 1500)])
-def test_the_middle_is_what_pillow_makes_of_it(width: int, height: int, size: int) -> None:
-    """Also where libjpeg decodes a smaller image to begin with."""
+def test_the_centre_agrees_with_pillow(width: int, height: int, size: int) -> None:
+    """Also if libjpeg decodes at a reduced size."""
     data = encoded(picture(height, width))
     left, top, across, down = centre_box(width, height)
     whole = Image.open(io.BytesIO(data))
@@ -75,7 +75,7 @@ def test_the_middle_is_what_pillow_makes_of_it(width: int, height: int, size: in
     assert difference.mean() < 2.5 and difference.max() < 24
 
 
-def test_large_images_are_decoded_smaller() -> None:
+def test_large_images_are_decoded_at_a_reduced_size() -> None:
     data, whole = encoded(picture(900, 1200)), Box(0, 0, 1200, 900)
     sides = {size: reduced(data, (1200, 900), whole, size) for size in (225, 224, 112, 50, 8)}
     assert {size: pixels.shape[:2] for size, (pixels, _) in sides.items()} == {
@@ -85,8 +85,8 @@ def test_large_images_are_decoded_smaller() -> None:
     assert reduced(data, (1200, 900), whole, 226)[0].shape == (900, 1200, 3)
 
 
-def test_random_parts_are_those_of_their_boxes() -> None:
-    """A picture of its own coordinates tells where a part of it is from."""
+def test_random_crops_are_those_of_their_boxes() -> None:
+    """The pixels hold their own coordinates, so their means tell where the crop is."""
     rows, columns = np.mgrid[0:250, 0:250].astype(np.uint8)
     data = encoded(Image.fromarray(np.stack([rows, columns, rows], -1)), "PNG")
     for seed in range(20):
@@ -131,10 +131,10 @@ def test_a_file_that_does_not_decode_is_named(name: str, tmp_path: Path) -> None
     with pytest.raises(UserError) as raised:
         load(tmp_path / name, 32)
     line = str(raised.value)
-    assert line.startswith(f"{tmp_path / name} is no image that can be decoded (") and "\n" not in line
-    assert line.endswith("mend or remove it")
+    assert line.startswith(f"{tmp_path / name} cannot be decoded as an image (") and "\n" not in line
+    assert line.endswith("replace or remove it")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.jpg is no image that can be decoded \(No such file"):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.jpg cannot be decoded as an image \(No such file"):
         load(tmp_path / "gone.jpg", 32)

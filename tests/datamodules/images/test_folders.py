@@ -1,4 +1,4 @@
-"""Folders of images as batches: what is found, in which order, and what is refused."""
+"""Folders of images as batches: files found, their order, and errors."""
 
 import shutil
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def pixels_of(batches: Any) -> torch.Tensor:
     return torch.cat([batch.pixels for batch in batches])
 
 
-# What is found.
+# Files.
 
 
 def test_classes_are_the_names_of_the_folders(home: Path) -> None:
@@ -56,11 +56,11 @@ def test_classes_are_the_names_of_the_folders(home: Path) -> None:
 
 
 def test_the_same_folder_may_be_both_splits(home: Path) -> None:
-    """As in the Paddle harness's case, which trains on the validation images."""
+    """The Paddle harness trains on the validation images."""
     assert folders(home, train="val").splits == {"train": 15, "val": 15}
 
 
-def test_other_files_are_no_images(home: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_ignored(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "images", tmp_path / "images")
     for name in (".hidden.jpg", "notes.txt", "Thumbs.db"):
         (tmp_path / "images" / "train" / "ape" / name).write_bytes(b"not an image")
@@ -70,7 +70,7 @@ def test_other_files_are_no_images(home: Path, tmp_path: Path) -> None:
 # Batches.
 
 
-def test_an_evaluation_sees_every_image_once_in_order(home: Path) -> None:
+def test_an_evaluation_has_every_image_once_in_order(home: Path) -> None:
     batches = list(loader(home, batch_size=7, train=False))
     assert [len(batch.labels) for batch in batches] == [7] * 5 + [1]
     assert torch.cat([batch.labels for batch in batches]).tolist() == [*12 * [0], *12 * [1], *12 * [2]]
@@ -81,50 +81,50 @@ def test_an_evaluation_sees_every_image_once_in_order(home: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prefetch", [1, 9])
-def test_threads_change_nothing(home: Path, threads: int, prefetch: int) -> None:
+def test_threads_and_prefetch_do_not_change_the_batches(home: Path, threads: int, prefetch: int) -> None:
     assert torch.equal(pixels_of(loader(home, threads=threads, prefetch=prefetch)), pixels_of(loader(home)))
 
 
-def test_training_shuffles_and_cuts_anew_in_each_epoch(home: Path) -> None:
+def test_training_shuffles_and_crops_differently_in_each_epoch(home: Path) -> None:
     training = loader(home)
     epochs = [list(training) for _ in range(2)]
     assert [len(epoch) for epoch in epochs] == [4, 4]
     labels = [torch.cat([batch.labels for batch in epoch]) for epoch in epochs]
     assert not torch.equal(labels[0], labels[1])
-    cuts = [{image.numpy().tobytes() for image in pixels_of(epoch)} for epoch in epochs]
-    assert len(cuts[0] | cuts[1]) == 64
+    crops = [{image.numpy().tobytes() for image in pixels_of(epoch)} for epoch in epochs]
+    assert len(crops[0] | crops[1]) == 64
     assert not torch.equal(pixels_of(loader(home, seed=7)), pixels_of(loader(home)))
 
 
-def test_every_image_is_cut_in_its_own_way(tmp_path: Path) -> None:
-    """One photograph many times: no two cuts of it are the same, within a batch or from batch to batch."""
+def test_every_image_gets_its_own_random_crop(tmp_path: Path) -> None:
+    """One photograph many times: no two crops of it are equal, within a batch or between batches."""
     (tmp_path / "one.jpg").write_bytes(encoded(picture(200, 300)))
     images = ImageFiles(tmp_path, ["one.jpg"] * 24, np.zeros(24, np.int64))
     ranks = [DecodingLoader(images, 4, size=32, train=True, rank=rank, world_size=2) for rank in range(2)]
     assert len({image.numpy().tobytes() for rank in ranks for image in pixels_of(rank)}) == 24
 
 
-def test_going_on_gives_the_same_batches(home: Path) -> None:
-    whole = loader(home)
-    list(whole)
-    expected = list(whole)
-    begun = loader(home)
-    list(begun)
-    batches = iter(begun)
+def test_a_resumed_loader_gives_the_remaining_batches(home: Path) -> None:
+    uninterrupted = loader(home)
+    list(uninterrupted)
+    expected = list(uninterrupted)
+    interrupted = loader(home)
+    list(interrupted)
+    batches = iter(interrupted)
     next(batches)
     resumed = loader(home)
-    resumed.load_state_dict(begun.state_dict())
+    resumed.load_state_dict(interrupted.state_dict())
     assert torch.equal(pixels_of(resumed), pixels_of(expected[1:]))
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_ranks_share_the_images(home: Path, train: bool) -> None:
+def test_ranks_divide_the_images(home: Path, train: bool) -> None:
     ranks = [list(loader(home, 6, train, rank=rank, world_size=2)) for rank in range(2)]
     seen = [image.numpy().tobytes() for batches in ranks for image in pixels_of(batches)]
     assert len(seen) == len(set(seen)) == 36
 
 
-def test_a_loader_that_is_left_early_leaves_no_thread(home: Path) -> None:
+def test_closing_a_loader_early_ends_its_threads(home: Path) -> None:
     import threading
 
     batches = iter(loader(home, prefetch=9))
@@ -134,7 +134,7 @@ def test_a_loader_that_is_left_early_leaves_no_thread(home: Path) -> None:
     assert not any("image-decoder" in thread.name for thread in threading.enumerate())
 
 
-def test_waiting_for_decoders_is_seen_by_the_clock(home: Path) -> None:
+def test_the_clock_measures_waiting_for_decoders(home: Path) -> None:
     clock = Clock()
     clock.begin_training(torch.device("cpu"))
     list(loader(home, clock=clock))
@@ -142,7 +142,7 @@ def test_waiting_for_decoders_is_seen_by_the_clock(home: Path) -> None:
     assert sum(clock.training_phases_s[phase] for phase in ("fetch", "decode") if phase in clock.training_phases_s) > 0
 
 
-# What is refused.
+# Errors.
 
 
 def without(home: Path, name: str) -> None:
@@ -173,10 +173,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, home: Path, tmp_path: Path) -> None:
+def test_bad_folders_and_settings_are_refused(case: str, home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "images", tmp_path / "images")
-    spoil, options, message = REFUSED[case]
-    spoil(tmp_path)
+    damage, options, message = REFUSED[case]
+    damage(tmp_path)
     with pytest.raises(UserError) as raised:
         folders(tmp_path, **options)
     assert message.format(images=tmp_path / "images") in str(raised.value) and "\n" not in str(raised.value)
@@ -185,11 +185,11 @@ def test_what_is_refused(case: str, home: Path, tmp_path: Path) -> None:
 def test_a_damaged_image_ends_the_loading_with_its_name(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "images", tmp_path / "images")
     (tmp_path / "images" / "train" / "bee" / "003.JPEG").write_bytes(b"\xff\xd8\xff damaged")
-    with pytest.raises(UserError, match=r"bee/003\.JPEG is no image that can be decoded"):
+    with pytest.raises(UserError, match=r"bee/003\.JPEG cannot be decoded as an image"):
         list(loader(tmp_path))
 
 
-def test_more_images_a_batch_than_there_are_is_refused(home: Path) -> None:
+def test_a_batch_larger_than_the_split_is_refused(home: Path) -> None:
     with pytest.raises(UserError, match=r"hp\.batch_size=40 .* is larger than the training split of 36"):
         loader(home, batch_size=40)
 
@@ -203,7 +203,7 @@ def files(folder: Path) -> ImageFilesDataModule:
     )
 
 
-def test_images_are_found_in_all_folders(tmp_path: Path) -> None:
+def test_images_are_found_in_all_subfolders(tmp_path: Path) -> None:
     for name in ("b.jpg", "a/z.png", "a/b/c.JPG", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(encoded(picture(20, 20), "PNG" if name.endswith("png") else "JPEG"))
@@ -214,7 +214,7 @@ def test_images_are_found_in_all_folders(tmp_path: Path) -> None:
     assert [batch.labels.tolist() for batch in data.predict_dataloader()] == [[-1, -1], [-1]]
 
 
-@pytest.mark.parametrize(("make", "message"), [(True, "holds no image"), (False, "is no folder")])
+@pytest.mark.parametrize(("make", "message"), [(True, "has no image"), (False, "is not a folder")])
 def test_a_folder_without_images_is_refused(make: bool, message: str, tmp_path: Path) -> None:
     if make:
         (tmp_path / "pictures").mkdir()
@@ -222,6 +222,6 @@ def test_a_folder_without_images_is_refused(make: bool, message: str, tmp_path: 
         files(tmp_path / "pictures").prepare_data()
 
 
-def test_unlabelled_images_are_not_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no labels to learn from; give datamodule=image_folder"):
+def test_training_on_unlabelled_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no labels to train on; give datamodule=image_folder"):
         files(tmp_path).setup("fit")

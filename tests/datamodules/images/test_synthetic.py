@@ -1,4 +1,4 @@
-"""Synthetic images: the same each time, of a class each, and on every rank others."""
+"""Synthetic images: equal for equal seeds, and learnable."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def data(**options: Any) -> SyntheticImagesDataModule:
-    made = SyntheticImagesDataModule(**SETTINGS | options)
-    made.setup("fit")
-    return made
+    module = SyntheticImagesDataModule(**SETTINGS | options)
+    module.setup("fit")
+    return module
 
 
-def test_an_epoch_goes_through_the_pool_again_and_again() -> None:
+def test_an_epoch_repeats_the_pool() -> None:
     batches = list(data().train_dataloader())
     assert len(batches) == 7
     assert [batch is batches[step % 3] for step, batch in enumerate(batches)] == [True] * 7
@@ -30,18 +30,18 @@ def test_an_epoch_goes_through_the_pool_again_and_again() -> None:
 def test_images_are_bytes_and_repeat_with_their_seed() -> None:
     first, again, other = (data(data_seed=seed).loader("val").pool for seed in (1, 1, 2))
     assert first[0].pixels.shape == (16, 16, 16, 3) and first[0].pixels.dtype == torch.uint8
-    assert all(torch.equal(mine.pixels, theirs.pixels) for mine, theirs in zip(first, again, strict=True))
+    assert all(torch.equal(one.pixels, two.pixels) for one, two in zip(first, again, strict=True))
     assert not torch.equal(first[0].pixels, other[0].pixels)
     assert not torch.equal(first[0].pixels, first[1].pixels)
 
 
-def test_what_is_evaluated_was_not_trained_on() -> None:
+def test_evaluation_images_differ_from_training_images() -> None:
     trained, evaluated = (data().loader(split).pool[0] for split in ("train", "val"))
     assert not torch.equal(trained.labels, evaluated.labels) and not torch.equal(trained.pixels, evaluated.pixels)
 
 
-def test_an_image_is_known_by_its_pattern() -> None:
-    """The nearest of the classes' mean images, made of the training pool, names the class of other images."""
+def test_an_image_shows_its_class() -> None:
+    """The nearest of the classes' mean training images gives the class of every evaluation image."""
     pools = {split: data(batch_size=64).loader(split, batch_size=64).pool for split in ("train", "val")}
     pixels, labels = (torch.cat(parts) for parts in zip(*pools["train"], strict=True))
     means = torch.stack([pixels[labels == label].float().mean(0) for label in range(5)])
@@ -51,11 +51,11 @@ def test_an_image_is_known_by_its_pattern() -> None:
 
 
 @pytest.mark.parametrize("name", ["steps_per_epoch", "pool_batches", "val_batches"])
-def test_a_count_of_nothing_is_refused(name: str) -> None:
+def test_a_count_below_1_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="give 1 or more of each"):
         data(**{name: 0})
 
 
-def test_another_split_is_refused() -> None:
+def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UserError, match=r"datamodule\.predict=test: there is no such split; choose from train, val"):
         data(predict="test").predict_dataloader()

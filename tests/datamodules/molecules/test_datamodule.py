@@ -27,7 +27,7 @@ def raw(tmp_path):
     return path
 
 
-def made(raw, selection=None, smiles=None):
+def prepared_from(raw, selection=None, smiles=None):
     if smiles is not None:
         raw.write_text("\n".join(smiles) + "\n")
 
@@ -37,13 +37,13 @@ def made(raw, selection=None, smiles=None):
     return prepare([raw], read, QM9, raw.parent / "data", selection or Selection(), workers=1)
 
 
-def halves(total):
+def first_half(total):
     return np.arange(total // 2)
 
 
-def test_prepared_molecules_are_what_encoding_gives(raw):
-    prepared = made(raw)
-    data = load(prepared, QM9, halves)
+def test_prepared_molecules_equal_encoded_molecules(raw):
+    prepared = prepared_from(raw)
+    data = load(prepared, QM9, first_half)
     assert data.smiles == SMILES
     for position, text in enumerate(SMILES):
         nodes, edges = encode(text, QM9)
@@ -55,21 +55,21 @@ def test_prepared_molecules_are_what_encoding_gives(raw):
     assert names(raw.parent / "data") == ["prepared_all"]
 
 
-def test_the_second_time_nothing_is_read_or_encoded(raw):
-    prepared = made(raw)
+def test_a_prepared_folder_is_not_prepared_again(raw):
+    prepared = prepared_from(raw)
     assert prepare([raw], pytest.fail, QM9, raw.parent / "data", Selection()) == prepared
 
 
 def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
-    data = load(made(raw, Selection(limit=6, seed=3)), QM9, lambda total: np.array([0, 2, 4, 6, 8]))
+    data = load(prepared_from(raw, Selection(limit=6, seed=3)), QM9, lambda total: np.array([0, 2, 4, 6, 8]))
     assert len(data.nodes) == 6 and data.smiles == [text for text in SMILES if text in data.smiles]
     for i in data.valid_index:
         assert SMILES.index(data.smiles[i]) % 2 == 0
     for i in data.train_index:
         assert SMILES.index(data.smiles[i]) % 2 == 1
-    other = load(made(raw, Selection(limit=6, seed=4)), QM9, halves)
+    other = load(prepared_from(raw, Selection(limit=6, seed=4)), QM9, first_half)
     assert other.smiles != data.smiles
-    assert load(made(raw, Selection(limit=99)), QM9, halves).smiles == SMILES
+    assert load(prepared_from(raw, Selection(limit=99)), QM9, first_half).smiles == SMILES
     with pytest.raises(UserError, match="limit=0"):
         Selection(limit=0)
 
@@ -84,15 +84,15 @@ def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
         ("C" * 10, "raw.smiles line 3: .* too many atoms: 10, and qm9_molecules allows 9"),
     ],
 )
-def test_a_bad_molecule_is_refused_and_leaves_nothing(raw, bad, said):
+def test_a_bad_molecule_is_refused_and_leaves_no_file(raw, bad, said):
     with pytest.raises(UserError, match=said) as caught:
-        made(raw, smiles=[*SMILES[:2], bad, *SMILES[2:]])
+        prepared_from(raw, smiles=[*SMILES[:2], bad, *SMILES[2:]])
     assert "\n" not in str(caught.value) and "skip_bad=true" in str(caught.value)
     assert names(raw.parent / "data") == []
 
 
-def test_bad_molecules_can_be_left_out_and_everything_else_stays_in_place(raw):
-    prepared = made(raw, Selection(skip_bad=True), ["C1CC", *SMILES[:5], "[Na]", *SMILES[5:]])
+def test_leaving_out_bad_molecules_keeps_the_others_in_their_split(raw):
+    prepared = prepared_from(raw, Selection(skip_bad=True), ["C1CC", *SMILES[:5], "[Na]", *SMILES[5:]])
     data = load(prepared, QM9, lambda total: np.arange(6))
     assert data.smiles == SMILES
     assert [data.smiles[i] for i in data.valid_index] == SMILES[:5]
@@ -102,59 +102,59 @@ def test_bad_molecules_can_be_left_out_and_everything_else_stays_in_place(raw):
     assert json.loads((prepared / "meta.json").read_text())["bad"] == 2
 
 
-def test_nothing_but_bad_molecules_is_refused(raw):
+def test_a_file_of_bad_molecules_only_is_refused(raw):
     with pytest.raises(UserError, match="no molecule"):
-        made(raw, Selection(skip_bad=True), ["C1CC"])
+        prepared_from(raw, Selection(skip_bad=True), ["C1CC"])
     assert names(raw.parent / "data") == []
 
 
-def test_an_interrupted_preparation_leaves_nothing(raw, monkeypatch):
+def test_an_interrupted_preparation_leaves_no_file(raw, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(np, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        made(raw)
+        prepared_from(raw)
     assert names(raw.parent / "data") == []
 
 
-def test_a_folder_that_cannot_be_written_is_a_users_error(raw):
+def test_a_folder_that_cannot_be_written_is_a_user_error(raw):
     (raw.parent / "data").write_text("")
     with pytest.raises(UserError, match="cannot write"):
-        made(raw)
+        prepared_from(raw)
 
 
 @pytest.mark.parametrize("name", ["nodes.npy", "edges.npy", "rows.npy", "smiles.txt", "canonical.txt"])
 def test_a_truncated_or_altered_file_is_refused(raw, name):
-    prepared = made(raw)
+    prepared = prepared_from(raw)
     whole = (prepared / name).read_bytes()
     for broken in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), None):
         (prepared / name).unlink()
         if broken is not None:
             (prepared / name).write_bytes(broken)
         with pytest.raises(UserError, match=rf"{name} is missing, truncated or altered: delete .*prepared_all"):
-            load(prepared, QM9, halves)
+            load(prepared, QM9, first_half)
         (prepared / name).write_bytes(whole)
-    load(prepared, QM9, halves)
+    load(prepared, QM9, first_half)
 
 
-def test_other_inputs_or_a_broken_description_are_refused(raw):
-    prepared = made(raw)
+def test_other_inputs_or_damaged_metadata_are_refused(raw):
+    prepared = prepared_from(raw)
     with pytest.raises(UserError, match="prepared from other files"):
-        made(raw, smiles=SMILES[::-1])
+        prepared_from(raw, smiles=SMILES[::-1])
     (prepared / "meta.json").write_text("{")
     with pytest.raises(UserError, match=r"meta.json cannot be read .* delete"):
-        made(raw)
+        prepared_from(raw)
 
 
-def test_a_split_with_an_empty_half_is_refused(raw):
-    prepared = made(raw)
-    for held_out in (np.arange(0), np.arange(10)):
-        with pytest.raises(UserError, match="empty half"):
+def test_an_empty_split_is_refused(raw):
+    prepared = prepared_from(raw)
+    for held_out, empty in ((np.arange(0), "validation"), (np.arange(10), "training")):
+        with pytest.raises(UserError, match=f"the {empty} split of the 10 molecules .* is empty"):
             load(prepared, QM9, lambda total, held_out=held_out: held_out)
 
 
-def test_a_split_file_counts_from_one(tmp_path):
+def test_row_numbers_of_a_split_file_start_at_1(tmp_path):
     path = tmp_path / "split.json"
     path.write_text("[3, 1, 10]")
     assert read_split(path, 10).tolist() == [0, 2, 9]
@@ -162,8 +162,8 @@ def test_a_split_file_counts_from_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("[1", "cannot be read"), ('{"a": 1}', "no JSON list"), ("[1.5]", "no JSON list"), ("[0]", "names row 0"),
-     ("[11]", "names row 11"), ("[2, 2]", "twice")],
+    [("[1", "cannot be read"), ('{"a": 1}', "not a JSON list"), ("[1.5]", "not a JSON list"), ("[0]", "has row 0"),
+     ("[11]", "has row 11"), ("[2, 2]", "twice")],
 )  # fmt: skip
 def test_a_wrong_split_file_is_refused(tmp_path, text, said):
     path = tmp_path / "split.json"
@@ -179,7 +179,7 @@ def test_a_seeded_split_has_the_share_and_depends_on_the_seed():
     assert not np.array_equal(split, seeded_split(249_455, zinc250k.HELD_OUT_SHARE, 1))
 
 
-def test_zinc_drops_the_extra_row_and_takes_the_official_split(tmp_path, monkeypatch):
+def test_zinc_drops_the_extra_row_and_uses_the_official_split(tmp_path, monkeypatch):
     mirror = tmp_path / "mirror"
     mirror.mkdir()
     raw = mirror / "zinc250k.smiles"

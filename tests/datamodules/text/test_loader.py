@@ -1,4 +1,4 @@
-"""Batches of tokens: what stands in them, their sizes, the order, the shares of ranks, the position, the counting."""
+"""Batches of tokens: contents, sizes, order, shares of ranks, resuming, token counts."""
 
 from collections import Counter
 from itertools import chain, combinations, pairwise
@@ -29,7 +29,7 @@ def loader(padding: str, batch_size: int = 8, *, train: bool = True, **order: An
     return TokenLoader(tokens, batch_size, **options)
 
 
-def taken_apart(batch: Batch) -> list[tuple[int, list[int]]]:
+def sentences_of(batch: Batch) -> list[tuple[int, list[int]]]:
     """The label and the tokens of each sentence."""
     if isinstance(batch, PackedTokens):
         parts = [batch.ids[a:b].tolist() for a, b in pairwise(batch.starts.tolist())]
@@ -49,15 +49,15 @@ def rows(batches: TokenLoader) -> list[int]:
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 8, 203])
-def test_every_sentence_comes_as_it_is(padding: str, train: bool, batch_size: int) -> None:
-    found = [pair for batch in loader(padding, batch_size, train=train) for pair in taken_apart(batch)]
+def test_every_sentence_keeps_its_tokens(padding: str, train: bool, batch_size: int) -> None:
+    found = [pair for batch in loader(padding, batch_size, train=train) for pair in sentences_of(batch)]
     assert len({row for row, _ in found}) == len(found) == (COUNT // batch_size * batch_size if train else COUNT)
     for row, ids in found:
         assert ids == DATA.ids[DATA.starts[row] : DATA.starts[row + 1]].tolist()
 
 
 @pytest.mark.parametrize("padding", ["max_length", "longest", "bucketed"])
-def test_padding_stands_behind_each_sentence(padding: str) -> None:
+def test_padding_follows_each_sentence(padding: str) -> None:
     for batch in loader(padding):
         assert isinstance(batch, PaddedTokens)
         assert batch.ids.shape[1] == MAX_LENGTH or padding != "max_length"
@@ -80,41 +80,41 @@ def test_a_packed_batch_has_its_padding_at_the_end() -> None:
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("batch_size", [4, 32])
-def test_sizes_are_few_over_many_epochs(padding: str, batch_size: int) -> None:
+def test_batches_of_many_epochs_have_few_sizes(padding: str, batch_size: int) -> None:
     batches = loader(padding, batch_size)
     found = Counter(size_of(batch) for _ in range(20) for batch in batches)
-    usual = batches.sizes.tolist()
-    assert 1 <= len(usual) <= (1 if padding == "max_length" else 4)
-    assert sum(found[size] for size in usual) >= 0.99 * found.total()
+    chosen = batches.sizes.tolist()
+    assert 1 <= len(chosen) <= (1 if padding == "max_length" else 4)
+    assert sum(found[size] for size in chosen) >= 0.99 * found.total()
 
 
 @pytest.mark.parametrize("padding", ["longest", "packed"])
-def test_a_batch_has_the_smallest_size_that_takes_it(padding: str) -> None:
+def test_a_batch_has_the_smallest_size_that_fits(padding: str) -> None:
     batches = loader(padding, train=False)
     batches.sizes = batches.sizes[:2]  # some batches are larger
     for batch in batches:
         lengths = LENGTHS[batch.labels]
-        need = int(lengths.sum() if padding == "packed" else lengths.max())
-        rounded = -(-need // MULTIPLE[padding]) * MULTIPLE[padding]
-        assert size_of(batch) == next((size for size in batches.sizes.tolist() if size >= need), rounded)
+        minimum = int(lengths.sum() if padding == "packed" else lengths.max())
+        rounded = -(-minimum // MULTIPLE[padding]) * MULTIPLE[padding]
+        assert size_of(batch) == next((size for size in batches.sizes.tolist() if size >= minimum), rounded)
 
 
-def test_a_size_is_never_more_than_the_longest_allowed() -> None:
+def test_a_size_is_never_above_max_length() -> None:
     batches = loader("longest", max_length=LONGEST)
     assert max(batch.ids.shape[1] for batch in batches) == LONGEST
 
 
-def test_few_sizes_are_the_best_there_are() -> None:
-    needs = torch.from_numpy(np.random.default_rng(1).integers(1, 12, 40) * 8)
-    values = needs.unique().tolist()
+def test_few_sizes_finds_the_least_total() -> None:
+    minimum = torch.from_numpy(np.random.default_rng(1).integers(1, 12, 40) * 8)
+    values = minimum.unique().tolist()
 
     def total(sizes: tuple[int, ...]) -> int:
-        return sum(min(size for size in sizes if size >= need) for need in needs.tolist())
+        return sum(min(size for size in sizes if size >= least) for least in minimum.tolist())
 
-    for most in (1, 2, 3, 4):
-        best = min(total((*chosen, values[-1])) for chosen in combinations(values[:-1], most - 1))
-        sizes = few_sizes(needs, most)
-        assert sizes == sorted(set(sizes)) and len(sizes) <= most
+    for count in (1, 2, 3, 4):
+        best = min(total((*chosen, values[-1])) for chosen in combinations(values[:-1], count - 1))
+        sizes = few_sizes(minimum, count)
+        assert sizes == sorted(set(sizes)) and len(sizes) <= count
         assert total(tuple(sizes)) == best
     assert few_sizes(torch.tensor([8, 8]), 4) == [8]
 
@@ -128,7 +128,7 @@ def test_epochs_differ_and_repeat_with_the_seed(padding: str) -> None:
     assert rows(loader(padding, seed=4)) != first
 
 
-def test_buckets_hold_like_lengths_in_random_order() -> None:
+def test_bucketed_batches_have_similar_lengths_and_random_order() -> None:
     batches = list(loader("bucketed"))
     spread = [int(batch.lengths.max() - batch.lengths.min()) for batch in batches if isinstance(batch, PaddedTokens)]
     assert np.median(spread) <= 1
@@ -136,7 +136,7 @@ def test_buckets_hold_like_lengths_in_random_order() -> None:
     assert sizes != sorted(sizes) and sizes != sorted(sizes, reverse=True)
 
 
-def test_packed_batches_have_about_as_many_tokens() -> None:
+def test_packed_batches_have_similar_numbers_of_tokens() -> None:
     batches = loader("packed", 8)
     list(batches)
     balanced = np.array([real for real, _ in batches.counts])
@@ -151,7 +151,7 @@ def test_evaluation_keeps_the_order() -> None:
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("world_size", [1, 3, 16])
-def test_evaluation_sees_every_sentence_once_at_any_world_size(padding: str, world_size: int) -> None:
+def test_evaluation_has_every_sentence_once_at_any_world_size(padding: str, world_size: int) -> None:
     shares = [rows(loader(padding, 4, train=False, rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert sorted(chain.from_iterable(shares)) == list(range(COUNT))
 
@@ -164,45 +164,45 @@ def test_ranks_train_on_shares_that_do_not_overlap(padding: str) -> None:
     assert len(set(together)) == len(together) == COUNT // 24 * 24
 
 
-def test_ranks_have_batches_of_like_lengths_at_a_time() -> None:
+def test_ranks_have_batches_of_similar_lengths_in_each_step() -> None:
     shares = [loader("bucketed", rank=rank, world_size=2) for rank in range(2)]
-    longest = np.array([[max(len(ids) for _, ids in taken_apart(batch)) for batch in share] for share in shares])
+    longest = np.array([[max(len(ids) for _, ids in sentences_of(batch)) for batch in share] for share in shares])
     assert abs(longest[0] - longest[1]).mean() < abs(longest[0] - longest[1][::-1]).mean() / 4
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_a_saved_position_goes_on_where_it_was(padding: str) -> None:
+def test_a_resumed_loader_gives_the_remaining_batches(padding: str) -> None:
     def leaves(batch: Batch) -> list[Any]:
         return [leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
 
-    whole = loader(padding)
-    assert whole.state_dict() == {"epoch": 0, "position": 0}
-    batches = [leaves(batch) for _ in range(3) for batch in whole]
-    broken = loader(padding)
-    list(broken)
-    seen = iter(broken)
+    uninterrupted = loader(padding)
+    assert uninterrupted.state_dict() == {"epoch": 0, "position": 0}
+    batches = [leaves(batch) for _ in range(3) for batch in uninterrupted]
+    interrupted = loader(padding)
+    list(interrupted)
+    iterator = iter(interrupted)
     for _ in range(4):
-        next(seen)
+        next(iterator)
     resumed = loader(padding)
-    resumed.load_state_dict(broken.state_dict())
-    assert [leaves(batch) for _ in range(2) for batch in resumed] == batches[len(whole) + 4 :]
+    resumed.load_state_dict(interrupted.state_dict())
+    assert [leaves(batch) for _ in range(2) for batch in resumed] == batches[len(uninterrupted) + 4 :]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_tokens_are_counted_batch_by_batch(padding: str) -> None:
     batches = loader(padding)
-    given = [batch for _ in range(2) for batch in batches]
-    for batch, (real, processed) in zip(given, batches.counts, strict=True):
-        assert real == sum(len(ids) for _, ids in taken_apart(batch))
+    found = [batch for _ in range(2) for batch in batches]
+    for batch, (real, processed) in zip(found, batches.counts, strict=True):
+        assert real == sum(len(ids) for _, ids in sentences_of(batch))
         assert processed == batch.processed_tokens == batch.ids.numel()
 
 
-def test_a_batch_of_more_sentences_than_there_are() -> None:
+def test_a_batch_larger_than_the_split_is_refused() -> None:
     with pytest.raises(UserError, match=r"hp.batch_size=102 on 2 rank\(s\) is larger than the training split of 203"):
         loader("packed", 102, world_size=2)
 
 
-def test_more_ranks_than_sentences() -> None:
+def test_more_ranks_than_sentences_are_refused() -> None:
     assert len(loader("packed", train=False, rank=202, world_size=203)) == 1
     with pytest.raises(UserError, match="203 sentences are too few for 204 ranks"):
         loader("packed", train=False, world_size=204)

@@ -1,4 +1,4 @@
-"""SST-2 as a datamodule: its splits, its cache, what it refuses."""
+"""SST-2 as a datamodule: splits, prepared folders, errors."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.sst2_rows import CLS, PIECES, SEP, labels, write_files, write
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """What makes a datamodule of tiny files."""
+    """The arguments of a datamodule of tiny files."""
     return {
         "name": "sst2",
         "data_dir": str(tmp_path / "data"),
@@ -38,7 +38,7 @@ def caches(options: dict[str, Any]) -> set[Path]:
 
 
 @pytest.mark.parametrize(("padding", "kind"), [("max_length", PaddedTokens), ("packed", PackedTokens)])
-def test_batches_of_every_split(padding: str, kind: type, options: dict[str, Any]) -> None:
+def test_every_split_has_its_sentences(padding: str, kind: type, options: dict[str, Any]) -> None:
     datamodule = ready(**options, padding=padding, test_batch_size=4)
     training = list(datamodule.train_dataloader())
     assert [len(batch.labels) for batch in training] == [8] * 5
@@ -59,7 +59,7 @@ def test_training_tokens_are_counted_by_step(options: dict[str, Any]) -> None:
     assert datamodule.tokens(slice(100)) == (sum(real), 5 * 8 * 32)
 
 
-def test_sentences_of_ones_own_need_the_vocabulary_alone(options: dict[str, Any]) -> None:
+def test_other_sentences_need_only_the_vocabulary(options: dict[str, Any]) -> None:
     datamodule = SST2DataModule(**{**options, "raw": "nowhere"}, padding="packed", max_length=4)
     data = datamodule.encode(["good film", "a very long story"], "here")
     (batch,) = datamodule.loader(data, batch_size=3)
@@ -71,9 +71,7 @@ def test_sentences_of_ones_own_need_the_vocabulary_alone(options: dict[str, Any]
         datamodule.encode(["good", ""], "reviews.txt")
 
 
-def test_tokens_are_made_once_for_each_vocabulary_and_each_set_of_files(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_tokens_are_prepared_once_for_each_vocabulary_and_set_of_files(options: dict[str, Any], tmp_path: Path) -> None:
     ready(**options)
     (first,) = caches(options)
     written = (first / "train.npz").stat().st_mtime_ns
@@ -88,7 +86,7 @@ def test_tokens_are_made_once_for_each_vocabulary_and_each_set_of_files(
     assert len(caches(options)) == 3
 
 
-def test_a_cache_that_was_altered_is_refused(options: dict[str, Any]) -> None:
+def test_an_altered_prepared_folder_is_refused(options: dict[str, Any]) -> None:
     ready(**options)
     (cache,) = caches(options)
     np.savez(cache / "dev.npz", ids=np.arange(3))
@@ -96,7 +94,7 @@ def test_a_cache_that_was_altered_is_refused(options: dict[str, Any]) -> None:
         ready(**options)
 
 
-def test_a_bad_sentence_leaves_nothing_behind(options: dict[str, Any]) -> None:
+def test_a_bad_sentence_is_refused_and_leaves_no_file(options: dict[str, Any]) -> None:
     path = Path(options["raw"]) / "dev.tsv"
     write_lines(path, "sentence\tlabel", "good\t1", " \t0")
     with pytest.raises(UserError, match=f"^{path} line 3: the sentence is empty"):
@@ -114,7 +112,7 @@ def test_a_bad_sentence_leaves_nothing_behind(options: dict[str, Any]) -> None:
         ({"batch_size": 41}, "hp.batch_size=41 on 1 rank"),
     ],
 )
-def test_a_choice_that_there_is_not(wrong: dict[str, Any], words: str, options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any], words: str, options: dict[str, Any]) -> None:
     with pytest.raises(UserError) as raised:
         datamodule = ready(**{**options, **wrong})
         datamodule.predict_dataloader()

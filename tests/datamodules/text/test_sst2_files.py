@@ -1,4 +1,4 @@
-"""GLUE's files: how they are read, where they come from, and what is refused with file and line."""
+"""GLUE's files: reading, downloading, and errors with file and line."""
 
 import socket
 import zipfile
@@ -25,7 +25,7 @@ def test_sentences_and_labels_are_read(tmp_path: Path) -> None:
     assert found.tolist() == [UNLABELLED] * 5
 
 
-def test_what_looks_like_a_quotation_or_an_end_of_line_is_text(tmp_path: Path) -> None:
+def test_quotation_marks_and_unicode_line_ends_are_text(tmp_path: Path) -> None:
     path = tmp_path / "some.tsv"
     path.write_bytes('\ufefflabel\tsentence\r\n1\t" a \x85 film\r\n0\tbad'.encode())
     texts, found = read_tsv(path, labelled=True)
@@ -45,14 +45,14 @@ def test_what_looks_like_a_quotation_or_an_end_of_line_is_text(tmp_path: Path) -
         (["sentence\tlabel", "good\t"], "line 2: the label is ''; it must be 0 or 1"),
     ],
 )
-def test_a_bad_file_is_refused_by_line(lines: list[str], words: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_named(lines: list[str], words: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "train.tsv", *lines)
     with pytest.raises(UserError) as raised:
         read_tsv(tmp_path / "train.tsv", labelled=True)
     assert str(raised.value).startswith(f"{tmp_path / 'train.tsv'} {words}")
 
 
-def test_text_in_another_encoding_is_refused_by_line(tmp_path: Path) -> None:
+def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_bytes("sentence\tlabel\ngood\t1\ncliché\t0\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"train.tsv line 3 is not UTF-8 \(byte 0xe9\): save the file as UTF-8"):
@@ -62,19 +62,19 @@ def test_text_in_another_encoding_is_refused_by_line(tmp_path: Path) -> None:
         read_tsv(path, labelled=True)
 
 
-def test_own_files_may_lack_the_test_split_alone(tmp_path: Path) -> None:
+def test_only_the_test_split_of_own_files_is_optional(tmp_path: Path) -> None:
     write_files(tmp_path)
     assert list(own_files(tmp_path)) == ["train", "dev", "test"]
     (tmp_path / "test.tsv").unlink()
     assert list(own_files(tmp_path)) == ["train", "dev"]
     (tmp_path / "dev.tsv").unlink()
-    with pytest.raises(UserError, match=f"datamodule.raw={tmp_path} holds no dev.tsv: give a folder"):
+    with pytest.raises(UserError, match=f"datamodule.raw={tmp_path} has no dev.tsv: give a folder"):
         own_files(tmp_path)
 
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an archive like GLUE's, whose files count as GLUE's own."""
+    """A folder with an archive like GLUE's, whose checksums are patched in."""
     origin, folder = write_files(tmp_path / "origin"), tmp_path / "data"
     folder.mkdir()
     with zipfile.ZipFile(folder / "SST-2.zip", "w") as archive:
@@ -84,35 +84,35 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_archive_is_unpacked_and_checked(fetched: Path) -> None:
+def test_the_archive_is_unpacked_and_verified(fetched: Path) -> None:
     paths = glue_files(fetched)
     assert read_tsv(paths["dev"], labelled=True)[1].tolist() == labels(11)
     assert glue_files(fetched) == paths
     write_lines(paths["dev"], "sentence\tlabel")
-    with pytest.raises(UserError, match=r"dev.tsv is not GLUE's: delete it, or give .* datamodule.raw=FOLDER"):
+    with pytest.raises(UserError, match=r"dev.tsv is not GLUE's file: delete it, or give .* datamodule.raw=FOLDER"):
         glue_files(fetched)
 
 
-def test_a_damaged_archive_is_refused_and_leaves_nothing(fetched: Path) -> None:
+def test_a_damaged_archive_is_refused_and_leaves_no_file(fetched: Path) -> None:
     archive = fetched / "SST-2.zip"
     whole = archive.read_bytes()
     for damaged in (whole[:-100], whole.replace(b"good", b"gxxd")):
         archive.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"SST-2.zip is truncated or altered .*: delete it to fetch it again"):
+        with pytest.raises(UserError, match=r"SST-2.zip is truncated or altered .*: delete it to download it again"):
             glue_files(fetched)
         assert [path.name for path in fetched.iterdir()] == ["SST-2.zip"]
 
 
-def test_an_archive_without_a_file(fetched: Path) -> None:
+def test_an_archive_without_an_expected_file_is_refused(fetched: Path) -> None:
     with zipfile.ZipFile(fetched / "SST-2.zip", "w") as archive:
         archive.writestr("SST-2/other.tsv", "")
     with pytest.raises(UserError, match=r"SST-2.zip is truncated or altered"):
         glue_files(fetched)
 
 
-def test_an_address_out_of_reach_asks_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_unreachable_url_asks_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # nobody listens there once it is closed
+        port = server.getsockname()[1]  # unused once the server is closed
     monkeypatch.setattr(sst2_files, "URL", f"http://127.0.0.1:{port}/SST-2.zip")
-    with pytest.raises(UserError, match=r"^cannot fetch .*, or give train.tsv and dev.tsv as datamodule.raw=FOLDER$"):
+    with pytest.raises(UserError, match=r"^cannot download .*, or give train.tsv and dev.tsv as datamodule.raw=FOLD"):
         glue_files(tmp_path)

@@ -1,4 +1,4 @@
-"""Synthetic sentences: of the lengths that are asked for, the same every time, with something to learn."""
+"""Synthetic sentences: lengths, seeds, and labels that can be learnt."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from src.datamodules.text.synthetic import CLS, FIRST_WORD, SEP, SyntheticTokens
 from src.errors import UserError
 
 
-def made(**options: Any) -> SyntheticTokensDataModule:
+def ready(**options: Any) -> SyntheticTokensDataModule:
     given = {"name": "synthetic", "sentences": {"train": 4000, "dev": 50}, "batch_size": 8, "seed": 1, **options}
     datamodule = SyntheticTokensDataModule(**given)
     datamodule.setup("fit")
@@ -18,7 +18,7 @@ def made(**options: Any) -> SyntheticTokensDataModule:
 
 
 def test_lengths_are_like_those_of_sst2() -> None:
-    loader = made(padding="packed").loader("train")
+    loader = ready(padding="packed").loader("train")
     assert float(loader.tokens.lengths.float().mean()) == pytest.approx(13.3, rel=0.03)
     assert (int(loader.tokens.lengths.min()), loader.tokens.longest) == (3, 66)
     batch = next(iter(loader))
@@ -27,22 +27,22 @@ def test_lengths_are_like_those_of_sst2() -> None:
     assert (batch.ids[starts[:-1]] == CLS).all() and (batch.ids[starts[1:] - 1] == SEP).all()
 
 
-def test_every_place_can_be_a_token() -> None:
-    batch = next(iter(made(length=32, max_length=32).loader("dev")))
+def test_batches_without_padding_are_possible() -> None:
+    batch = next(iter(ready(length=32, max_length=32).loader("dev")))
     assert isinstance(batch, PaddedTokens)
     assert batch.ids.shape == (8, 32) and (batch.ids > 0).all() and (batch.lengths == 32).all()
 
 
-def test_sentences_are_the_same_every_time_and_those_of_splits_are_not() -> None:
-    alike = {"sentences": {"train": 50, "dev": 50}, "length": 20}
-    first, again, other = (made(data_seed=seed, **alike) for seed in (0, 0, 1))
+def test_sentences_depend_on_the_seed_and_the_split() -> None:
+    options = {"sentences": {"train": 50, "dev": 50}, "length": 20}
+    first, again, other = (ready(data_seed=seed, **options) for seed in (0, 0, 1))
     ids = [each.loader("dev").tokens.ids for each in (first, again, other)]
     assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
     assert not torch.equal(ids[0], first.loader("train").tokens.ids)
 
 
-def test_a_sentence_shows_its_label_by_most_of_its_words() -> None:
-    tokens = made(length=40, vocabulary_size=2001).loader("train").tokens
+def test_most_words_of_a_sentence_show_its_label() -> None:
+    tokens = ready(length=40, vocabulary_size=2001).loader("train").tokens
     words = tokens.ids.view(-1, 40)[:, 1:-1]
     assert int(words.min()) >= FIRST_WORD and int(words.max()) < 2001
     is_upper = (words >= FIRST_WORD + 501).float().mean(1)
@@ -52,13 +52,13 @@ def test_a_sentence_shows_its_label_by_most_of_its_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("options", "message"),
     [
-        ({"sentences": {"train": 5}}, "datamodule.sentences wants 1 or more for each of train and dev"),
-        ({"length": 513}, "datamodule.length=513 is no length of a sentence; give 3 to 512"),
+        ({"sentences": {"train": 5}}, "datamodule.sentences=.*: give 1 or more for each of train and dev"),
+        ({"length": 513}, "datamodule.length=513 is out of range; give 3 to 512"),
         ({"vocabulary_size": 1000}, "datamodule.vocabulary_size=1000 is too few; give 1001 or more"),
     ],
 )
-def test_what_makes_no_sentences(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        made(**options)
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ready(**options)

@@ -1,4 +1,4 @@
-"""Vocabularies: where they come from, what they make of sentences, what is refused."""
+"""Vocabularies: sources, tokenisation and errors."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
 
 
 def pieces_of(data: TokenData) -> list[list[str]]:
-    """The word pieces of each sentence, without the first and the last."""
+    """The word pieces of each sentence, without [CLS] and [SEP]."""
     parts = np.split(data.ids, data.starts[1:-1])
     assert all(part[0] == CLS and part[-1] == SEP for part in parts)
     return [[PIECES[piece] for piece in part[1:-1]] for part in parts]
@@ -40,18 +40,18 @@ def test_words_become_pieces_in_lower_case_without_accents(vocabulary: Vocabular
     assert UNK in data.ids
 
 
-def test_more_sentences_than_one_share_come_in_their_order(vocabulary: Vocabulary) -> None:
+def test_sentences_of_several_chunks_keep_their_order(vocabulary: Vocabulary) -> None:
     many = sentences(CHUNK + 3)
     assert pieces_of(vocabulary.encode(many, "here")) == [sentence.split() for sentence in many]
 
 
-def test_a_folder_and_its_file_are_one_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_a_folder_and_its_file_give_the_same_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
     file = Vocabulary(str(tmp_path / "vocab.txt"))
     assert (file.path, file.sha256) == (vocabulary.path, vocabulary.sha256)
     assert file.size == len(PIECES)
 
 
-def test_a_file_with_the_ends_of_lines_of_windows(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_windows_line_ends_are_accepted(tmp_path: Path, vocabulary: Vocabulary) -> None:
     path = tmp_path / "windows.txt"
     path.write_bytes(vocabulary.path.read_bytes().replace(b"\n", b"\r\n"))
     assert Vocabulary(str(path)).ids == vocabulary.ids
@@ -63,8 +63,8 @@ def test_a_sentence_without_a_piece_is_named_by_its_line(sentence: str, vocabula
         vocabulary.encode(["good", "bad", sentence], "some file", first_line=10)
 
 
-def test_no_sentence_at_all(vocabulary: Vocabulary) -> None:
-    with pytest.raises(UserError, match=r"^some file holds no sentences"):
+def test_a_file_without_sentences_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(UserError, match=r"^some file has no sentences"):
         vocabulary.encode([], "some file")
 
 
@@ -75,25 +75,25 @@ def test_no_sentence_at_all(vocabulary: Vocabulary) -> None:
         ((PIECES[1], PIECES[0], *PIECES[2:]), r"vocab.txt line 2: \[PAD\] must be the first line"),
     ],
 )
-def test_a_file_that_is_no_vocabulary(pieces: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_an_invalid_vocabulary_is_refused(pieces: tuple[str, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         Vocabulary(str(write_vocabulary(tmp_path, pieces)))
 
 
-def test_a_vocabulary_in_another_encoding(tmp_path: Path) -> None:
+def test_a_vocabulary_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes("é\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"vocab.txt is not UTF-8"):
         Vocabulary(str(tmp_path))
 
 
-def test_a_place_without_a_vocabulary(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no vocab\.txt: give a folder that does"):
+def test_a_missing_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no vocab\.txt: give a folder with one"):
         Vocabulary(str(tmp_path))
     with pytest.raises(UserError, match="there is no such file or folder"):
         Vocabulary(str(tmp_path / "none"))
 
 
-def test_a_hub_out_of_reach_asks_for_a_folder(tmp_path: Path) -> None:
+def test_the_error_of_an_unreachable_hub_asks_for_a_folder(tmp_path: Path) -> None:
     script = """
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
@@ -104,6 +104,6 @@ except UserError as error:
 """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.stdout.startswith("datamodule.vocabulary=distilbert-base-uncased is no local folder, and the Hugging")
+    assert ended.stdout.startswith("datamodule.vocabulary=distilbert-base-uncased is not a local folder, and the Hugg")
     assert ended.stdout.endswith(" (it cannot be reached): give datamodule.vocabulary=FOLDER with its vocab.txt\n")
     assert ended.stdout.count("\n") == 1

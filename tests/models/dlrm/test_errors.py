@@ -101,7 +101,7 @@ def test_resuming_with_other_tables_is_an_error(tmp_path: Path) -> None:
 
 def test_missing_data_is_an_error(tmp_path: Path) -> None:
     line = error_of(tiny_dlrm(tmp_path, data=("datamodule=criteo",)))
-    assert line.startswith(f"{tmp_path / 'data' / 'criteo'} holds no feature_spec.yaml: prepare it with `prepare.py")
+    assert line.startswith(f"{tmp_path / 'data' / 'criteo'} has no feature_spec.yaml: prepare it with `prepare.py")
 
 
 def test_a_malformed_line_of_a_raw_log_is_named(tmp_path: Path) -> None:
