@@ -57,9 +57,9 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
     found: dict[str, Callable[[bytes], Any]] = {
         "decoded whole, simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),
         "decoded whole, Pillow": lambda data: np.asarray(Image.open(io.BytesIO(data))),
-        "224 x 224 of the centre, ours": lambda data: decode(data, SIZE),
+        "224 x 224 of the centre, Reprise": lambda data: decode(data, SIZE),
         "224 x 224 of the centre, Pillow": by_pillow,
-        "224 x 224 of a random part, ours": lambda data: decode(data, SIZE, draws),
+        "224 x 224 of a random part, Reprise": lambda data: decode(data, SIZE, draws),
     }
     if find_spec("cv2"):
         cv2: Any = import_module("cv2")
