@@ -1,1 +1,1 @@
-"""Parts of the fast paths timed alone; `python -m benchmarks.<name>` prints a table. Whole runs have records."""
+"""Benchmarks of single parts, such as kernels and loaders: `python -m benchmarks.<name>` prints a table."""

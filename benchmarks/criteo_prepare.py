@@ -1,8 +1,8 @@
-"""How fast raw click logs are prepared, and in how much memory: `python -m benchmarks.criteo_prepare --rows 20000000`.
+"""Time and memory of preparing raw click logs: `python -m benchmarks.criteo_prepare --rows 20000000`.
 
-Writes 24 day files of made-up rows with the text of real ones (8-digit ids by power laws over the Terabyte set's
-cardinalities, small integers, missing fields), prepares them, and prints rows per second and core, and the peak memory
-of all processes together: resident pages, of which those that several processes share count once (PSS).
+Writes 24 day files of random rows in the format of real ones (8-digit ids by power laws over the Terabyte set's
+cardinalities, small integers, missing fields) and prepares them. Prints rows per second and core, and the peak memory
+of all processes: resident pages, counted once if shared (PSS).
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--workers", type=int, default=min(cpu_count(), MAX_WORKERS))
     parser.add_argument("--gzip", action="store_true", help="compress the day files")
-    parser.add_argument("--folder", type=Path, help="a folder with room for 550 bytes a row")
+    parser.add_argument("--folder", type=Path, help="a folder with 550 bytes of free space a row")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -67,28 +67,28 @@ def main() -> None:
 
 
 def cpu_seconds() -> float:
-    """What the cores have worked for this process and its children that are over."""
+    """CPU seconds of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 class PeakMemory:
-    """The most memory, in bytes, that this process and its children had together while it is entered."""
+    """Measures the peak memory in bytes of this process and its children, sampled every 0.1 s in a thread."""
 
     peak = own = 0
 
     def __enter__(self) -> "PeakMemory":
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
 
     def _watch(self) -> None:
         process = psutil.Process()
-        while not self._over.wait(0.1):
+        while not self._stop.wait(0.1):
             own = process.memory_full_info().pss
             total = own
             for child in process.children(recursive=True):
@@ -99,7 +99,7 @@ class PeakMemory:
 
 
 def write_days(folder: Path, rows: int, compressed: bool) -> int:
-    """The bytes of the day files that were written."""
+    """Writes the day files; returns their size in bytes."""
     generator = np.random.default_rng(0)
     size = 0
     for day in range(NUM_DAYS):
@@ -113,8 +113,8 @@ def write_days(folder: Path, rows: int, compressed: bool) -> int:
 
 
 def text(generator: np.random.Generator, rows: int) -> UInt8[np.ndarray, " bytes"]:
-    """So many lines: all fields in their full width beside each other, then what is not to be seen left out."""
-    parts, shown = [], []
+    """Random lines: generates all fields at full width, then drops leading zeros and missing fields."""
+    parts, kept = [], []
     for column in range(40):
         if column < 14:
             numbers = (generator.random(rows) < 0.03) if column == 0 else np.exp(generator.gamma(2, 1.3, rows)) - 2
@@ -128,12 +128,12 @@ def text(generator: np.random.Generator, rows: int) -> UInt8[np.ndarray, " bytes
         if column:
             wide &= (generator.random(rows) >= MISSING)[:, None]
         parts += [np.frombuffer(b"0123456789abcdef", np.uint8)[digits], np.full((rows, 1), 10 if column == 39 else 9)]
-        shown += [wide, np.ones((rows, 1), bool)]
-    return np.concatenate(parts, axis=1).astype(np.uint8)[np.concatenate(shown, axis=1)]
+        kept += [wide, np.ones((rows, 1), bool)]
+    return np.concatenate(parts, axis=1).astype(np.uint8)[np.concatenate(kept, axis=1)]
 
 
 def ids(generator: np.random.Generator, column: int, rows: int) -> np.ndarray:
-    """Ranks by a power law, as 32-bit hashes."""
+    """Random ids: 32-bit hashes of ranks that follow a power law."""
     cardinality = CARDINALITIES[column] * (RARE if CARDINALITIES[column] > 100_000 else 1)
     rank = (cardinality ** generator.random(rows)).astype(np.uint64) + np.uint64(column << 40)
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):

@@ -1,6 +1,6 @@
-"""How fast synthetic clicks are drawn to disk and read back: `python -m benchmarks.criteo_reader --rows 8000000`.
+"""Speed of writing synthetic clicks to disk and of reading them: `python -m benchmarks.criteo_reader --rows 8000000`.
 
-Reading is from the page cache: the first pass over the files is not counted. Of three passes the fastest is printed.
+Files are read from the page cache. Prints the fastest of three passes.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from src.system.workers import cpu_count
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=8_000_000)
-    parser.add_argument("--folder", type=Path, help="where there is room (89 bytes a row)")
+    parser.add_argument("--folder", type=Path, help="a folder with 89 bytes of free space a row")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name) / "clicks"
         begin = time.perf_counter()
         generate(folder, train_rows=options.rows, test_rows=1)
-        rates = {"drawn and written": options.rows / (time.perf_counter() - begin)}
+        rates = {"generated and written": options.rows / (time.perf_counter() - begin)}
         spec = FeatureSpec.load(folder)
         split = SplitBinary(folder, spec, "train")
         begin = time.perf_counter()
@@ -33,7 +33,7 @@ def main() -> None:
         for batch_size in (65_536, 262_144):
             for threads in sorted({1, 2, 4, 8, cpu_count()}):
                 loader = SplitLoader(split, batch_size, drop_last=False, threads=threads)
-                rates[f"read, batches of {batch_size:,}, {threads} threads"] = max(passed(loader) for _ in range(3))
+                rates[f"read, batches of {batch_size:,}, {threads} threads"] = max(read_rate(loader) for _ in range(3))
     bytes_per_row = split.layout.bytes_per_row
     print(f"{options.rows:,} rows of {bytes_per_row} bytes, {cpu_count()} cores\n")
     print("| work | million rows/s | GB/s |\n|---|---:|---:|")
@@ -41,7 +41,7 @@ def main() -> None:
         print(f"| {work} | {rate / 1e6:.1f} | {rate * bytes_per_row / 1e9:.2f} |")
 
 
-def passed(loader: SplitLoader) -> float:
+def read_rate(loader: SplitLoader) -> float:
     """Rows per second of one epoch."""
     begin = time.perf_counter()
     rows = sum(batch.count for batch in loader)

@@ -1,9 +1,9 @@
-"""DistilBERT's kernels alone, on an NVIDIA GPU: `python -m benchmarks.distilbert_kernels [padded|packed|layers] ...`.
+"""Times DistilBERT's kernels on an NVIDIA GPU: `python -m benchmarks.distilbert_kernels [padded|packed|layers] ...`.
 
-`padded` are 96 sentences in 512 places, all of them tokens or as long as SST-2's; `packed` are 96 of SST-2's lengths
-(13 tokens on average, at most 66) one behind the other; `layers` are a whole layer's products and kernels on both.
-Dropout is 0.1. `backward` is the kernel itself; of a layer, forward and backward together less forward. GB/s are of the
-bytes that a kernel must move at least; TFLOP/s count what it multiplies for keys that are tokens.
+`padded`: 96 sentences padded to 512 tokens, once without padding and once of SST-2's lengths; `packed`: 96 concatenated
+sentences of SST-2's lengths (13 tokens on average, at most 66); `layers`: a whole layer on both. Dropout is 0.1.
+`backward` is the kernel itself; for a layer, forward and backward together minus forward. GB/s use the fewest bytes
+that a kernel must move; TFLOP/s count only keys that are real tokens.
 """
 
 import sys
@@ -28,7 +28,7 @@ PRECISIONS = {"bf16": (torch.bfloat16, "high"), "TF32": (torch.float32, "high"),
 
 
 class Row(NamedTuple):
-    """One line of the table; work in bytes or floating-point operations of forward and of backward."""
+    """One line of the table; bytes and floating-point operations are those of forward and of backward."""
 
     name: str
     forward_ms: float
@@ -53,14 +53,14 @@ def main() -> None:
 
 
 def lengths_of_sst2() -> Tensor:
-    """96 lengths as in SST-2's training set: 13 on average, at most 66, the rare ones long."""
+    """96 random lengths like those of SST-2's training set: 13 on average, at most 66."""
     generator = torch.Generator().manual_seed(0)
     drawn = 4 + torch.empty(SENTENCES).exponential_(1 / 9, generator=generator)
     return drawn.int().clamp(max=LONGEST)
 
 
 def batches(chosen: Iterable[str]) -> list[Tokens]:
-    """Full and short sentences in 512 places, and packed ones."""
+    """Padded batches of long and of short sentences, and a packed batch."""
     short, labels = lengths_of_sst2(), torch.zeros(SENTENCES, dtype=torch.int64)
     found: list[Tokens] = []
     if "padded" in chosen or "layers" in chosen:
@@ -79,7 +79,7 @@ def batches(chosen: Iterable[str]) -> list[Tokens]:
 
 
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
-    """The kernels that go over memory once."""
+    """The memory-bound kernels."""
     fused: Any = dispatch.kernels()
     rows, drop = batch.ids.numel(), fused.rows.Drop.seeded([0.1], batch.labels)[0]
     weight, bias = torch.ones(DIM, device="cuda"), torch.zeros(DIM, device="cuda")
@@ -115,7 +115,7 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
 
 
 def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
-    """Of all tokens, and of first ones alone."""
+    """Attention of all tokens, and of first tokens only."""
     fused: Any = dispatch.kernels()
     sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.seeded([0.1], batch.labels)[0]
     q, k, v, out, grad = (torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype) for _ in range(5))
@@ -136,7 +136,7 @@ def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
 
 
 def pairs(sentences: Sentences, first: bool) -> int:
-    """Of a query and a key."""
+    """The number of pairs of a query and a key."""
     keys = sentences.bounds.long() if sentences.padded else sentences.bounds.long().diff()
     queries = torch.full_like(keys, sentences.longest) if sentences.padded else keys
     return int((keys if first else keys * queries).sum())

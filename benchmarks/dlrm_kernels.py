@@ -1,8 +1,8 @@
-"""DLRM's kernels alone, on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
+"""Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
 
-The published tables (frequency limit 15, 15.6 GiB), ids and numericals of src/datamodules/clicks/synthetic.py.
-`backward` is the time of forward and backward together less that of forward. Products count 2 floating-point
-operations a multiply-add; GB/s are of the bytes that a kernel must move at least.
+The published tables (frequency limit 15, 15.6 GiB), with the ids and numericals of src/datamodules/clicks/synthetic.py.
+`backward` is the time of forward and backward together minus forward. A multiply-add counts as 2 floating-point
+operations; GB/s use the fewest bytes that a kernel must move.
 """
 
 import sys
@@ -22,7 +22,7 @@ DIM = 128
 
 
 class Row(NamedTuple):
-    """One line of the table; work in floating-point operations or bytes of one call, of forward and of backward."""
+    """One line of the table; floating-point operations and bytes are those of forward and of backward."""
 
     name: str
     forward_ms: float
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
-    """What a training step is made of."""
+    """Times the kernels of a training step."""
     fused: Any = dispatch.kernels()
     batch, tables = len(clicks.labels), network.tables
     weights, size = list(network.embeddings.parameters()), dtype.itemsize

@@ -1,8 +1,8 @@
-"""How fast photographs are decoded, by which library and by how many threads: `python -m benchmarks.image_decode`.
+"""Speed of decoding photographs, by library and number of threads: `python -m benchmarks.image_decode`.
 
-The photographs are made: coloured noise with the spectrum of natural images, 500 x 375 pixels, JPEG quality 90, about
-110 KB each, as ImageNet's are. Rates of one core are of processor time, so that others on the machine count less.
-OpenCV, not one of our dependencies, is measured where it is installed.
+The photographs are coloured noise with the spectrum of natural images, 500 x 375 pixels, JPEG quality 90, about 110 KB
+each, as ImageNet's. Rates of one core use CPU time, so that other processes matter less. OpenCV, which is not a
+dependency, is measured if it is installed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SIZE = 224
 
 
 def photograph(seed: int, height: int = 375, width: int = 500) -> bytes:
-    """A JPEG of noise whose amplitudes fall with the frequency, the colours partly alike."""
+    """A JPEG of noise whose amplitudes fall with frequency and whose colours are correlated."""
     rng = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     amplitude = 1 / np.maximum(frequency, 1 / width) ** 1.1
@@ -44,22 +44,22 @@ def photograph(seed: int, height: int = 375, width: int = 500) -> bytes:
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    """An evaluation's image by Pillow alone."""
+    """The centre crop with Pillow alone."""
     with Image.open(io.BytesIO(data)) as image:
         left, top, width, height = centre_box(*image.size)
         box = (left, top, left + width, top + height)
         return np.asarray(image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
 
 
-def ways() -> dict[str, Callable[[bytes], Any]]:
-    """What is timed of one file's bytes."""
+def decoders() -> dict[str, Callable[[bytes], Any]]:
+    """The functions to time, which take one file's bytes."""
     draws = np.random.default_rng(0).random(NUM_DRAWS)
     found: dict[str, Callable[[bytes], Any]] = {
         "decoded whole, simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),
         "decoded whole, Pillow": lambda data: np.asarray(Image.open(io.BytesIO(data))),
-        "224 x 224 of the centre, ours": lambda data: decode(data, SIZE),
+        "224 x 224 of the centre, Reprise": lambda data: decode(data, SIZE),
         "224 x 224 of the centre, Pillow": by_pillow,
-        "224 x 224 of a random part, ours": lambda data: decode(data, SIZE, draws),
+        "224 x 224 of a random part, Reprise": lambda data: decode(data, SIZE, draws),
     }
     if find_spec("cv2"):
         cv2: Any = import_module("cv2")
@@ -68,19 +68,19 @@ def ways() -> dict[str, Callable[[bytes], Any]]:
     return found
 
 
-def rate(way: Callable[[bytes], Any], files: list[bytes], repeats: int = 3) -> float:
-    """Images per second of processor time, the best of some passes."""
+def rate(decoder: Callable[[bytes], Any], files: list[bytes], repeats: int = 3) -> float:
+    """Images per second of CPU time, the best of `repeats` passes."""
     seconds = []
     for _ in range(repeats):
         begin = time.process_time()
         for data in files:
-            way(data)
+            decoder(data)
         seconds.append(time.process_time() - begin)
     return len(files) / min(seconds)
 
 
 def loaded(images: ImageFiles, threads: int) -> tuple[float, float]:
-    """Images per second of the training loader's second epoch, and how many cores were at work."""
+    """Images per second of the training loader's second epoch, and the mean number of busy cores."""
     loader = DecodingLoader(images, 32, size=SIZE, train=True, threads=threads, prefetch=2 * threads)
     list(loader)
     begin, begin_work = time.perf_counter(), time.process_time()
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=128)
     options = parser.parse_args()
     files = [photograph(seed) for seed in range(options.images)]
-    rates = {name: (rate(way, files), 1.0) for name, way in ways().items()}
+    rates = {name: (rate(decoder, files), 1.0) for name, decoder in decoders().items()}
     with tempfile.TemporaryDirectory() as folder:
         names = [f"{number}.jpg" for number in range(4 * len(files))]
         for number, name in enumerate(names):
@@ -104,7 +104,7 @@ def main() -> None:
             rates[f"training loader, {threads} threads"] = loaded(images, threads)
     size = sum(map(len, files)) / len(files)
     print(f"{len(files)} JPEGs of 500 x 375 pixels, {size / 1e3:.0f} KB each, {cpu_count()} cores\n")
-    print("| work | images/s | cores at work | images/s and core |\n|---|---:|---:|---:|")
+    print("| work | images/s | busy cores | images/s and core |\n|---|---:|---:|---:|")
     for work, (value, cores) in rates.items():
         print(f"| {work} | {value:,.0f} | {cores:.2f} | {value / cores:,.0f} |")
 

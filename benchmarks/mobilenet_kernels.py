@@ -1,10 +1,10 @@
-"""MobileNetV1's kernels alone, on an NVIDIA GPU: `python -m benchmarks.mobilenet_kernels [half|tf32|single]
+"""Times MobileNetV1's kernels on an NVIDIA GPU: `python -m benchmarks.mobilenet_kernels [half|tf32|single]
 [BATCH ...]`.
 
-Half precision and batches of 64 and 256 images of 224 x 224 if not given. A line for each layer of the published
-network behind the first: forward; gradient of the input, for a depthwise layer that of the weight too; gradient of a
-pointwise layer's weight; and the two small kernels that conclude sums. GB/s are of the bytes that a kernel must move at
-least. Then features, forward and backward, by kernels and by plain torch.
+Half precision and batches of 64 and 256 images of 224 x 224 if not given. One line for each layer of the published
+network after the first: forward; gradient of the input (a depthwise layer's includes the weight's); gradient of a
+pointwise layer's weight; and the two small kernels that finish sums. GB/s use the fewest bytes that a kernel must move.
+Then the whole feature extractor, forward and backward, with the kernels and with plain torch.
 """
 
 import sys
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def prepare(batches: list[int], dtype: torch.dtype) -> None:
-    """Compiles what will run, on all cores."""
+    """Compiles all kernels, on all cores."""
     fused: Any = dispatch.kernels()
     network = MobileNetV1().cuda()
     autocast = torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32)
@@ -70,7 +70,7 @@ def named(layer: ConvNormReLU, side: int) -> str:
 def timed(
     layer: ConvNormReLU, batch: int, side: int, dtype: torch.dtype
 ) -> tuple[tuple[float, float, float, float], tuple[float, float, float], int]:
-    """Milliseconds and GB/s of a layer's kernels, milliseconds of its two small ones, and the side of its output."""
+    """Milliseconds of a layer's kernels (the two small ones as one sum), GB/s, and the side of the layer's output."""
     fused: Any = dispatch.kernels()
     conv, channels = layer.conv, layer.conv.in_channels
     z = torch.randn(batch, side, side, channels, device="cuda", dtype=dtype)
@@ -105,7 +105,7 @@ def timed(
 
 
 def whole(network: MobileNetV1, batch: int, dtype: torch.dtype, plain: bool) -> tuple[float, float]:
-    """Milliseconds of features of images, forward, and forward and backward together."""
+    """Milliseconds of the feature extractor: forward, and forward and backward together."""
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)
     parameters = [*network.stem.parameters(), *network.blocks.parameters()]
 

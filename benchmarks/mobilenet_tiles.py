@@ -1,9 +1,10 @@
-"""Which blocks suit MobileNetV1's kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles [half|tf32|single]
-[BATCH ...] [depthwise] [pointwise]`, half precision, batches of 64 and 256 and all kernels if not given.
+"""Searches tile sizes for MobileNetV1's kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles
+[half|tf32|single] [BATCH ...] [depthwise] [pointwise]`.
 
-For each layer of another shape and each kernel, what is chosen now and the three best of all that were tried, with
-milliseconds for each batch; what is 2 % better than the present choice stands there as a line for the tables STRIPS and
-TILES in src/models/mobilenet_v1/kernels/fused/tiles.py. All are compiled beforehand, on all cores.
+Half precision, batches of 64 and 256 and all kernels if not given. For each layer shape and kernel, prints the present
+configuration and the three fastest tried, with milliseconds for each batch. A configuration that is 2 % faster than the
+present one is also printed as a line for the tables STRIPS and TILES in src/models/mobilenet_v1/kernels/fused/tiles.py.
+All are compiled first, on all cores.
 """
 
 import sys
@@ -25,7 +26,7 @@ DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
 
 
 class Group(NamedTuple):
-    """A kernel of a layer whose input has so many pixels a side."""
+    """A kernel of a layer whose input has `side` x `side` pixels."""
 
     kernel: str
     layer: ConvNormReLU
@@ -36,7 +37,7 @@ class Group(NamedTuple):
         return self.layer.conv.kernel_size == (1, 1)
 
     def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
-        """In the table of its kind."""
+        """The key in the table STRIPS or TILES."""
         conv: nn.Conv2d = self.layer.conv
         if self.is_pointwise:
             name = "half" if dtype != torch.float32 else precision(dtype)
@@ -83,7 +84,7 @@ def groups() -> Iterator[Group]:
 
 
 def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
-    """What is chosen now, then what is to be tried."""
+    """The present configuration, then those to try."""
     found = list(products(fused, group, dtype) if group.is_pointwise else strips(fused, group, dtype))
     return list(dict.fromkeys(found))
 
@@ -95,7 +96,7 @@ def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
         if columns <= across:
             found = fused.tiles.default_strips(kernel, across, channels, size, columns, warps)
             yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
-            if (columns, warps) == (7, 4) and kernel == "forward":  # twice as many channels a thread; fewer registers
+            if (columns, warps) == (7, 4) and kernel == "forward":  # more channels a thread; fewer registers
                 yield found._replace(warps=max(1, found.warps // 2))
                 yield found._replace(registers=80)
             elif (columns, warps) == (7, 4):
@@ -123,7 +124,7 @@ def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
 
 @contextmanager
 def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
-    """It stands in its table for a while."""
+    """Puts a configuration into its table, and restores the table at the end."""
     table, key = fused.tiles.TILES if group.is_pointwise else fused.tiles.STRIPS, group.key(dtype)
     before = dict(table)
     table[key] = choice
@@ -135,7 +136,7 @@ def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterato
 
 
 def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
-    """What is timed; it holds what it computes on."""
+    """The call to time, with its inputs allocated."""
     conv: nn.Conv2d = group.layer.conv
     stride, side = conv.stride[0], -(-group.side // conv.stride[0])
 
@@ -158,7 +159,7 @@ def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) 
 def timed(
     fused: Any, group: Group, found: list[Any], batches: list[int], dtype: torch.dtype
 ) -> dict[Any, tuple[float, ...]]:
-    """Milliseconds of each choice, for each batch; infinitely many of what the device has no room for."""
+    """Milliseconds of each configuration for each batch; infinity if it fails, such as for lack of shared memory."""
     times: dict[Any, list[float]] = {choice: [] for choice in found}
     for batch in batches:
         run = call(fused, group, batch, dtype, "cuda")
@@ -166,14 +167,14 @@ def timed(
             with chosen(fused, group, dtype, choice):
                 try:
                     so_far.append(device_ms(run, calls=5, repeats=3))
-                except Exception as error:  # of Triton, which says so by several classes
+                except Exception as error:  # Triton raises several classes
                     print(f"# {group.key(dtype)} {choice}: {str(error).splitlines()[0]}")
                     so_far.append(torch.inf)
     return {choice: tuple(found) for choice, found in times.items()}
 
 
 def report(key: tuple[Any, ...], times: dict[Any, tuple[float, ...]]) -> None:
-    """The present choice, the best three, and the line for the table."""
+    """Prints the present configuration, the best three, and the line for the table."""
     now = next(iter(times))
     best = sorted(times, key=lambda choice: prod(times[choice]))[:3]
     for title, choice in (("now", now), *(("best", choice) for choice in best)):

@@ -1,8 +1,8 @@
-"""The SE(3)-Transformer's kernels alone, on an NVIDIA GPU: `python -m benchmarks.se3_kernels`.
+"""Times the SE(3)-Transformer's kernels on an NVIDIA GPU: `python -m benchmarks.se3_kernels`.
 
-Sizes are those of batches of 240 and 1,600 molecules of QM9 with their bonds, random numbers otherwise. `backward` is
-the time of forward and backward together less that of forward. Products count 2 floating-point operations a
-multiply-add: forward one product, backward two.
+Sizes are those of batches of 240 and 1,600 molecules of QM9 with their bonds; values are random. `backward` is the time
+of forward and backward together minus forward. A multiply-add counts as 2 floating-point operations; backward has two
+products for each of forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from src.models.se3_transformer.frames import edge_rotations, wigner
 from src.models.se3_transformer.kernels import dispatch
 from src.models.se3_transformer.plan import Plan
 
-HIDDEN, VALUE = Fiber.create(4, 32), Fiber.create(4, 16)  # of the published network: inside, and of values and keys
+HIDDEN, VALUE = Fiber.create(4, 32), Fiber.create(4, 16)  # published: hidden features; values and keys
 MID, HEADS = 32, 8
-SIZES = {240: (4_352, 8_960), 1600: (28_800, 59_648)}  # molecules: nodes and edges, padded
+SIZES = {240: (4_352, 8_960), 1600: (28_800, 59_648)}  # padded nodes and edges by number of molecules
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def rings(nodes: int, edges: int) -> Graph:
-    """Every node with its next neighbours, as many as give so many edges, at random places."""
+    """A graph that joins every node to the next ones in a ring, with random positions."""
     src = torch.arange(edges) % nodes
     dst = (src + 1 + torch.arange(edges) // nodes) % nodes
     graph = Graph.build(torch.randn(nodes, 3), src, dst, [nodes])
@@ -54,7 +54,7 @@ Kernel = tuple[str, Callable[..., Tensor], Sequence[Tensor], float]
 
 
 def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
-    """Name, function, inputs and floating-point operations (0: not a product) of each kernel of a layer."""
+    """Name, function, inputs and floating-point operations (0 if not a matrix product) of each kernel of a layer."""
     fused: Any = dispatch.kernels()
     layer: Any = ConvSE3(HIDDEN, HIDDEN, 4, 3, split=(VALUE, VALUE), use_layer_norm=True).cuda()
     plan, group = layer.plans[0], layer.groups[0]
@@ -84,7 +84,7 @@ def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
 
 
 def multiply_adds(plan: Plan) -> int:
-    """Of one edge: every mixed weight meets m and -m of its inputs."""
+    """Multiply-adds of one edge: every mixed weight multiplies the components m and -m of its inputs."""
     sizes = ((m, plan.group.size((d_in, d_out))) for m, _, d_out, d_in in plan.terms())
     return MID * sum(size * (2 if m else 1) for m, size in sizes)
 

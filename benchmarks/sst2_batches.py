@@ -1,6 +1,6 @@
-"""How fast SST-2 is tokenised and batches made: `python -m benchmarks.sst2_batches --raw FOLDER --vocabulary FOLDER`.
+"""Speed of tokenising SST-2 and of its loader: `python -m benchmarks.sst2_batches --raw FOLDER --vocabulary FOLDER`.
 
-An epoch is all training sentences in batches that nobody uses, its beginning included; the fastest of three is printed.
+Times an epoch of training batches without training, its start included; prints the fastest of three.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from src.system.workers import cpu_count
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--raw", help="with train.tsv and dev.tsv; GLUE's own are fetched if not given")
+    parser.add_argument("--raw", help="a folder with train.tsv and dev.tsv; GLUE's are downloaded if not given")
     parser.add_argument("--vocabulary", default="distilbert-base-uncased", help="a folder with vocab.txt")
     parser.add_argument("--batch-size", type=int, default=96)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
@@ -28,10 +28,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         common = {"data_dir": folder, "raw": options.raw, "vocabulary": options.vocabulary, "name": "sst2", "seed": 0}
         modules = [SST2DataModule(**common, batch_size=options.batch_size, padding=padding) for padding in PADDINGS]
-        fetched = modules[0].files() | {"vocabulary": modules[0].vocabulary.path}  # outside the timing
+        files = modules[0].files() | {"vocabulary": modules[0].vocabulary.path}  # downloads are not timed
         begin = time.perf_counter()
         modules[0].prepare_data()
-        print(f"{len(fetched)} files; tokens made in {time.perf_counter() - begin:.2f} s on {cpu_count()} cores\n")
+        print(f"{len(files)} files; tokenised in {time.perf_counter() - begin:.2f} s on {cpu_count()} cores\n")
         print("| padding | sizes | padding share | begin, ms | batch, us | million sentences/s |")
         print("|---|---|---:|---:|---:|---:|")
         for module in modules:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def row(module: SST2DataModule) -> str:
-    """What was measured of one padding, as a line of the table."""
+    """Measures one kind of padding; returns a line of the table."""
     metered = module.train_dataloader()
     begin_s, rest_s = min((epoch(module, metered) for _ in range(3)), key=sum)
     real, processed = module.tokens(slice(len(metered)))
@@ -54,10 +54,10 @@ def row(module: SST2DataModule) -> str:
 
 
 def epoch(module: SST2DataModule, batches: Iterable[PaddedTokens | PackedTokens]) -> tuple[float, float]:
-    """Seconds until the first batch is there, and for the rest of an epoch."""
+    """Seconds until the first batch, and for the rest of an epoch."""
     times = []
-    walking = iter(batches)
-    for part in (islice(walking, 1), walking):
+    iterator = iter(batches)
+    for part in (islice(iterator, 1), iterator):
         begin = time.perf_counter()
         deque(part, maxlen=0)
         if module.device is not None and module.device.type == "cuda":

@@ -1,15 +1,15 @@
-"""Kernels whose machine code does not wait for the tensor cores: `python -m benchmarks.wgmma_waits [DIR]`.
+"""Finds kernels whose machine code does not wait for the tensor cores: `python -m benchmarks.wgmma_waits [DIR]`.
 
-On a Hopper GPU the instruction wgmma multiplies while others go on; its sums, and a left factor that it reads from
-registers, may be touched only after a wait. Two faults were found; with both, equal calls give different numbers:
+On Hopper GPUs the instruction wgmma is asynchronous: its accumulators, and a left operand in registers, may be accessed
+only after a wait. Two faults were found; both make equal calls give different results:
 
-- Triton 3.6 and 3.7 let the newest three products of a loop run into the next step, where ptxas has the next left
-  factor written into the same registers;
-- ptxas 12.8, which both bring, and 12.9 may then move a conversion to float16 in front of the last wait.
+- Triton 3.6 and 3.7 let the last three products of a loop iteration run into the next iteration, for which ptxas writes
+  the next left operand to the same registers;
+- ptxas 12.8, which both include, and 12.9 may then move a conversion to float16 before the last wait.
 
-`settle` in src/gpu/wgmma_triton.py, at the end of each step of such a loop, prevents both. This looks at all
-kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run first what is to be checked. Prints a
-line for each kernel that does not wait and exits with 1 if there is one.
+`settle` in src/gpu/wgmma_triton.py, at the end of each iteration of such a loop, prevents both. This script checks all
+kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run the kernels first. It prints a line for
+each kernel that does not wait, and exits with 1 if there is one.
 """
 
 import os
@@ -24,9 +24,9 @@ from typing import NamedTuple
 ADDRESS = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;")
 LABEL = re.compile(r"(\.L\S+):")
 REGISTER = re.compile(r"\bR(\d+)\b")
-FACTOR = 4  # registers of a thread
+OPERAND_REGISTERS = 4  # of a thread, for the left operand
 WIDTHS = (("LDSM", 4), (".128", 4), (".64", 2), ("CS2R", 2), (".WIDE", 2))  # registers that an instruction writes
-READERS = ("ST", "RED", "ATOMS", "BAR", "LDGSTS", "SYNCS", "EXIT", "BRA")  # write none
+READERS = ("ST", "RED", "ATOMS", "BAR", "LDGSTS", "SYNCS", "EXIT", "BRA")  # write no register
 TARGET = re.compile(r"\((\.L\S+?)\)")
 
 
@@ -38,20 +38,21 @@ class Instruction(NamedTuple):
 
 class Finding(NamedTuple):
     instruction: Instruction
-    registers: tuple[int, ...]  # what it touches too early
+    registers: tuple[int, ...]  # accessed too early
 
 
 class Product(NamedTuple):
-    """The registers that it sums up in, and those that it reads."""
+    """The registers of a wgmma instruction: its accumulators and its left operand."""
 
-    sums: set[int]
-    factor: set[int]
+    accumulators: set[int]
+    operand: set[int]
 
 
 def findings(machine_code: str) -> Iterator[Finding]:
-    """Instructions, as nvdisasm lists them, that touch the sums of a product that may still run, or write its factor.
+    """Instructions that access accumulators of a product that may still run, or write its left operand.
 
-    Follows the code downwards and each loop once more, so that what a loop leaves running meets its own beginning.
+    `machine_code` is a listing of nvdisasm. Follows the code in order and each loop twice, so that products left
+    running at the end of a loop are checked against its start.
     """
     code, labels = parsed(machine_code)
     running: list[Product] = []
@@ -65,8 +66,8 @@ def findings(machine_code: str) -> Iterator[Finding]:
             left = int(instruction.operands.rsplit(",", 1)[1], 16)
             del running[: max(0, len(running) - left)]
         elif touched := {
-            *(registers(instruction) & set[int]().union(*(one.sums for one in running))),
-            *(written(instruction) & set[int]().union(*(one.factor for one in running))),
+            *(registers(instruction) & set[int]().union(*(one.accumulators for one in running))),
+            *(written(instruction) & set[int]().union(*(one.operand for one in running))),
         }:
             yield Finding(instruction, tuple(sorted(touched)))
         target = TARGET.search(instruction.operands) if instruction.name == "BRA" else None
@@ -79,7 +80,7 @@ def findings(machine_code: str) -> Iterator[Finding]:
 
 
 def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
-    """Instructions, and where the labels point."""
+    """The instructions of a listing, and the index of the instruction after each label."""
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in machine_code.splitlines():
@@ -91,12 +92,12 @@ def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def registers(instruction: Instruction) -> set[int]:
-    """Those that it names; of several in a row only the first."""
+    """The registers that an instruction names; of a range only the first."""
     return {int(number) for number in REGISTER.findall(instruction.operands)}
 
 
 def written(instruction: Instruction) -> set[int]:
-    """Those that it writes: it names them first."""
+    """The registers that an instruction writes: its first operand."""
     first = re.match(r"R(\d+)\b", instruction.operands)
     if first is None or instruction.name.startswith(READERS):
         return set()
@@ -105,14 +106,14 @@ def written(instruction: Instruction) -> set[int]:
 
 
 def product(instruction: Instruction) -> Product:
-    """Of HGMMA.64x128x16.F32 R24, R100, ...: half as many sums as columns, in one thread."""
+    """The registers of HGMMA.64x128x16.F32 R24, R100, ...; a thread has one accumulator for two columns."""
     columns = int(instruction.name.split(".")[1].split("x")[1])
     operands = [operand.strip() for operand in instruction.operands.split(",")]
-    sums, factor = (REGISTER.match(operand) for operand in operands[:2])
-    assert sums is not None
-    first = int(sums[1])
-    of_factor = set(range(int(factor[1]), int(factor[1]) + FACTOR)) if factor else set[int]()
-    return Product(set(range(first, first + columns // 2)), of_factor)
+    accumulator, left = (REGISTER.match(operand) for operand in operands[:2])
+    assert accumulator is not None
+    first = int(accumulator[1])
+    operand = set(range(int(left[1]), int(left[1]) + OPERAND_REGISTERS)) if left else set[int]()
+    return Product(set(range(first, first + columns // 2)), operand)
 
 
 def disassembled(kernel: Path) -> str:
@@ -130,7 +131,7 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else home)
     kernels = sorted(folder.rglob("*.cubin"))
     if not kernels:
-        print(f"{folder}: no compiled kernel (*.cubin); run what is to be checked on a GPU first", file=sys.stderr)
+        print(f"{folder} has no compiled kernel (*.cubin): run the kernels on a GPU first", file=sys.stderr)
         sys.exit(2)
     using = early = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:

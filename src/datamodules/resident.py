@@ -53,8 +53,8 @@ class OrderedLoader(ABC, Generic[Batch]):
     def __len__(self) -> int:
         if self.drop_last:
             return len(self.index) // (self.batch_size * self.world_size)
-        mine = len(range(self.rank, len(self.index), self.world_size))
-        return -(-mine // self.batch_size)
+        rows = len(range(self.rank, len(self.index), self.world_size))
+        return -(-rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         if self.position and not (self._resuming and self.position < len(self)):

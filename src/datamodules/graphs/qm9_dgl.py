@@ -62,8 +62,8 @@ def parse(content: Content) -> tuple[Molecule, str]:
     elements, positions, edges = content
     ascending = edges[edges[:, 0] < edges[:, 1]]
     descending = edges[edges[:, 0] > edges[:, 1]][:, [1, 0, 2]]
-    is_symmetric = np.array_equal(np.unique(ascending, axis=0), np.unique(descending, axis=0))
-    if len(ascending) + len(descending) < len(edges) or not is_symmetric:
+    forward, backward = (np.unique(part, axis=0) for part in (ascending, descending))
+    if len(ascending) + len(descending) < len(edges) or not np.array_equal(forward, backward):
         raise MoleculeError("has a bond without its reverse")
     numbers = np.array(list(ELEMENTS.values()), np.uint8)[elements.argmax(1)]
     numbers[elements.sum(1) != 1] = 0

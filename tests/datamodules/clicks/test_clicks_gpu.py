@@ -1,4 +1,4 @@
-"""Clicks on a GPU: copies beside training and graph captures are complete; the synthetic distribution is the same."""
+"""Clicks on a GPU: asynchronous copies are complete; the synthetic distribution is the same."""
 
 import pytest
 import torch

@@ -145,14 +145,14 @@ def test_a_broken_table_is_refused(load: Load, tmp_path: Path, monkeypatch: pyte
 
 
 def test_dgls_file_gives_the_same_graphs(load: Load, tmp_path: Path) -> None:
-    ours = load()
-    theirs = qm9_dgl.load(tmp_path / "dgl", file=write_npz(tmp_path / "qm9_edge.npz", ours), workers=1)
-    for name, mine, other in zip(ours.arrays._fields, ours.arrays, theirs.arrays, strict=True):
-        np.testing.assert_array_equal(mine, other, err_msg=name)
-    np.testing.assert_allclose(theirs.targets, ours.targets, rtol=1e-7)
-    assert theirs.units == ours.units and theirs.names[3] == "qm9_edge.npz molecule 3"
-    for name, rows in ours.splits.items():
-        np.testing.assert_array_equal(rows, theirs.splits[name])
+    package = load()
+    dgl = qm9_dgl.load(tmp_path / "dgl", file=write_npz(tmp_path / "qm9_edge.npz", package), workers=1)
+    for name, one, other in zip(package.arrays._fields, package.arrays, dgl.arrays, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    np.testing.assert_allclose(dgl.targets, package.targets, rtol=1e-7)
+    assert dgl.units == package.units and dgl.names[3] == "qm9_edge.npz molecule 3"
+    for name, rows in package.splits.items():
+        np.testing.assert_array_equal(rows, dgl.splits[name])
 
 
 def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:

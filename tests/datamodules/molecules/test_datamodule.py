@@ -76,7 +76,7 @@ def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         ("C1CC", "raw.smiles line 3: 'C1CC' does not parse"),
         ("", "raw.smiles line 3: '' does not parse"),
@@ -84,8 +84,8 @@ def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
         ("C" * 10, "raw.smiles line 3: .* too many atoms: 10, and qm9_molecules allows 9"),
     ],
 )
-def test_a_bad_molecule_is_refused_and_leaves_no_file(raw, bad, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_a_bad_molecule_is_refused_and_leaves_no_file(raw, bad, message):
+    with pytest.raises(UserError, match=message) as caught:
         prepared_from(raw, smiles=[*SMILES[:2], bad, *SMILES[2:]])
     assert "\n" not in str(caught.value) and "skip_bad=true" in str(caught.value)
     assert names(raw.parent / "data") == []
@@ -161,14 +161,14 @@ def test_row_numbers_of_a_split_file_start_at_1(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("[1", "cannot be read"), ('{"a": 1}', "not a JSON list"), ("[1.5]", "not a JSON list"), ("[0]", "has row 0"),
      ("[11]", "has row 11"), ("[2, 2]", "twice")],
 )  # fmt: skip
-def test_a_wrong_split_file_is_refused(tmp_path, text, said):
+def test_a_wrong_split_file_is_refused(tmp_path, text, message):
     path = tmp_path / "split.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=f"split.json.*{said}"):
+    with pytest.raises(UserError, match=f"split.json.*{message}"):
         read_split(path, 10)
 
 

@@ -70,8 +70,8 @@ def test_a_packed_batch_has_its_padding_at_the_end() -> None:
     for batch in loader("packed"):
         assert isinstance(batch, PackedTokens)
         ends = batch.starts.tolist()
-        wanted = [position for length in np.diff(ends) for position in range(length)]
-        assert batch.positions.tolist() == wanted + [0] * (len(batch.ids) - ends[-1])
+        expected = [position for length in np.diff(ends) for position in range(length)]
+        assert batch.positions.tolist() == expected + [0] * (len(batch.ids) - ends[-1])
         assert not batch.ids[ends[-1] :].any()
         assert ends[0] == 0 and len(ends) == len(batch.labels) + 1
         assert batch.longest == LONGEST
