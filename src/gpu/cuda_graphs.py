@@ -1,4 +1,4 @@
-"""Any function of a batch as CUDA graphs, one for each shape of the batch: what training and inference share."""
+"""Runs any function of a batch as CUDA graphs, one for each shape of the batch; for training and inference."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Graphed(Generic[T]):
 
     def __init__(self, function: Callable[..., T], graph: bool, warmup: int = 3, most: int = 4) -> None:
         self.function, self.warmup, self.most = function, warmup, most
-        # What the function starts beside its own stream is to fill that one's gaps, not to be in its way.
+        # High priority, so that side streams of the function fill its gaps and do not delay it.
         self.stream = torch.cuda.Stream(priority=-1) if graph else None
         self.captures: dict[Shapes, Capture[T]] = {}
         self._calls: Counter[Shapes] = Counter()
@@ -68,7 +68,7 @@ class Graphed(Generic[T]):
         return self.captures[shapes].replay(tensors)
 
     def warm_up(self, *batch: Any) -> None:
-        """Makes the calls after which a batch of this shape is replayed. For functions that change nothing."""
+        """Calls the function until a batch of this shape is captured. For functions that change nothing."""
         for _ in range(self.warmup + 1 if self.stream is not None else 1):
             self(*batch)
 
@@ -89,8 +89,8 @@ class Graphed(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
         torch.cuda.synchronize()
-        # Other threads may wait for the device meanwhile: NCCL watches over its messages.
+        # Other threads may wait for the device meanwhile: NCCL watches its collectives.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             result = self.function(*batch)
-        renew_queues()  # now that streams have been used which the warm-up calls needed first
+        renew_queues()  # after the warm-up calls, which use new streams
         return Capture(graph, inputs, result)

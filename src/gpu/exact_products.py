@@ -1,4 +1,4 @@
-"""Full float32 products for a moment, where rounding would change the answer."""
+"""Computes products in full float32 where rounding would change the result."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """No autocast and no TF32 inside: inverting a flow must lead back to the very molecule."""
+    """Switches autocast and TF32 off inside: inverting a flow must return the same molecule."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""The hardware queues that a process has on its GPU, which decide how long the gaps between small kernels are."""
+"""Resets the hardware queues of a process on its GPU, which shortens the launch gaps between small kernels."""
 
 import ctypes
 from typing import Any

@@ -1,4 +1,4 @@
-"""Work beside the current stream."""
+"""A second stream for work that overlaps with the current one."""
 
 from functools import cache
 from types import TracebackType
@@ -8,10 +8,9 @@ from torch import Tensor
 
 
 class SideStream:
-    """A second stream of a GPU, which begins with `with` where the current one stands, and ends with `join`.
+    """A side stream of a GPU: `with` starts it after the current stream's work, `join` makes that stream wait for it.
 
-    On a CPU everything happens in its turn. What the stream is to read has to live until it is joined, or be named by
-    `reads`.
+    On a CPU the work runs in order. Tensors that the side stream reads must live until `join`, or be passed to `reads`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,12 +31,12 @@ class SideStream:
             self._inside = None
 
     def join(self) -> None:
-        """Lets the current stream wait for it."""
+        """Makes the current stream wait for the side stream."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def reads(self, *tensors: Tensor) -> None:
-        """Keeps memory that these give back, perhaps in a backward pass, from others until the stream has read it."""
+        """Keeps these tensors' memory from being reused before the side stream has read it."""
         for tensor in tensors:
             if self.stream is not None:
                 tensor.record_stream(self.stream)
@@ -45,5 +44,5 @@ class SideStream:
 
 @cache
 def side_stream(device: torch.device) -> SideStream:
-    """The one that every call with this device gets: each stream has memory of its own."""
+    """Returns the one side stream of a device: each further stream would have memory of its own."""
     return SideStream(device)

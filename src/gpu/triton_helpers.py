@@ -1,4 +1,4 @@
-"""What the Triton kernels of all models share: where they can run, how they start, how they multiply."""
+"""Helpers of all models' Triton kernels: where they run, how they are launched, how they multiply."""
 
 import logging
 from functools import cache
@@ -15,13 +15,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @cache
 def note(line: str) -> None:
-    """Says it once."""
+    """Logs a line once."""
     log.warning(line)
 
 
 @cache
 def package(name: str) -> ModuleType | None:
-    """The kernels of a model, a package by that name; None where Triton is not installed."""
+    """Returns the package of a model's kernels; None where Triton is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -30,7 +30,7 @@ def package(name: str) -> ModuleType | None:
 
 
 def can_take(tensor: Tensor) -> bool:
-    """Whether Triton's kernels run where this tensor is and hold its numbers; the log says what a GPU lacks."""
+    """Returns whether Triton kernels support the tensor's device and dtype; logs what a GPU lacks."""
     if not tensor.is_cuda or tensor.dtype not in DTYPES:
         return False
     if torch.cuda.get_device_capability(tensor.device) < (8, 0):
@@ -45,26 +45,26 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How a product of float32 numbers is computed."""
+    """Returns Triton's name for the precision of a product of this dtype."""
     return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
 
 
 def thorough(dtype: torch.dtype) -> str:
-    """The same where a product is small and must not cost accuracy: two more make up for TF32's short mantissa."""
+    """Returns the precision for small products that must be accurate: three TF32 products instead of one."""
     return {"tf32": "tf32x3"}.get(precision(dtype), "ieee")
 
 
 def reads_registers(tensor: Tensor) -> bool:
-    """Whether the device's products read registers while the program goes on: Hopper's do."""
+    """Returns whether the device's products read registers asynchronously, as on Hopper."""
     return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
 
 
 def power_of_2(count: int) -> int:
-    """The smallest power of 2 that is not below `count`: what Triton's blocks are made of."""
+    """Returns the smallest power of 2 that is at least `count`: Triton's block sizes are powers of 2."""
     return 1 << (count - 1).bit_length()
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
-    """What products are computed in here: autocast's dtype, or the tensor's own."""
+    """Returns the dtype of products: autocast's, or the tensor's own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

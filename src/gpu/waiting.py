@@ -1,7 +1,7 @@
-"""How long a device waits for other ranks: the part of communication that its own work does not hide.
+"""Measures how long a device waits for other ranks: exposed communication.
 
-A stretch is timed where it happens. On a GPU two tiny kernels read the chip's own clock into a sum that stays there, so
-nobody waits for the time and a CUDA graph can hold it.
+On a GPU two small kernels read the chip's clock into a sum that stays on the device, so that the host does not wait and
+a CUDA graph can capture it.
 """
 
 import time
@@ -16,7 +16,7 @@ from src.gpu.triton_helpers import launch, package
 
 
 class Waiting:
-    """Sums up the stretches of the current stream, or of the host where there is no GPU."""
+    """Sums the waits of the current stream, or of the host without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type == "cuda"
@@ -24,17 +24,17 @@ class Waiting:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Counts what the stream does inside, which should be nothing but waiting."""
+        """Counts the time that the stream spends inside, which should be only waiting."""
         self._add_time(-1)
         yield
         self._add_time(1)
 
     def snapshot(self) -> Int64[Tensor, ""]:
-        """Nanoseconds up to where the current stream stands, still on the device."""
+        """Returns nanoseconds up to the current point of the stream, on the device."""
         return self._total.clone()
 
     def seconds(self) -> float:
-        """All stretches since this object was made. Waits for the device."""
+        """Returns the sum of all waits. Waits for the device."""
         return self._total.item() / 1e9
 
     def _add_time(self, sign: int) -> None:

@@ -1,4 +1,4 @@
-"""How a run ends that is asked to by Ctrl-C or SIGTERM: after a step, all ranks after the same one, with a checkpoint.
+"""Ends a run on Ctrl-C or SIGTERM: after a step, all ranks after the same one, with a checkpoint.
 
 Lightning's own way ends each rank wherever the signal finds it and leaves no checkpoint.
 """
@@ -26,15 +26,15 @@ from src.training.task import Task
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ASKED_EVERY_S = 1.0
-SAME_S = 1.0  # a dying parent's threads, or a terminal and a launcher, may each send the same wish
-MOST_STEPS = 1000  # between two questions
+SAME_S = 1.0  # a terminal and a launcher may each send the same signal
+MOST_STEPS = 1000  # between two votes
 WRITING = b"\nending: the record of this run is being written; SIGKILL ends it without\n"
 PR_SET_PDEATHSIG = 1
 TRIED = ("2.6.",)  # versions of Lightning whose signal handling is known
 
 
 class Interrupted(SystemExit):
-    """A run that ended because it was asked to; exits with the shell's code for the signal."""
+    """Raised when a signal ends the run; exits with the shell's code for the signal."""
 
     def __init__(self, signum: int, when: str) -> None:
         super().__init__(128 + signum)
@@ -45,12 +45,11 @@ class Interrupted(SystemExit):
 
 
 class Ending:
-    """A context manager from a run's first moment to its record, in which signals end the run in an orderly way.
+    """Handles SIGINT and SIGTERM from the start of a run to its record; a context manager.
 
-    While training goes on, the first signal is answered after a step; one of those two things is there then: the
-    checkpoint of that step, or at the end of an epoch the one after its evaluation. A second signal, and one outside
-    of training, raises `Interrupted` at once. Only one does: from then on, and from `hold` on, signals do nothing until
-    the record is written.
+    During training the first signal ends the run after the current step, with a checkpoint of that step; after the last
+    step of an epoch, with a checkpoint after its evaluation. A second signal, and one outside of training, raises
+    `Interrupted` at once. After that, and after `hold`, signals do nothing until the record is written.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class Ending:
             self._raise(trainer)
 
     def after_training(self, trainer: pl.Trainer) -> None:
-        """Raises `Interrupted` if any rank was asked to end meanwhile; from now on a signal does so at once."""
+        """Raises `Interrupted` if any rank was asked to end; from now on a signal does so at once."""
         self._waits = False
         self._agree(trainer, now=True)
         if self.agreed:
@@ -112,18 +111,18 @@ class Ending:
         return self.interrupted or cause_of(raised)
 
     def hold(self) -> None:
-        """From now on signals do nothing: what the run has measured is being written."""
+        """Ignores signals from now on: the record is being written."""
         self._held = True
 
     def fail(self) -> None:
-        """This rank cannot go on: it must not wait for the others, and end even if the device does."""
+        """Records that this rank cannot go on: it must not wait for others, and must end even if the device hangs."""
         give_up()
         if self._watchdog is not None:
             self._watchdog.alert()
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks end together because one of them was asked to."""
+        """Whether the ranks have agreed to end because one of them was asked to."""
         return self._question is not None and self._question.answer > 0
 
     def _agree(self, trainer: pl.Trainer, now: bool = False, diverged: bool = False) -> None:
@@ -131,7 +130,7 @@ class Ending:
             self._question = Question(trainer.world_size)
         self._question.ask(self.asked or 0, now, diverged)
         if self.agreed and self._watchdog is not None:
-            self._watchdog.close()  # all ranks are there and end together, however long it takes to save
+            self._watchdog.close()  # all ranks end together, however long saving takes
 
     def _raise(self, trainer: pl.Trainer) -> None:
         assert self._question is not None
@@ -181,7 +180,7 @@ def replace_lightnings_signals(trainer: pl.Trainer) -> None:
 
 
 class Question:
-    """Whether any rank was asked to end or has diverged: put to all about once a second, on the host, before a step."""
+    """A vote of all ranks, about once a second before a step, on the host: was any asked to end, has any diverged?"""
 
     def __init__(self, world_size: int) -> None:
         self.group = distributed.new_group(backend="gloo") if world_size > 1 else None
@@ -190,7 +189,7 @@ class Question:
         self.steps, self.every, self.last_s = 0, 1, time.monotonic()
 
     def ask(self, mine: int, now: bool = False, diverged: bool = False) -> None:
-        """Sets `answer` and `diverged`, at every call in a single process, else when it is time or has to be `now`."""
+        """Sets `answer` and `diverged`: in a single process at every call, else about once a second or if `now`."""
         self.steps += 1
         if self.group is None:
             self.answer, self.diverged = mine, diverged
@@ -206,7 +205,7 @@ class Question:
 
 
 def end_with_parent() -> None:
-    """Has this process asked to end when torchrun's agent dies, which could no longer ask."""
+    """Sends this process SIGTERM when torchrun's agent dies, which could not do so itself."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

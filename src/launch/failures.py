@@ -1,4 +1,4 @@
-"""Why a rank ended: written where torchrun looks for it, read by the process that started the ranks."""
+"""Records why a rank ended, in the file where torchrun and the process that started the ranks read it."""
 
 import json
 import os
@@ -12,8 +12,13 @@ from typing import Any
 
 from src.system.files import write_text
 
-ASKED = {-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}  # exit codes of who had to end
-NOTICED_S = 5  # by when a rank's death is noticed
+ASKED = {
+    -signal.SIGTERM,
+    -signal.SIGINT,
+    128 + signal.SIGTERM,
+    128 + signal.SIGINT,
+}  # of ranks asked to end
+NOTICED_S = 5  # at most until torchrun notices a rank's death
 MEMORY = re.compile(
     r"out ?of ?memory|can(no|')t allocate memory|not enough memory|ALLOC_FAILED|\bMemoryError\b", re.IGNORECASE
 )
@@ -21,7 +26,7 @@ MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended: when (seconds since 1970), its error as records have it, and its traceback."""
+    """How a rank ended: the time in seconds since 1970, its error as in records, and its traceback."""
 
     rank: int
     exitcode: int
@@ -31,9 +36,9 @@ class Failure:
 
 
 def note(error: BaseException, described: dict[str, Any]) -> None:
-    """Leaves the error, also `described` as records have it, in the file that torchrun gave this rank, if any.
+    """Writes the error, and `described` as in records, to the file that torchrun gave this rank, if any.
 
-    torchrun prints the traceback of the first rank that failed out of it.
+    torchrun prints the traceback of the first rank that failed from it.
     """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
@@ -45,7 +50,7 @@ def note(error: BaseException, described: dict[str, Any]) -> None:
 
 
 def memory_ran_out(error: str) -> bool:
-    """Whether an error (type and message) says so, as torch (GPU and CPU), cuBLAS, NCCL and Python word it."""
+    """Returns whether an error's type and message are those of torch, cuBLAS, NCCL or Python out of memory."""
     return bool(MEMORY.search(error))
 
 
@@ -54,32 +59,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error itself, or the lack of memory that it followed from: the end of a broken capture raises its own."""
+    """Returns the error, or the out-of-memory error that caused it: ending a broken capture raises its own."""
     followed, seen = error, set[int]()
     while not is_out_of_memory(followed):
         seen.add(id(followed))
         before = followed.__cause__ or (None if followed.__suppress_context__ else followed.__context__)
-        if before is None or id(before) in seen:  # what is unwrapped and raised again may go round in circles
+        if before is None or id(before) in seen:  # an error that is unwrapped and raised again may be its own cause
             return error
         followed = before
     return followed
 
 
 def first_failure(failures: dict[int, Any]) -> Failure:
-    """The one that made the others fail, out of torch's `ProcessFailure` by rank."""
+    """Returns the failure that caused the others, from torch's `ProcessFailure` of each rank."""
     found = [read(rank, failure) for rank, failure in failures.items()]
     return min(found, key=lambda each: (each.exitcode in ASKED, each.time_s))
 
 
 def read(rank: int, failure: Any) -> Failure:
-    """What torch's `ProcessFailure` says, with what `note` wrote."""
+    """Returns torch's `ProcessFailure` with what `note` wrote."""
     data = failure.error_file_data
     if "error" in data:
         stack = data["message"]["extraInfo"]["py_callstack"]
         return Failure(rank, failure.exitcode, data["time_s"], data["error"], stack)
-    if failure.exitcode < 0:  # it could say nothing; others may have noticed before torchrun did
+    if failure.exitcode < 0:  # killed: other ranks may have noticed before torchrun did
         name = failure.signal_name()
-        how = f"ended by {name}" + (" (want of memory?)" if name == "SIGKILL" else "")
+        how = f"ended by {name}" + (" (lack of memory?)" if name == "SIGKILL" else "")
     else:
         how = f"ended with exit code {failure.exitcode} before it could say why; its output is above"
     error = {"type": "RankDied", "message": how, "where": None}

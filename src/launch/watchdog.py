@@ -1,4 +1,4 @@
-"""Ends a rank that waits for another one that will not come, as device code does: no signal reaches Python there."""
+"""Ends a rank whose main thread hangs in device code, for example in a collective: no signal reaches Python there."""
 
 import contextlib
 import faulthandler
@@ -8,14 +8,15 @@ import sys
 import threading
 import time
 
-PATIENCE_S = 15.0  # torchrun's agent kills after 30
+PATIENCE_S = 15.0  # torchrun's agent kills after 30 s
 LOOKS_EVERY_S = 0.5
 
 
 class Watchdog:
-    """A thread that sleeps until a signal arrives or `alert` is called; then the main thread has to move.
+    """A thread that watches the main thread once a signal has arrived or `alert` was called.
 
-    If that stands at one place for `patience_s`, all stacks are printed and the process ends. Main thread only.
+    If the main thread stays at one instruction for `patience_s`, it prints all stacks and ends the process. To be
+    created in the main thread.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -29,12 +30,12 @@ class Watchdog:
         self._thread.start()
 
     def alert(self) -> None:
-        """Begins to watch the main thread."""
+        """Starts to watch the main thread."""
         if not self._done.is_set():
             self._wake()
 
     def close(self) -> None:
-        """Ends the thread; may be called again."""
+        """Ends the thread; further calls do nothing."""
         if self._done.is_set():
             return
         self._done.set()
@@ -45,14 +46,14 @@ class Watchdog:
         os.close(self._writer)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full, so it is awake
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread is awake
             os.write(self._writer, b"!")
 
     def _watch(self) -> None:
         os.read(self._reader, 1)
         place, since_s = None, time.monotonic()
         while not self._done.wait(LOOKS_EVERY_S):
-            # Not the frame itself: it would keep all that the main thread holds alive.
+            # Not the frame itself, which would keep its objects alive.
             frame = sys._current_frames()[self._main]
             here, frame = (id(frame), frame.f_lasti), None
             if here != place:
@@ -61,7 +62,7 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        print(f"error: asked to end, this rank hung for {self.patience_s:g} s, in wait of another? It was here:",
+        print(f"error: this rank was asked to end and hung for {self.patience_s:g} s, perhaps in a collective:",
               file=sys.stderr)  # fmt: skip
         faulthandler.dump_traceback()
         sys.stderr.flush()

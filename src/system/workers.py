@@ -1,4 +1,4 @@
-"""Processes that call functions of this package on RDKit's behalf, and end when their parent does.
+"""Worker processes that call functions of this package and end when their parent does.
 
 multiprocessing is not used: fork is unsafe under CUDA and threads, and its other ways import the parent's main module,
 so that every worker would load torch. Here a worker is a plain Python process that reads calls from its standard input:
@@ -23,14 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cpu_count() -> int:
-    """The number of cores this process may use."""
+    """Returns the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerPool:
-    """`workers` processes (all cores by default); a context manager whose exit ends them at once, with what they do.
+    """Worker processes, one per core by default; a context manager whose exit kills them.
 
-    They keep the open files `keep`: a lock, so that it is not let go while one of them still does what it was given.
+    Args:
+        workers: number of processes.
+        keep: file descriptors that the workers inherit: a lock then lasts until the last worker has ended.
     """
 
     def __init__(self, workers: int | None = None, keep: Sequence[int] = ()) -> None:
@@ -48,7 +50,7 @@ class WorkerPool:
         self._threads = ThreadPoolExecutor(self.workers, "molecule-worker")
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """The future result of `function`, a module-level function of this package; its exception is raised there."""
+        """Returns the future result of a module-level function of this package; the future raises its exception."""
         return self._threads.submit(self._call, function, args, kwargs)
 
     def _call(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -60,7 +62,7 @@ class WorkerPool:
             result, error = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as problem:
             process.kill()
-            raise RuntimeError(f"a worker process ended with exit code {process.wait()} (want of memory?)") from problem
+            raise RuntimeError(f"a worker process ended with exit code {process.wait()} (lack of memory?)") from problem
         finally:
             self._idle.put(process)
         if error is not None:
@@ -74,7 +76,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes; results that nobody has fetched are lost."""
+        """Kills the processes; results that were not fetched are lost."""
         for process in self._processes:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -83,12 +85,12 @@ class WorkerPool:
 
 
 def serve() -> None:
-    """What a worker runs: answers calls until its input ends."""
-    # Ctrl-C goes to every process of the terminal, torchrun's SIGTERM to all of a rank; the parent decides.
+    """Runs in a worker: answers calls until its input ends."""
+    # Ctrl-C reaches every process of the terminal, and torchrun's SIGTERM a rank's children; the parent decides.
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_IGN)
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # What a library prints must not get between the answers.
+    # A library's output must not mix with the answers.
     os.dup2(2, 1)
     while (call := _next_call(calls)) is not None:
         function, args, kwargs = call
@@ -100,7 +102,7 @@ def serve() -> None:
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
         except BrokenPipeError:
-            os._exit(1)  # the parent is gone, and nobody would read what an orderly exit says about that
+            os._exit(1)  # the parent is gone: an orderly exit would only print about it
 
 
 def _next_call(calls: BinaryIO) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:

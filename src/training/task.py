@@ -1,4 +1,4 @@
-"""Task: what every model here is to the rest of the house, a LightningModule with a contract.
+"""Task: the base class of every model's LightningModule.
 
 A model provides `network` (an nn.Module that works alone), `unit`, `final_metric`, `loss`, `count`, `cost`,
 `example_batch` and its validation and test steps. Training itself, eager or in one CUDA graph, is `TrainStep`, the
@@ -62,8 +62,8 @@ class Task(pl.LightningModule):
     unit: str
     final_metric: FinalMetric
     curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
-    data_kind: type[pl.LightningDataModule] = pl.LightningDataModule  # of datamodules that it reads
-    expected_data = ""  # what is said where the data is of another kind
+    data_kind: type[pl.LightningDataModule] = pl.LightningDataModule  # class of the datamodules that it reads
+    expected_data = ""  # the error message for a datamodule of another kind
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
 
     def __init__(
@@ -81,8 +81,8 @@ class Task(pl.LightningModule):
         self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
         self.activation_bytes = 4  # of a number that passes between products, for cost()
         self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
-        self.losses = torch.zeros(())  # 0 while every loss of this training was finite, NaN from then on; on the device
-        self.diverged: str | None = None  # what the host has seen of that: the error that ends the run
+        self.losses = torch.zeros(())  # on the device: 0 while every loss was finite, NaN from then on
+        self.diverged: str | None = None  # the error message once the host has seen that
         self.metrics: dict[str, float] = {}  # what the newest evaluation found
         self.output_dir: Path | None = None  # where evaluations may write files
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
@@ -120,13 +120,13 @@ class Task(pl.LightningModule):
         """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
 
     def check_datamodule(self, datamodule: Any) -> Any:
-        """The datamodule, as one of the kind that this model reads. Raises UserError before any data is fetched."""
+        """Returns the datamodule. Raises UserError, before any data is read, if it is of another kind."""
         if not isinstance(datamodule, self.data_kind):
             raise UserError(self.expected_data)
         return datamodule
 
     def bind_data(self, datamodule: pl.LightningDataModule) -> None:
-        """Lets the prepared data decide what it must of the network. Raises UserError where they do not fit."""
+        """Sets what depends on the data, such as table sizes. Raises UserError where network and data differ."""
 
     def can_be_captured(self) -> bool:
         """Whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""

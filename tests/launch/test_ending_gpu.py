@@ -19,7 +19,7 @@ RUN = (
     "precision=amp", "logger=none", "callbacks=bare", "fit.max_steps=100000", "fit.eval_every_n_epochs=null",
     "fit.final_evaluation=false",
 )  # fmt: skip
-REASONS = {"fails": "rank 1: this rank is broken", "dies": "rank 1: ended by SIGKILL (want of memory?)"}
+REASONS = {"fails": "rank 1: this rank is broken", "dies": "rank 1: ended by SIGKILL (lack of memory?)"}
 pytestmark = [
     pytest.mark.gpu, pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),

@@ -39,7 +39,7 @@ def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_torchrun(
     failures = {0: noted(tmp_path, 0, monkeypatch), 1: ProcessFailure(1, 101, -9, "none")}
     first = first_failure(failures)
     assert (first.rank, first.error["type"]) == (1, "RankDied")
-    assert first.error["message"] == "ended by SIGKILL (want of memory?)"
+    assert first.error["message"] == "ended by SIGKILL (lack of memory?)"
 
 
 @pytest.mark.parametrize("exitcode", [-15, 143])

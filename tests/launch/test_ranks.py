@@ -26,7 +26,7 @@ def test_a_rank_0_that_is_killed_ends_the_run_with_a_record(tmp_path: Path) -> N
     assert "rank 0 of 2 failed and ended the others\nended by SIGKILL" in err
     record = read_record(tmp_path / "run")
     assert record.status == "failed" and record.error is not None
-    assert (record.error.type, record.error.message) == ("RankDied", "rank 0: ended by SIGKILL (want of memory?)")
+    assert (record.error.type, record.error.message) == ("RankDied", "rank 0: ended by SIGKILL (lack of memory?)")
 
 
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_killed_process_while_the_kernel_ran_out_of_memory_is_oom(tmp_path: Pa
         model="moflow", datamodule="zinc250k", trainer="1x2", precision="amp", fix_hp="/", hardware="h200",
         batch_size=512, batch_per="device",
     )  # fmt: skip
-    died = RunError(type="RankDied", message="rank 1: ended by SIGKILL (want of memory?)")
+    died = RunError(type="RankDied", message="rank 1: ended by SIGKILL (lack of memory?)")
     record = Record(kind="train", case=case, status="failed", unit="molecules", error=died)
     write_record(record, tmp_path / "result.json")
     assert [outcome(tmp_path, Exit(1, oom_kills=kills))[0] for kills in (0, 1)] == ["failed", "oom"]
