@@ -23,13 +23,13 @@ from yaml import YAMLError
 from src.errors import UserError
 from src.published.row import FIGURES, PERCENTILES, Correction, FinalMetric, PublishedRow
 
+MODELS = Path(__file__).resolve().parents[2] / "conf" / "model"
 CHOICES = {
-    "model": ("moflow", "se3_transformer", "distilbert", "dlrm", "mobilenet_v1"),
+    "model": tuple(sorted(file.stem for file in MODELS.glob("*.yaml"))),
     "kind": ("train", "predict"),
     "precision": ("fp32", "tf32", "amp", "fp16", "bf16"),
     "hardware": ("a100_40g", "a100_80g", "v100_16g", "v100_32g", "h200"),
     "batch_per": ("device", "global"),
-    "unit": ("molecules", "samples", "images"),
     "trainer": ("1x1", "1x2", "1x4", "1x8", "1x16", "2x8"),
 }
 COMPOSED = ("latency_s", "final_metric", "corrected")  # fields composed of several values

@@ -7,14 +7,18 @@ names is the batch of one device, `fp` the precision that was run; Paddle's own 
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.record import Record
 
 # Paddle's directions are 0 (computer vision), 1 (language) and 2 (recommendation). We add 3 for molecules, and 4 for
-# models without an entry below.
-MOLECULES, OTHERS = 3, 4
+# models whose yaml in conf/model has no `paddle`.
+OTHERS = 4
+MODELS = Path(__file__).resolve().parents[2] / "conf" / "model"
 
 
 class Mission(NamedTuple):
@@ -24,15 +28,6 @@ class Mission(NamedTuple):
     model: str
     mission_name: str
     direction_id: int
-
-
-MISSIONS = {
-    "mobilenet_v1": Mission("clas", "MobileNetV1", "图像分类", 0),
-    "distilbert": Mission("nlp", "DistilBERT", "文本分类", 1),
-    "dlrm": Mission("rec", "DLRM", "推荐排序", 2),
-    "moflow": Mission("mol", "MoFlow", "分子生成", MOLECULES),
-    "se3_transformer": Mission("mol", "SE3Transformer", "分子性质预测", MOLECULES),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class PaddleRecord:
 def paddle_record(record: Record) -> PaddleRecord:
     """Returns the Paddle record of a run; it is written to a file named `log_file`."""
     case = record.case
-    mission = MISSIONS.get(case.model, Mission("other", case.model, "其他", OTHERS))
+    mission = mission_of(case.model)
     batch = case.batch_size or 0
     if case.batch_per == "global":
         batch //= record.ranks
@@ -78,6 +73,13 @@ def paddle_record(record: Record) -> PaddleRecord:
         JOB_FAIL_FLAG=0 if rate else 1,
         UNIT=f"{record.unit}/s",
     )
+
+
+def mission_of(model: str) -> Mission:
+    """Returns the `paddle` entry of conf/model/MODEL.yaml, or Paddle's names for another model."""
+    file = MODELS / f"{model}.yaml"
+    config: Any = OmegaConf.load(file) if file.exists() else {}
+    return Mission(**config["paddle"]) if "paddle" in config else Mission("other", model, "其他", OTHERS)
 
 
 def parse_paddle(text: str) -> PaddleRecord:

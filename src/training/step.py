@@ -14,6 +14,9 @@ from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
 
+# Versions of torch whose GradScaler has the fields that `_set_divisor` sets; others unscale and clip in passes.
+TRIED = torch.__version__.startswith(("2.11.", "2.13."))
+
 
 @runtime_checkable
 class StepTask(Protocol):
@@ -81,7 +84,7 @@ class TrainStep:
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
             clip_norm, scale, found_inf = self.task.clip_norm, None, None
             # Fused updates divide gradients on their way, which spares unscaling and clipping a pass each.
-            divides = clip_norm is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+            divides = clip_norm is not None and TRIED and getattr(optimizer, "_step_supports_amp_scaling", False)
             norms: list[Tensor] = []
             for gradients in self._gradients():  # the first ones while the last are still averaged
                 if divides:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from src.run import train
+from src.training.step import TrainStep
 from tests.support.tiny_run import tiny_config
 
 CLIP = 0.5  # far below the norm of any gradient here
@@ -46,3 +47,12 @@ def test_dividing_is_unscaling_and_clipping(
         return
     for name, value in weights.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_an_untried_torch_unscales_and_clips_in_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = trained(tmp_path / "plain", False, *SGD, "precision=amp")
+    monkeypatch.setattr("src.training.step.TRIED", False)
+    monkeypatch.setattr(TrainStep, "_set_divisor", None)  # not called
+    weights, _ = trained(tmp_path / "fused", True, *SGD, "precision=amp")
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5)
