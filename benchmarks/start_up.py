@@ -1,0 +1,52 @@
+"""CPU seconds of a whole tiny run, with the start-up of src/system/lean.py, with a part of it, and with plain imports.
+
+python -m benchmarks.start_up [rounds]
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+RUN = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from src.system import compiler_later, lean
+kind = sys.argv[1]
+if kind != "plain":
+    lean.install()
+if kind == "compiler imported":
+    compiler_later.NAME = "no.such.module"
+if kind == "torchmetrics as it is":
+    lean.OPTIONAL = ()
+with nullcontext() if kind == "plain" else lean.loading():
+    from src.run import train
+from tests.support.tiny_mobilenet import tiny_mobilenet
+train(tiny_mobilenet(Path(sys.argv[2]), "fit.max_steps=2"))
+"""
+KINDS = ("lean", "compiler imported", "torchmetrics as it is", "plain")
+
+
+def cpu_seconds(kind: str) -> float:
+    """Returns user and system time of one run in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, "-c", RUN, kind, folder], env=environment, stdout=subprocess.DEVNULL, check=True
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main(rounds: int) -> None:
+    """Prints each kind's times, measured in turn, and their least."""
+    found = [[cpu_seconds(kind) for kind in KINDS] for _ in range(rounds)]
+    for kind, times in zip(KINDS, zip(*found, strict=True), strict=True):
+        print(f"{kind:24} {' '.join(f'{each:5.2f}' for each in times)}   least {min(times):.2f} s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
