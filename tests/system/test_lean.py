@@ -68,11 +68,12 @@ def printed(code: str, *arguments: str, **environment: str) -> list[str]:
 
 
 def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> None:
-    assert printed(PACKAGES) == ["1.0", "True"]
+    assert printed(PACKAGES, REPRISE_PLAIN_START="") == ["1.0", "True"]
 
 
 def test_a_run_loads_no_compiler_and_the_compiler_still_works(tmp_path: Path) -> None:
-    assert printed(COMPILER, str(tmp_path))[-5:] == ["[]", "0 False", "True True", "True True", "True False"]
+    found = printed(COMPILER, str(tmp_path), REPRISE_PLAIN_START="")[-5:]
+    assert found == ["[]", "0 False", "True True", "True True", "True False"]
 
 
 @pytest.mark.slow
