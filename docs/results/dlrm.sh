@@ -3,6 +3,7 @@
 #   docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR. In the environment
 # GPUS="1 8" takes other numbers of GPUs for scaling; strong_65536_x8 and weak_262144_x8 are the published cases 1x8.
+# ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]" >&2; exit 2; }
@@ -17,10 +18,12 @@ train() {  # NAME option=value ...: synthetic clicks that are on the GPU already
 ranks() {  # GPUS NAME option=value ...: the same on several GPUs
   local gpus=$1
   shift
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" train.py "${common[@]}" "trainer=1x$gpus" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
     logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" predict.py -m hydra/launcher=basic "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
     datamodule.steps_per_epoch=1 model.predict.benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
     batch_size=2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384,32768 "${@:2}"

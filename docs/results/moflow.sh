@@ -2,6 +2,7 @@
 # The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
 #   docs/results/moflow.sh OUT speed|training [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+# ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training [option=value ...]" >&2; exit 2; }
@@ -11,10 +12,12 @@ python=${PYTHON:-.venv/bin/python}
 common=("hp.lr=5e-4" "output_root=$out/hydra" "logger=none" "$@")
 
 train() {  # NAME option=value ...
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" train.py "${common[@]}" "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
     fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 generate() {  # NAME option=value ...
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" predict.py "output_root=$out/hydra" "output_dir=$out/$1" num_samples=204800 "${@:2}"
 }
 

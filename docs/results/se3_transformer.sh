@@ -2,6 +2,7 @@
 # The measured rows of docs/results/se3_transformer.md, on one NVIDIA GPU:
 #   docs/results/se3_transformer.sh OUT speed|training [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+# ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/se3_transformer.sh OUT speed|training [option=value ...]" >&2; exit 2; }
@@ -11,10 +12,12 @@ python=${PYTHON:-.venv/bin/python}
 common=("model=se3_transformer" "output_root=$out/hydra" "$@")
 
 train() {  # NAME option=value ...
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" train.py "${common[@]}" logger=none "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
     fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained, as published; rates do not depend on the weights
+  [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" predict.py "${common[@]}" "output_dir=$out/$1" datamodule.predict=train num_samples=200000 "${@:2}"
 }
 
