@@ -3,9 +3,10 @@
 import csv
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from src.measure.clock import Clock
 from src.predict import predict
 from src.run import Job, build, fit, quieten
 from src.training.step import TrainStep
+from src.training.task import Task
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
 # torch warns about TF32, with other words in every release.
@@ -37,6 +39,7 @@ def trained(home: Path, *overrides: str) -> tuple[Job, list[dict[str, Any]], dic
     mine = ["hardware=auto", "precision=fp32", "+model.task.optimizer.eps=0.01", "execution.graph_warmup_steps=1",
             "fit.eval_every_n_epochs=null", "fit.max_epochs=6", "measure.window=1"]  # fmt: skip
     job = build(complete(tiny_se3(home, *mine, *overrides)), Clock())
+    job.trainer.callbacks.append(Captures())  # type: ignore[attr-defined]
     fit(job)
     checkpoint = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False, map_location="cpu")
     history: Any = next(callback for callback in job.trainer.callbacks if hasattr(callback, "rows"))  # type: ignore[attr-defined]
@@ -48,10 +51,19 @@ def values(steps: list[dict[str, Any]], name: str) -> list[float]:
     return [step[name] for step in steps]
 
 
+class Captures(pl.Callback):
+    """Counts the captured shapes at the end of training, before the task closes its step."""
+
+    count = -1
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = cast(Task, pl_module)._step
+        assert isinstance(step, TrainStep)
+        self.count = len(step.run.captures)
+
+
 def captured_shapes(job: Job) -> int:
-    step = job.task._step
-    assert isinstance(step, TrainStep)
-    return len(step.run.captures)
+    return next(each.count for each in job.trainer.callbacks if isinstance(each, Captures))  # type: ignore[attr-defined]
 
 
 FIT = "fit.final_evaluation=false"

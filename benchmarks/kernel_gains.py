@@ -1,0 +1,271 @@
+"""What each kernel and execution option wins: training steps with it, and with plain torch in its place. Needs a GPU.
+
+python -m benchmarks.kernel_gains OUT [PATTERN ...] [option=value ...]     runs what matches, for example 'dlrm*'
+python -m benchmarks.kernel_gains OUT                                      prints the table of the runs in OUT
+
+Each run is a process of its own and leaves OUT/NAME/result.json; `data_root=DIR` has ZINC-250k and QM9.
+"""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from pkgutil import resolve_name
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BARE = [
+    "logger=none",
+    "callbacks=bare",
+    "fit.max_steps=200",
+    "fit.eval_every_n_epochs=null",
+    "fit.final_evaluation=false",
+]
+RESIDENT = ["datamodule=criteo_resident", "datamodule.pool_batches=2", "datamodule.steps_per_epoch=220", "hp.lr=1"]
+TOKENS = ["+fix_hp=max_bs", "model.task.weights=random", "datamodule=token_synthetic", "datamodule.length=512"]
+MODELS = {
+    "moflow": ["model=moflow", "hp.batch_size=512", "hp.lr=5e-4", "precision=amp"],
+    "se3": ["model=se3_transformer", "hp.batch_size=240", "precision=amp"],
+    "dlrm": ["model=dlrm", *RESIDENT, "precision=amp"],
+    "distilbert": ["model=distilbert", *TOKENS, "fit.evaluate_first=false", "precision=bf16"],
+    "mobilenet": ["model=mobilenet_v1", "datamodule=image_synthetic", "precision=amp"],
+}
+SE3, DISTILBERT, MOBILENET = (f"src.models.{name}" for name in ("se3_transformer", "distilbert", "mobilenet_v1"))
+FUSED = "kernels.fused"
+
+
+class Piece(NamedTuple):
+    """What a run goes without: options of the command, or functions, by module and name."""
+
+    options: tuple[str, ...] = ()
+    replaced: Mapping[str, Any] = MappingProxyType({})
+
+
+def never(*arguments: Any, **options: Any) -> Any:
+    """In place of a question whether kernels can be used."""
+    return None
+
+
+def transposed(x: Tensor, length: int | None = None) -> Tensor:
+    out = x.t()
+    return out.contiguous() if length is None else F.pad(out, (0, length - out.shape[1]))
+
+
+def in_order(device: torch.device) -> Any:
+    """Returns a side stream without a stream."""
+    from src.gpu.side_stream import SideStream
+
+    return SideStream(torch.device("cpu"))
+
+
+saved: dict[int, Any] = {}  # of a forward pass for its backward pass, by the address of a tensor that both have
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
+    """Computes attention over sentences of equal length by torch's flash attention."""
+    shape = options.sentences.count, options.sentences.longest, options.num_heads, -1
+    heads = [x.unflatten(0, shape[:2]).unflatten(2, shape[2:]).transpose(1, 2) for x in (q, k, v)]
+    out, logs, *rest = torch.ops.aten._scaled_dot_product_flash_attention(*heads, options.drop.p)
+    saved[logs.data_ptr()] = heads, out, rest
+    return out.transpose(1, 2).flatten(2).flatten(0, 1), logs
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, grads: tuple[Tensor, ...], options: Any
+) -> None:
+    heads, result, rest = saved.pop(logs.data_ptr())
+    above = grad.unflatten(0, (result.shape[0], -1)).unflatten(2, (options.num_heads, -1)).transpose(1, 2)
+    found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        above, *heads, result, logs, *rest[:4], options.drop.p, False, *rest[4:6]
+    )
+    for target, gradient in zip(grads, found, strict=True):
+        target.copy_(gradient.transpose(1, 2).flatten(2).flatten(0, 1))
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, drop: Any) -> tuple[Tensor, Tensor]:
+    dropped, mask = torch.native_dropout(x, drop.p, True) if drop.p else (x, None)
+    added = residual + dropped
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    out, mean, rest = torch.native_layer_norm(added, list(weight.shape), weight, bias, eps)
+    saved[mean.data_ptr()] = mask, added, rest, weight, bias
+    return out, mean
+
+
+def add_norm_backward(
+    grad: Tensor, x: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, drop: Any, partials: Tensor
+) -> tuple[Tensor, Tensor]:
+    mask, added, rest, weight, bias = saved.pop(mean.data_ptr())
+    of_sum, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+        grad, added, list(weight.shape), mean, rest, weight, bias, [True, True, True]
+    )
+    of_x = of_sum if mask is None else torch.ops.aten.native_dropout_backward(of_sum, mask, 1 / (1 - drop.p))
+    partials.zero_()
+    partials[0].copy_(torch.cat([of_weight, of_bias, of_x.sum(0)]))
+    return of_x, of_sum
+
+
+def gelu_backward(grad: Tensor, x: Tensor, partials: Tensor) -> Tensor:
+    out = torch.ops.aten.gelu_backward(grad, x)
+    partials.zero_()
+    partials[0].copy_(out.sum(0))
+    return out
+
+
+def sum_by_id(grad: Tensor, ids: Tensor, out: Tensor, padding: int) -> Tensor:
+    return out.copy_(torch.ops.aten.embedding_dense_backward(grad, ids.long(), len(out), padding, False))
+
+
+def embed(batch: Any, *parameters: Any) -> Tensor:
+    from src.models.distilbert import layers
+
+    *vectors, _, dropout, dtype = parameters
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    return F.dropout(layers.embed(batch.ids, positions, *vectors).flatten(0, -2), dropout).to(dtype)
+
+
+def stem(images: Tensor, weight: Tensor, stride: int) -> Any:
+    """Computes MobileNetV1's first convolution and its statistics by cuDNN and torch."""
+    from src.models.mobilenet_v1.kernels.fused.norm import Partials
+
+    kernel = weight.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
+    out = F.conv2d(images.permute(0, 3, 1, 2).to(weight.dtype), kernel, None, stride, 1).permute(0, 2, 3, 1)
+    pixels = out.flatten(0, 2).float()
+    variance, mean = torch.var_mean(pixels, 0, correction=0)
+    count = torch.full_like(mean, len(pixels))
+    return out, Partials(torch.stack([mean, variance * len(pixels), count])[None], len(pixels))
+
+
+def stem_backward(g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight: Tensor, stride: int) -> Tensor:
+    p, q, r = slopes
+    gradient = (p * g + q * out + r).to(g.dtype).permute(0, 3, 1, 2)
+    kernel = weight.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
+    inputs = images.permute(0, 3, 1, 2).to(g.dtype)
+    found = torch.ops.aten.convolution_backward(
+        gradient, inputs, kernel, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+    )[1]
+    return found.permute(0, 2, 3, 1).flatten(1).float()
+
+
+DLRM = "src.models.dlrm"
+PIECES = {
+    "moflow": Piece(),
+    "moflow without compilation": Piece(("execution.compile=off",)),
+    "moflow without CUDA graph": Piece(("execution.graph=off",)),
+    "moflow without shorter graph gaps": Piece(("execution.graph_gaps=off",)),
+    "moflow without products in place of convolutions": Piece(("model.task.network.execution=reference",)),
+    "moflow without fold": Piece(replaced={"src.models.moflow.kernels.fast.package": never}),
+    "moflow without side stream": Piece(replaced={"src.models.moflow.network.side_stream": in_order}),
+    "se3": Piece(),
+    "se3 without CUDA graph": Piece(("execution.graph=off",)),
+    "se3 without contraction": Piece(replaced={f"{SE3}.{FUSED}.contraction.supported": never}),
+    "se3 without edges": Piece(replaced={f"{SE3}.{FUSED}.edges.supported": never}),
+    "se3 without attention": Piece(replaced={f"{SE3}.{FUSED}.edges.attention_supported": never}),
+    "se3 without norm": Piece(replaced={f"{SE3}.{FUSED}.norm.supported": never}),
+    "se3 without linear": Piece(replaced={f"{SE3}.{FUSED}.linear.supported": never}),
+    "se3 without radial": Piece(replaced={f"{SE3}.{FUSED}.radial.supported": never}),
+    "se3 without transpose": Piece(replaced={f"{SE3}.{FUSED}.contraction.edges_last": transposed}),
+    "dlrm": Piece(),
+    "dlrm without CUDA graph": Piece(("execution.graph=off",)),
+    "dlrm without tables": Piece(replaced={f"{DLRM}.embeddings.PlainEmbeddings.fused": never}),
+    "dlrm without interaction": Piece(replaced={f"{DLRM}.{FUSED}.interaction.supported": never}),
+    "dlrm without mlp": Piece(replaced={f"{DLRM}.{FUSED}.mlp.supported": never}),
+    "distilbert": Piece(),
+    "distilbert without CUDA graph": Piece(("execution.graph=off",)),
+    "distilbert without layer": Piece(replaced={f"{DISTILBERT}.kernels.dispatch.fused_layer_for": never}),
+    "distilbert without attention": Piece(
+        replaced={
+            f"{DISTILBERT}.{FUSED}.attention.attend": flash,
+            f"{DISTILBERT}.{FUSED}.attention.attend_backward": flash_backward,
+        }
+    ),
+    "distilbert without add_norm": Piece(
+        replaced={
+            f"{DISTILBERT}.{FUSED}.rows.add_norm": add_norm,
+            f"{DISTILBERT}.{FUSED}.rows.add_norm_backward": add_norm_backward,
+        }
+    ),
+    "distilbert without gelu": Piece(
+        replaced={f"{DISTILBERT}.{FUSED}.rows.gelu": F.gelu, f"{DISTILBERT}.{FUSED}.rows.gelu_backward": gelu_backward}
+    ),
+    "distilbert without embedding": Piece(replaced={f"{DISTILBERT}.{FUSED}.embedding.embed": embed}),
+    "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
+    "distilbert tf32": Piece(("precision=tf32",)),
+    "distilbert tf32 without transpose": Piece(
+        ("precision=tf32",), {f"{DISTILBERT}.{FUSED}.rows.transposed": transposed}
+    ),
+    "distilbert fp32": Piece(("precision=fp32", "fit.max_steps=60")),
+    "distilbert fp32 without dense": Piece(
+        ("precision=fp32", "fit.max_steps=60"), {f"{DISTILBERT}.{FUSED}.attention.is_dense": never}
+    ),
+    "mobilenet": Piece(),
+    "mobilenet without CUDA graph": Piece(("execution.graph=off",)),
+    "mobilenet without all": Piece(replaced={f"{MOBILENET}.kernels.dispatch.fused_for": never}),
+    "mobilenet without stem": Piece(
+        replaced={f"{MOBILENET}.{FUSED}.stem.forward": stem, f"{MOBILENET}.{FUSED}.stem.backward_weight": stem_backward}
+    ),
+    "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.TILES": {}}),
+    "mobilenet without measured strips": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.STRIPS": {}}),
+}
+
+
+def base_of(name: str) -> str:
+    return name.split(" without ")[0]
+
+
+def replace(path: str, function: Any) -> None:
+    """Puts `function` in the place of module.name or module.Class.name."""
+    owner, _, name = path.rpartition(".")
+    found = resolve_name(owner)
+    assert hasattr(found, name), path
+    setattr(found, name, function)
+
+
+def run_without(name: str, arguments: list[str]) -> None:
+    """Runs train.py in this process."""
+    for path, function in PIECES[name].replaced.items():
+        replace(path, function)
+    sys.argv = ["train.py", *arguments]
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def table(out: Path) -> None:
+    """Prints the median step of each run, and how much longer it is than with everything."""
+    steps = {}
+    for name in PIECES:
+        path = out / name.replace(" ", "_") / "result.json"
+        if path.exists():
+            steady = json.loads(path.read_text())["steady"]
+            steps[name] = steady and 1e3 * steady["step_time_s"]["p50"]
+    print("| | ms a step | longer by |\n|---|--:|--:|")
+    for name, step in steps.items():
+        base = steps.get(base_of(name))
+        longer = f"{step / base - 1:.1%}" if step and base and base_of(name) != name else ""
+        print(f"| {name} | {step and f'{step:.3f}'} | {longer} |")
+
+
+def main(out: Path, arguments: list[str]) -> None:
+    options = [each for each in arguments if "=" in each]
+    patterns = [each for each in arguments if "=" not in each]
+    for name in PIECES:
+        if not any(fnmatch(name, pattern) for pattern in patterns):
+            continue
+        folders = f"output_dir={out / name.replace(' ', '_')}", f"output_root={out / 'hydra'}"
+        own = [*BARE, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
+        command = [sys.executable, "-m", "benchmarks.kernel_gains", "run", name, *own]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        print(name, "done" if ended.returncode == 0 else ended.stdout[-1500:] + ended.stderr[-3000:], flush=True)
+    table(out)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        run_without(sys.argv[2], sys.argv[3:])
+    else:
+        main(Path(sys.argv[1]), sys.argv[2:])
