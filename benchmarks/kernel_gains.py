@@ -54,8 +54,9 @@ def never(*arguments: Any, **options: Any) -> Any:
 
 
 def transposed(x: Tensor, length: int | None = None) -> Tensor:
-    out = x.t()
-    return out.contiguous() if length is None else F.pad(out, (0, length - out.shape[1]))
+    out = x.new_zeros(x.shape[1], length) if length and length > len(x) else x.new_empty(x.shape[1], len(x))
+    out[:, : len(x)].copy_(x.t())
+    return out
 
 
 def in_order(device: torch.device) -> Any:
@@ -93,7 +94,8 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: flo
     dropped, mask = torch.native_dropout(x, drop.p, True) if drop.p else (x, None)
     added = residual + dropped
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-    out, mean, rest = torch.native_layer_norm(added, list(weight.shape), weight, bias, eps)
+    with torch.autocast(x.device.type, enabled=False):  # it would compute in float32
+        out, mean, rest = torch.native_layer_norm(added, list(weight.shape), weight, bias, eps)
     saved[mean.data_ptr()] = mask, added, rest, weight, bias
     return out, mean
 
@@ -170,12 +172,13 @@ PIECES = {
     "se3 without norm": Piece(replaced={f"{SE3}.{FUSED}.norm.supported": never}),
     "se3 without linear": Piece(replaced={f"{SE3}.{FUSED}.linear.supported": never}),
     "se3 without radial": Piece(replaced={f"{SE3}.{FUSED}.radial.supported": never}),
-    "se3 without transpose": Piece(replaced={f"{SE3}.{FUSED}.contraction.edges_last": transposed}),
+    "se3 without transpose": Piece(replaced={f"{SE3}.{FUSED}.contraction.transposed": transposed}),
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
     "dlrm without tables": Piece(replaced={f"{DLRM}.embeddings.PlainEmbeddings.fused": never}),
     "dlrm without interaction": Piece(replaced={f"{DLRM}.{FUSED}.interaction.supported": never}),
     "dlrm without mlp": Piece(replaced={f"{DLRM}.{FUSED}.mlp.supported": never}),
+    "dlrm without side stream": Piece(replaced={f"{DLRM}.{FUSED}.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
     "distilbert without layer": Piece(replaced={f"{DISTILBERT}.kernels.dispatch.fused_layer_for": never}),
@@ -196,9 +199,20 @@ PIECES = {
     ),
     "distilbert without embedding": Piece(replaced={f"{DISTILBERT}.{FUSED}.embedding.embed": embed}),
     "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
+    "distilbert short": Piece(("datamodule.length=16",)),
+    "distilbert short without gelu": Piece(
+        ("datamodule.length=16",),
+        {f"{DISTILBERT}.{FUSED}.rows.gelu": F.gelu, f"{DISTILBERT}.{FUSED}.rows.gelu_backward": gelu_backward},
+    ),
+    "distilbert short without embedding": Piece(
+        ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.embedding.embed": embed}
+    ),
+    "distilbert short without sum_by_id": Piece(
+        ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}
+    ),
     "distilbert tf32": Piece(("precision=tf32",)),
     "distilbert tf32 without transpose": Piece(
-        ("precision=tf32",), {f"{DISTILBERT}.{FUSED}.rows.transposed": transposed}
+        ("precision=tf32",), {f"{DISTILBERT}.{FUSED}.layer.transposed": transposed}
     ),
     "distilbert fp32": Piece(("precision=fp32", "fit.max_steps=60")),
     "distilbert fp32 without dense": Piece(
@@ -211,7 +225,7 @@ PIECES = {
         replaced={f"{MOBILENET}.{FUSED}.stem.forward": stem, f"{MOBILENET}.{FUSED}.stem.backward_weight": stem_backward}
     ),
     "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.TILES": {}}),
-    "mobilenet without measured strips": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.STRIPS": {}}),
+    "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.{FUSED}.precompile.compile_all": never}),
 }
 
 
@@ -236,18 +250,19 @@ def run_without(name: str, arguments: list[str]) -> None:
 
 
 def table(out: Path) -> None:
-    """Prints the median step of each run, and how much longer it is than with everything."""
-    steps = {}
+    """Prints the median step of each run, how much longer it is than with everything, and the whole run's seconds."""
+    steps, seconds = dict[str, float | None](), dict[str, float]()
     for name in PIECES:
         path = out / name.replace(" ", "_") / "result.json"
         if path.exists():
-            steady = json.loads(path.read_text())["steady"]
+            record = json.loads(path.read_text())
+            seconds[name], steady = record["e2e_time_s"], record["steady"]
             steps[name] = steady and 1e3 * steady["step_time_s"]["p50"]
-    print("| | ms a step | longer by |\n|---|--:|--:|")
+    print("| | ms a step | longer by | s in all |\n|---|--:|--:|--:|")
     for name, step in steps.items():
         base = steps.get(base_of(name))
         longer = f"{step / base - 1:.1%}" if step and base and base_of(name) != name else ""
-        print(f"| {name} | {step and f'{step:.3f}'} | {longer} |")
+        print(f"| {name} | {step and f'{step:.3f}'} | {longer} | {seconds[name]:.0f} |")
 
 
 def main(out: Path, arguments: list[str]) -> None:

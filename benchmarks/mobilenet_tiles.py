@@ -1,10 +1,9 @@
-"""Searches tile sizes for MobileNetV1's kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles
-[half|tf32|single] [BATCH ...] [depthwise] [pointwise]`.
+"""Searches tile sizes for MobileNetV1's pointwise kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles
+[half|tf32|single] [BATCH ...]`.
 
-Half precision, batches of 64 and 256 and all kernels if not given. For each layer shape and kernel, prints the present
-configuration and the three fastest tried, with milliseconds for each batch. A configuration that is 2 % faster than the
-present one is also printed as a line for the tables STRIPS and TILES in src/models/mobilenet_v1/kernels/fused/tiles.py.
-All are compiled first, on all cores.
+Half precision and batches of 64 and 256 if not given. For each layer shape and kernel, prints the present tile and the
+three fastest tried, with milliseconds for each batch. A tile that is 2 % faster than the present one is also printed as
+a line for the table TILES in src/models/mobilenet_v1/kernels/fused/tiles.py. All are compiled first, on all cores.
 """
 
 import sys
@@ -32,29 +31,21 @@ class Group(NamedTuple):
     layer: ConvNormReLU
     side: int
 
-    @property
-    def is_pointwise(self) -> bool:
-        return self.layer.conv.kernel_size == (1, 1)
-
     def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
-        """The key in the table STRIPS or TILES."""
+        """The key in the table TILES."""
         conv: nn.Conv2d = self.layer.conv
-        if self.is_pointwise:
-            name = "half" if dtype != torch.float32 else precision(dtype)
-            return self.kernel, conv.in_channels, conv.out_channels, name
-        return self.kernel, conv.stride[0], -(-self.side // conv.stride[0]), conv.in_channels, dtype.itemsize
+        return self.kernel, conv.in_channels, conv.out_channels, "half" if dtype != torch.float32 else precision(dtype)
 
 
 def main() -> None:
     """Prints the table."""
     words = sys.argv[1:]
     name = next((word for word in words if word in DTYPES), "half")
-    kinds = [word for word in words if word in ("depthwise", "pointwise")] or ["depthwise", "pointwise"]
     batches = [int(word) for word in words if word.isdigit()] or [64, 256]
     torch.set_float32_matmul_precision("highest" if name == "single" else "high")
     dtype = DTYPES[name]
     fused: Any = dispatch.kernels()
-    tried = {group: choices(fused, group, dtype) for group in groups() if kind(group) in kinds}
+    tried = {group: choices(fused, group, dtype) for group in groups()}
     with fused.precompile.record_launches() as launches:
         for group, found in tried.items():
             for choice in found:
@@ -67,42 +58,20 @@ def main() -> None:
         report(group.key(dtype), timed(fused, group, found, batches, dtype))
 
 
-def kind(group: Group) -> str:
-    return "pointwise" if group.is_pointwise else "depthwise"
-
-
 def groups() -> Iterator[Group]:
     side, seen = 112, set()
     for layer in MobileNetV1().layers()[1:]:
         conv = layer.conv
-        shape = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, side)
-        if shape not in seen:
+        shape = (conv.in_channels, conv.out_channels, side)
+        if conv.kernel_size == (1, 1) and shape not in seen:
             seen.add(shape)
-            for kernel in ("forward", "backward", "weight")[: 3 if conv.kernel_size == (1, 1) else 2]:
-                yield Group(kernel, layer, side)
+            yield from (Group(kernel, layer, side) for kernel in ("forward", "backward", "weight"))
         side = -(-side // conv.stride[0])
 
 
 def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
-    """The present configuration, then those to try."""
-    found = list(products(fused, group, dtype) if group.is_pointwise else strips(fused, group, dtype))
-    return list(dict.fromkeys(found))
-
-
-def strips(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
-    kernel, stride, across, channels, size = group.key(dtype)
-    yield fused.tiles.strips_of(kernel, stride, across, channels, dtype)
-    for columns, warps in ((7, 4), (7, 2), (4, 4)):
-        if columns <= across:
-            found = fused.tiles.default_strips(kernel, across, channels, size, columns, warps)
-            yield from (found._replace(programs=found.programs * share // 4) for share in (4, 6, 8))
-            if (columns, warps) == (7, 4) and kernel == "forward":  # more channels a thread; fewer registers
-                yield found._replace(warps=max(1, found.warps // 2))
-                yield found._replace(registers=80)
-            elif (columns, warps) == (7, 4):
-                yield found._replace(registers=None)
-            if found.strips >= 2 and 2 * found.channels <= channels:
-                yield found._replace(strips=found.strips // 2, channels=2 * found.channels)
+    """The present tile, then those to try."""
+    return list(dict.fromkeys(products(fused, group, dtype)))
 
 
 def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
@@ -124,8 +93,8 @@ def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
 
 @contextmanager
 def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
-    """Puts a configuration into its table, and restores the table at the end."""
-    table, key = fused.tiles.TILES if group.is_pointwise else fused.tiles.STRIPS, group.key(dtype)
+    """Puts a tile into the table, and restores the table at the end."""
+    table, key = fused.tiles.TILES, group.key(dtype)
     before = dict(table)
     table[key] = choice
     try:
@@ -138,7 +107,6 @@ def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterato
 def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
     """The call to time, with its inputs allocated."""
     conv: nn.Conv2d = group.layer.conv
-    stride, side = conv.stride[0], -(-group.side // conv.stride[0])
 
     def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.rand(*shape, device=device, dtype=dtype)
@@ -146,13 +114,11 @@ def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) 
     z = numbers(batch, group.side, group.side, conv.in_channels, dtype=dtype)
     norm, slopes = numbers(4, conv.in_channels), numbers(3, conv.out_channels)
     weight = fused.body.weight_matrices([group.layer], dtype)[0].to(device)
-    out, g = (numbers(batch, side, side, conv.out_channels, dtype=dtype) for _ in range(2))
-    module = fused.pointwise if group.is_pointwise else fused.depthwise
-    strides = () if group.is_pointwise else (stride,)
+    out, g = (numbers(batch, group.side, group.side, conv.out_channels, dtype=dtype) for _ in range(2))
     return {
-        "forward": lambda: module.forward(z, norm, weight, *strides),
-        "backward": lambda: module.backward(g, out, slopes, weight, z, norm, *strides),
-        "weight": lambda: module.backward_weight(g, out, slopes, z, norm),
+        "forward": lambda: fused.pointwise.forward(z, norm, weight),
+        "backward": lambda: fused.pointwise.backward(g, out, slopes, weight, z, norm),
+        "weight": lambda: fused.pointwise.backward_weight(g, out, slopes, z, norm),
     }[group.kernel]
 
 

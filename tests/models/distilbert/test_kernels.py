@@ -122,12 +122,6 @@ def test_layer_agrees_with_float64(
     assert errors["output"] < 3 * tolerance and max(errors.values()) < 10 * tolerance, errors
 
 
-@pytest.mark.parametrize("shape", [(70, 5), (64, 128), (3, 200)])
-def test_transposed_copies_the_transpose(shape: tuple[int, int]) -> None:
-    part = torch.arange(shape[0] * (shape[1] + 3.0)).view(shape[0], -1)[:, 3:]
-    assert torch.equal(fused.rows.transposed(part), part.t())
-
-
 def test_dropout_masks_have_their_probability_and_are_independent() -> None:
     """Within 5 standard deviations, also for pairs of neighbouring rows and columns and of seeds."""
     rows, dim, dropout = 64, 200, 0.1

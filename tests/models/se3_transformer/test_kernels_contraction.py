@@ -7,7 +7,6 @@ from src.models.se3_transformer import ConvSE3, Fiber
 from src.models.se3_transformer.frames import EdgeLayout
 from src.models.se3_transformer.kernels import fused
 from src.models.se3_transformer.kernels.fused.contraction import aligned, chunks, even, inner_widths, outputs_of
-from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 from src.models.se3_transformer.radial import Group
 from tests.support.kernel_differences import random
@@ -139,12 +138,3 @@ def test_chunks_cover_a_width_with_powers_of_two(width: int) -> None:
     assert width <= end < width + 16
     if width <= 128:
         assert width <= sum(inner_widths(width)) and all(size & (size - 1) == 0 for size in inner_widths(width))
-
-
-@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_edges_last_transposes_and_pads_with_zeros(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
-    matrix = random(columns, rows, seed=0).to(dtype).t()  # not contiguous
-    transposed = edges_last(matrix, length)
-    assert transposed.is_contiguous() and transposed.shape == (columns, length)
-    assert torch.equal(transposed[:, :rows], matrix.t()) and not transposed[:, rows:].any()

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.transpose import transposed
 from src.gpu.triton_helpers import precision
 from src.models.distilbert.kernels.fused import attention, rows
 from src.models.distilbert.kernels.fused.attention import AttentionOptions
@@ -207,8 +208,8 @@ def weight_gradient(
         return torch.mm(grad.t(), x, out_dtype=torch.float32, out=out)
     if precision(grad.dtype) != "tf32" or not grad.is_cuda:
         return torch.mm(grad.float().t(), x.float(), out=out)
-    x = rows.transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x
-    return torch.mm(rows.transposed(grad), x, out=out)
+    x = transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x
+    return torch.mm(transposed(grad), x, out=out)
 
 
 def layer(

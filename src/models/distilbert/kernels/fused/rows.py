@@ -15,7 +15,6 @@ FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows that a program handles at a time
 BACKWARD = {"BLOCK": 2, "num_warps": 4}
 GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
-TRANSPOSE = {"BLOCK": 64, "num_warps": 8}
 SUM_BY_ID = {"WIDTH": 256, "BLOCK": 8, "num_warps": 2}
 PROGRAMS, LEAST_ROWS = 768, 8  # most programs of a sum over rows, and fewest rows of each
 
@@ -112,16 +111,6 @@ def gelu_backward(
         grad, x, out, partials, rows, partials.stride(0),
         COLUMNS=columns, ROWS=rows_of_a_program(rows), **GELU_BACKWARD,
     )  # fmt: skip
-    return out
-
-
-def transposed(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns rows"]:
-    """Returns a contiguous copy of x^T; elements of a row of x must be adjacent."""
-    (rows, columns), block = x.shape, TRANSPOSE["BLOCK"]
-    out = x.new_empty(columns, rows)
-    launch(
-        kernels.transpose, (-(-rows // block), -(-columns // block)), x, out, rows, columns, x.stride(0), **TRANSPOSE
-    )
     return out
 
 

@@ -229,13 +229,3 @@ def gelu_backward(
         tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
         of_bias += found
     tl.store(shares + tl.program_id(0) * share_width + column, tl.sum(of_bias, 0), mask=is_column)
-
-
-@triton.jit
-def transpose(x, out, rows, columns, row_stride, BLOCK: tl.constexpr):
-    """Writes `out` [columns, rows], the transpose of x, whose rows are `row_stride` elements apart."""
-    row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    wanted = (row < rows)[:, None] & (column < columns)[None, :]
-    found = tl.load(x + row.to(tl.int64)[:, None] * row_stride + column[None, :], mask=wanted, other=0.0)
-    place = column.to(tl.int64)[:, None] * rows + row[None, :]
-    tl.store(out + place, tl.trans(found), mask=(column < columns)[:, None] & (row < rows)[None, :])

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from src.batches.clicks import Table
+from src.gpu.side_stream import SideStream, side_stream
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import tables_triton as kernels
 
@@ -38,7 +39,7 @@ class RowOrder(NamedTuple):
 
     keys: Int[Tensor, " ids"]
     positions: Int[Tensor, " ids"]
-    stream: torch.cuda.Stream | None = None  # the side stream that sorts, if any
+    side: SideStream | None = None  # that sorts, if any
     ids_read: torch.Event | None = None  # after it the ids may be overwritten
 
 
@@ -155,16 +156,10 @@ def row_order_on_side_stream(tables: tuple[Table, ...], ids: Int32[Tensor, " ids
     if not ids.is_cuda:
         return row_order(tables, ids, batch)
     side = side_stream(ids.device)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with side:
         keys = row_numbers(tables, ids, batch)
-        read = side.record_event()
+        read = torch.cuda.current_stream().record_event()
         return RowOrder(*keys.sort(stable=True), side, read)
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 def apply(
@@ -176,8 +171,8 @@ def apply(
 ) -> None:
     """Updates the rows of `order` by the sums of their gradients."""
     shape, (batch, _, dim) = table_sizes(tables, gradient.device), gradient.shape
-    if order.stream is not None:
-        torch.cuda.current_stream().wait_stream(order.stream)
+    if order.side is not None:
+        order.side.join()
     values = gradient.transpose(0, 1).contiguous()
     # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = gradient.dtype == torch.bfloat16 and not gradient.is_cuda

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
-
 from src.gpu.triton_helpers import power_of_2
 
 PROGRAMS = 4 * 132  # about four on each multiprocessor of an H200
@@ -31,17 +29,7 @@ class Strips(NamedTuple):
     programs: int  # at most; fewer images are cut into segments of rows
 
 
-# Measured on an H200 as faster than the rules; by kernel, stride, output columns, channels and bytes of an element.
-STRIPS: dict[tuple[str, int, int, int, int], Strips] = {
-    ("backward", 2, 56, 64, 2): Strips(7, 4, 64, 4, None, 396),
-    ("forward", 2, 14, 256, 2): Strips(7, 1, 256, 4, None, 528),
-    ("backward", 2, 14, 256, 2): Strips(4, 4, 64, 4, 168, 396),
-    ("forward", 1, 14, 512, 2): Strips(7, 1, 128, 2, None, 1056),
-    ("backward", 1, 14, 512, 2): Strips(7, 1, 128, 2, 168, 792),
-    ("forward", 2, 7, 512, 2): Strips(7, 1, 128, 2, None, 1584),
-    ("backward", 2, 7, 512, 2): Strips(7, 1, 256, 4, None, 396),
-}
-# By kernel, inputs, outputs and precision, for MANY_ROWS rows or more.
+# Measured on an H200 as faster than the rule; by kernel, inputs, outputs and precision, for MANY_ROWS rows or more.
 TILES: dict[tuple[str, int, int, str], Tile] = {
     ("forward", 64, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
@@ -62,19 +50,16 @@ TILES: dict[tuple[str, int, int, str], Tile] = {
 MANY_ROWS = 2048
 
 
-def strips_of(kernel: str, stride: int, across: int, channels: int, dtype: torch.dtype) -> Strips:
-    """Returns the strips for `across` output columns, measured or by rule."""
-    found = STRIPS.get((kernel, stride, across, channels, dtype.itemsize))
-    return found or default_strips(kernel, across, channels, dtype.itemsize)
+def strips_of(kernel: str, across: int, channels: int, size: int) -> Strips:
+    """Returns the strips for `across` output columns and elements of `size` bytes.
 
-
-def default_strips(kernel: str, across: int, channels: int, size: int, columns: int = 7, warps: int = 4) -> Strips:
-    """Returns strips of at most `columns` columns: a thread has 4 bytes of channels of a strip, or fewer."""
-    lanes, columns = warps * 32 * 4 // size, min(across, columns)
-    # A warp loads the 128 bytes of a cache line, if there are enough channels. `size` is in bytes.
+    A strip has at most 7 columns; a thread has 4 bytes of channels of a strip, or fewer.
+    """
+    lanes, columns = 4 * 32 * 4 // size, min(across, 7)
+    # A warp loads the 128 bytes of a cache line, if there are enough channels.
     strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
     block = block_of(channels, lanes // strips)
-    warps = min(warps, max(1, strips * block * size // 128))
+    warps = min(4, max(1, strips * block * size // 128))
     # 128 registers a thread allow 16 warps, 168 allow 12. Without a limit, backward in half precision takes more.
     if kernel == "backward" and size < 4:
         return Strips(columns, strips, block, warps, 168, 3 * 132 * 4 // warps)

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from src.gpu.transpose import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
-from src.models.se3_transformer.kernels.fused.transpose import edges_last
 from src.models.se3_transformer.plan import Plan
 
 MAX_OUTPUTS = 128  # channels of all output degrees of one m; the limit of a backward tile
@@ -213,15 +213,15 @@ def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tup
     grad_columns = (torch.empty_like if covered else torch.zeros_like)(x)
     channels = {o.channels for o in outputs_of(plan)}
     # Tensor cores need the inner dimension contiguous for float32; here it is the output channels.
-    transposed = x.dtype == torch.float32 and len(channels) == 1
-    if transposed:
+    swapped = x.dtype == torch.float32 and len(channels) == 1
+    if swapped:
         w = w.view(-1, channels.pop(), h.shape[1]).transpose(1, 2).contiguous()
     jobs = data_jobs(plan, x.device)
     partials = x.new_empty(len(jobs.rows), edges, h.shape[1], dtype=torch.float32)
     launch(kernels.contract_backward_data, (-(-edges // tiles.edges), len(jobs.rows)), 
         h, x, w, g, partials, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
         MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-        TRANSPOSED=transposed, PRECISION=precision(x.dtype), **jobs.constants,
+        TRANSPOSED=swapped, PRECISION=precision(x.dtype), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return partials.sum(0), grad_columns
@@ -234,7 +234,7 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
     partials = x.new_empty(SPLITS, size, dtype=torch.float32)
     jobs = weight_jobs(plan, tiles.inputs, x.device)
     length, mid = blocks * tiles.edges, h.shape[1]
-    h, x, g = (edges_last(tensor, length) for tensor in (h, x, g))
+    h, x, g = (transposed(tensor.contiguous(), length) for tensor in (h, x, g))
     launch(
         kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, partials, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),

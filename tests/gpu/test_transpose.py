@@ -1,0 +1,21 @@
+"""Transposed copies, by a kernel in Triton's interpreter."""
+
+import pytest
+import torch
+
+from src.gpu.transpose import transposed
+
+
+@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_it_copies_the_transpose_and_pads_with_zeros(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
+    matrix = torch.randn(rows, columns).to(dtype)
+    found = transposed(matrix, length)
+    assert found.is_contiguous() and found.shape == (columns, length)
+    assert torch.equal(found[:, :rows], matrix.t()) and not found[:, rows:].any()
+
+
+@pytest.mark.parametrize("shape", [(70, 5), (64, 128), (3, 200)])
+def test_columns_of_a_wider_matrix(shape: tuple[int, int]) -> None:
+    part = torch.arange(shape[0] * (shape[1] + 3.0)).view(shape[0], -1)[:, 3:]
+    assert torch.equal(transposed(part), part.t())
