@@ -199,15 +199,15 @@ PIECES = {
     ),
     "distilbert without embedding": Piece(replaced={f"{DISTILBERT}.{FUSED}.embedding.embed": embed}),
     "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
-    "distilbert short": Piece(("datamodule.length=16",)),
-    "distilbert short without gelu": Piece(
+    "distilbert padded": Piece(("datamodule.length=16",)),
+    "distilbert padded without gelu": Piece(
         ("datamodule.length=16",),
         {f"{DISTILBERT}.{FUSED}.rows.gelu": F.gelu, f"{DISTILBERT}.{FUSED}.rows.gelu_backward": gelu_backward},
     ),
-    "distilbert short without embedding": Piece(
+    "distilbert padded without embedding": Piece(
         ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.embedding.embed": embed}
     ),
-    "distilbert short without sum_by_id": Piece(
+    "distilbert padded without sum_by_id": Piece(
         ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}
     ),
     "distilbert tf32": Piece(("precision=tf32",)),
