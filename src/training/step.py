@@ -7,14 +7,15 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from src.config.schema import Execution
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
 
-# Versions of torch whose GradScaler has the fields that `_set_divisor` sets; others unscale and clip in passes.
+# Versions of torch whose GradScaler has the private fields that are used below; with others only its public methods are
+# called, and gradients are unscaled, clipped and checked in passes of their own.
 TRIED = torch.__version__.startswith(("2.11.", "2.13."))
 
 
@@ -53,6 +54,7 @@ class TrainStep:
         self.task = task
         self.optimizer = task.optimizers()
         self.scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        self.one = torch.ones((), device=task.device)
         self.parameters = [p for p in task.trained_parameters() if p.requires_grad]
         self.average = None
         if task.trainer.world_size > 1:
@@ -92,16 +94,18 @@ class TrainStep:
             if divides:
                 outputs["grad_norm"] = self._set_divisor(optimizer, norms)
             elif self.scaler is not None:
+                found_inf = None if TRIED else self._spread_overflow()
                 self.scaler.unscale_(optimizer)
             if self.scaler is not None:
-                scale, found_inf = self.scaler._get_scale_async(), self._found_inf(optimizer)
+                scale = self.scaler.scale(self.one)  # the host must not read it here
+                found_inf = self._found_inf(optimizer) if TRIED else found_inf
             if clip_norm is not None and not divides:
                 outputs["grad_norm"] = clip_grad_norm_(self.parameters, clip_norm)
             self.task.update_rest(optimizer.param_groups[0]["lr"], scale, found_inf)
             if self.scaler is not None:
                 self.scaler.step(optimizer)
                 self.scaler.update()
-                outputs["loss_scale"] = self.scaler._get_scale_async()  # the host must not read it here
+                outputs["loss_scale"] = self.scaler.scale(self.one)
             else:
                 optimizer.step()
         self.task.losses.add_(outputs["loss"].detach(), alpha=0)  # 0 times a number that is not finite is NaN
@@ -137,7 +141,7 @@ class TrainStep:
         norm = torch.linalg.vector_norm(torch.stack(norms)).float()
         scale = torch.ones_like(norm)
         if self.scaler is not None:
-            scale = self.scaler._get_scale_async()
+            scale = self.scaler.scale(self.one)
             state = self.scaler._per_optimizer_states[id(optimizer)]
             state.update(stage=OptState.UNSCALED, found_inf_per_device={norm.device: (~norm.isfinite()).float()})
             norm = norm / scale
@@ -150,6 +154,14 @@ class TrainStep:
         found = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
         rest = self.task.overflowed()
         return found if rest is None else found.copy_(torch.maximum(found, rest))
+
+    def _spread_overflow(self) -> Tensor:
+        """Returns what `_found_inf` does; makes a gradient infinite, for the scaler, where the task overflowed."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        rest = self.task.overflowed()
+        if rest is not None:
+            gradients[0].masked_fill_(rest != 0, torch.inf)
+        return (~get_total_norm(gradients).isfinite()).float()
 
     def _count_optimizer_step(self) -> None:
         # Lightning's global_step counts what its own wrapper runs; a replay does not pass there.

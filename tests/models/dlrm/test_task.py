@@ -235,8 +235,12 @@ def test_the_loss_scale_stays_constant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["everywhere", "layers", "tables"])
-def test_a_step_that_overflows_changes_nothing(where: str, tmp_path: Path) -> None:
-    """A layer's gradient overflows, or a table's, or all with a loss scale beyond float16."""
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_step_that_overflows_changes_nothing(
+    where: str, tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer's gradient overflows, or a table's, or all with a loss scale beyond float16, whatever the torch."""
+    monkeypatch.setattr("src.training.step.TRIED", tried)
     scale = 2.0**100 if where == "everywhere" else 65536.0
     job = job_of(tmp_path, "precision=amp", f"precision.loss_scale={scale}", "fit.max_steps=3")
     task, scales = task_of(job), []
