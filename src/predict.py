@@ -24,7 +24,7 @@ from src.measure.statistics import percentiles
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
-from src.system.masking import MASK, mask_error, masked
+from src.system.masking import MASK, mask_error
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
@@ -62,7 +62,7 @@ def predict(config: DictConfig) -> Record:
             "kind": "predict",
             "case": case_of(config),
             "phases_s": {**clock.totals_s, "wall": clock.wall_s()},
-            "config": masked(OmegaConf.to_container(config)),
+            "config": OmegaConf.to_container(config),
             "environment": environment(given_overrides()),
             "e2e_time_s": clock.wall_s(),
         }

@@ -4,7 +4,6 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
@@ -25,15 +23,14 @@ from src.config.instantiate import instantiate_parts
 from src.config.settings import given_overrides
 from src.datamodules.base import DataModule
 from src.launch import failures
-from src.launch.devices import activation_bytes, precision_plugin, set_up_devices
+from src.launch.devices import activation_bytes, set_up_devices
 from src.launch.ending import Ending, Interrupted
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
-from src.parallel.strategies import HybridStrategy, OneDevice
 from src.report.record import Record, from_figures, write_record
 from src.system import group
-from src.system.masking import mask_error, masked, masked_text
-from src.training.checkpoints import compare, newest_checkpoint, read_checkpoint
+from src.system.masking import mask_error, masked_text
+from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.task import Task
 
 
@@ -45,7 +42,6 @@ class Job:
     task: Task
     datamodule: DataModule
     trainer: pl.Trainer
-    ckpt_path: Path | None
 
 
 def train(config: DictConfig, searched_s: float = 0.0) -> Record:
@@ -83,6 +79,8 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
         record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
             finish(config, job, record)
+            if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
+                sys.modules["wandb"].finish(exit_code=int(status != "done"))
     if error is not None:
         raise error
     return record
@@ -105,28 +103,26 @@ def say(note: str | None) -> None:
 
 def build(config: DictConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
-    accelerator = config.hardware.accelerator
-    set_up_devices(config)
+    devices = set_up_devices(config)
     pl.seed_everything(config.seed + group.rank(), verbose=False)
     parts = instantiate_parts(config)
     task: Task = parts.task
     datamodule: DataModule = parts.datamodule
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
-    # It goes into checkpoints, so that predict.py finds it.
-    task.model_config = masked(OmegaConf.to_container(config.model), "model")
+    task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = [Divergence(config.measure.window), *parts.callbacks]
+    callbacks = [Divergence(), *parts.callbacks]
     fit_config = config.fit
     trainer = pl.Trainer(
-        accelerator="gpu" if accelerator == "cuda" else "cpu",
+        accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
-        strategy=strategy(config),
+        strategy=devices.strategy,
         plugins=[
             AtomicCheckpointIO(),
-            precision_plugin(config.precision, accelerator),
+            devices.precision,
             *([LightningEnvironment()] if group.started_by() is None else []),  # a shell of SLURM's is no rank
         ],
         logger=parts.loggers,
@@ -144,32 +140,18 @@ def build(config: DictConfig, clock: Clock) -> Job:
         use_distributed_sampler=False,
         log_every_n_steps=config.measure.window,
     )
-    return Job(config, task, datamodule, trainer, resume_from(config))
-
-
-def strategy(config: DictConfig) -> Strategy:
-    if config.trainer.num_nodes * config.trainer.devices > 1:
-        return HybridStrategy(config.datamodule.batch_size, config.hardware.memory_gib)
-    return OneDevice("cuda:0" if config.hardware.accelerator == "cuda" else "cpu")
-
-
-def resume_from(config: DictConfig) -> Path | None:
-    """The checkpoint to go on from, checked; None for a fresh start."""
-    path = Path(config.ckpt_path) if config.ckpt_path else None
-    if path is None and config.resume:
-        path = newest_checkpoint(Path(config.output_root), config.model.name, Path(config.output_dir))
-        print(f"resume=true: {'going on from ' + str(path) if path else 'no checkpoint found, starting fresh'}")
-    return path
+    return Job(config, task, datamodule, trainer)
 
 
 def fit(job: Job, ending: Ending | None = None) -> None:
     """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
-    if job.ckpt_path is not None:
+    ckpt_path = checkpoint_to_resume(job.config)
+    if ckpt_path is not None:
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
-        compare(read_checkpoint(job.ckpt_path), job.ckpt_path, job.task.network)
-    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=job.ckpt_path, weights_only=True)
+        compare(read_checkpoint(ckpt_path), ckpt_path, job.task.network)
+    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
     if ending is not None:
         ending.after_training(job.trainer)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
@@ -202,16 +184,13 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         for callback in reversed(job.trainer.callbacks):  # type: ignore[attr-defined] # phases begin first and end last
             if isinstance(callback, Measuring):
                 fields |= callback.figures(job.task)
-        metric = job.task.final_metric
-        value = job.task.metrics.get(metric.name)
-        fields["unit"] = job.task.unit
-        fields["final_metric"] = metric.record(value)
+        fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
     fields |= {
         "kind": "train",
         "case": case_of(config),
         "status": status,
         "error": None if error is None else described(error),
-        "config": masked(OmegaConf.to_container(config)),
+        "config": OmegaConf.to_container(config),
         "environment": environment(given_overrides()),
         "e2e_time_s": clock.wall_s(),
     }
@@ -247,31 +226,15 @@ def described(error: BaseException) -> dict[str, Any]:
 
 def finish(config: DictConfig, job: Job | None, record: Record) -> None:
     """Writes the record and its pictures and prints what a person wants to know."""
+    from src.report.plots import run_pictures
     from src.report.text import summary
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
+    say(config.note)
     write_record(record, files["record"])
     if config.pictures:
-        files |= draw(folder, record, job.task.curves if job is not None else ())
+        files |= run_pictures(folder, record, job.task.curves if job is not None else ())
     if job is not None:
         files |= job.task.artifacts
-    if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
-        sys.modules["wandb"].finish(exit_code=int(record.status != "done"))
     print(summary(record, files), file=sys.stdout, flush=True)
-    say(config.note)
-
-
-def draw(folder: Path, record: Record, curves: Sequence[str]) -> dict[str, Path]:
-    """The pictures of a run that there is something for, by what they show."""
-    from src.report.plots import history_picture, phases_picture
-
-    files = {}
-    if record.phases_s and record.samples:
-        files["where the time went"] = folder / "phases.png"
-        phases_picture(record, files["where the time went"])
-    known = {name for row in record.history for name, value in row.items() if value is not None}
-    if found := [name for name in curves if name in known]:
-        files["curves"] = folder / "curves.png"
-        history_picture([record], files["curves"], found)
-    return files

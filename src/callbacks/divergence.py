@@ -20,13 +20,12 @@ class Divergence(pl.Callback):
     """Raises UserError on every rank after a loss, a weight or a metric that is infinite or NaN.
 
     Each step adds 0 times its loss to a scalar on the device, which becomes NaN with the first loss that is not finite;
-    no step waits for the host. The scalar is copied to the host asynchronously every `every_n_steps` steps. Before a
+    no step waits for the host. The scalar is copied to the host asynchronously as often as the trainer logs. Before a
     batch, `Ending` tells all ranks if one has seen a NaN. Before each checkpoint and evaluation, and at the end of
     training, the host waits for the scalar and checks the weights.
     """
 
-    def __init__(self, every_n_steps: int) -> None:
-        self.every_n_steps = every_n_steps
+    def __init__(self) -> None:
         self._calls = 0
         self._copy: HostCopy | None = None
         self._checked_at = -1  # the step whose losses and weights were all finite
@@ -35,7 +34,7 @@ class Divergence(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._calls += 1
-        if self._calls % self.every_n_steps:
+        if self._calls % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         self._read_copy(trainer, pl_module)
         if self._copy is None:

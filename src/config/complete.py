@@ -5,7 +5,6 @@ import re
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.instantiate import check_packages
 from src.config.schema import Hardware
 from src.config.settings import CONF, check_execution, check_training
 from src.errors import UserError
@@ -21,7 +20,6 @@ def complete(config: DictConfig) -> DictConfig:
     cannot be run.
     """
     check_training(config)
-    check_packages(config)
     resolve(config)
     if config.hp.batch_per == "global":
         config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)

@@ -47,7 +47,11 @@ class Parts:
 
 
 def instantiate_parts(config: DictConfig) -> Parts:
-    """Returns the parts of a completed training config. Raises UserError where task and datamodule do not belong."""
+    """Returns the parts of a completed training config.
+
+    Raises UserError where a package is missing, or task and datamodule do not belong together.
+    """
+    check_packages(config)
     datamodule, task = instantiate(config.datamodule), instantiate(config.model.task)
     task.check_datamodule(datamodule)
     execution = instantiate(config.execution, _convert_="object")

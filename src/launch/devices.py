@@ -3,7 +3,7 @@
 import shlex
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from omegaconf import DictConfig
@@ -15,16 +15,31 @@ from src.system.group import world_size
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
+    from pytorch_lightning.strategies import Strategy
 
 
-def set_up_devices(config: DictConfig) -> None:
+class Devices(NamedTuple):
+    """What Lightning is to use of this machine."""
+
+    strategy: "Strategy"
+    precision: "Precision"
+
+
+def set_up_devices(config: DictConfig) -> Devices:
     """Checks that this process is one of the topology's, and sets precision and execution of the whole process.
 
     Raises UserError where the devices are missing or cannot compute in the precision.
     """
-    check_topology(config.trainer, config.hardware.accelerator)
-    set_precision(config.precision, config.hardware.accelerator)
+    from src.parallel.strategies import HybridStrategy, OneDevice
+
+    accelerator = config.hardware.accelerator
+    check_topology(config.trainer, accelerator)
+    set_precision(config.precision, accelerator)
     set_execution(config.execution)
+    precision = precision_plugin(config.precision, accelerator)
+    if config.trainer.num_nodes * config.trainer.devices > 1:
+        return Devices(HybridStrategy(config.datamodule.batch_size, config.hardware.memory_gib), precision)
+    return Devices(OneDevice("cuda:0" if accelerator == "cuda" else "cpu"), precision)
 
 
 def set_execution(execution: DictConfig) -> None:

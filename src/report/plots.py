@@ -34,6 +34,19 @@ TOP = 1.08  # upper end of the axis of efficiencies
 GAP = 0.043  # least distance of two labels, as a part of the axis
 
 
+def run_pictures(folder: Path, record: Record, curves: Sequence[str]) -> dict[str, Path]:
+    """Draws a run's phases and those of its `curves` that have points; returns the files by what they show."""
+    files = {}
+    if record.phases_s and record.samples:
+        files["where the time went"] = folder / "phases.png"
+        phases_picture(record, files["where the time went"])
+    known = {name for row in record.history for name, value in row.items() if value is not None}
+    if found := [name for name in curves if name in known]:
+        files["curves"] = folder / "curves.png"
+        history_picture([record], files["curves"], found)
+    return files
+
+
 def phases_picture(record: Record, path: Path) -> None:
     """Writes a png of the phases of the wall time: one bar, and the seconds and percent of each phase below it.
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from src.errors import UserError
 from src.report.typed import build
 from src.system.files import write_text
+from src.system.masking import masked
 
 SCHEMA_VERSION = 1
 PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
@@ -207,9 +208,11 @@ class Record:
 def from_figures(figures: dict[str, Any]) -> Record:
     """Returns the record with these figures; absent figures are None, and NaN and infinity become None.
 
-    Values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a dict with all of its keys.
-    Raises ValueError that names the first key that is unknown or of the wrong type.
+    Secrets of the config are masked. Values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a
+    dict with all of its keys. Raises ValueError that names the first key that is unknown or of the wrong type.
     """
+    if "config" in figures:
+        figures = figures | {"config": masked(figures["config"])}
     return build(Record, _plain(figures), optional=[f.name for f in fields(Record)])
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from src.errors import UserError
@@ -30,6 +31,17 @@ DIGEST_BYTES = 71
 CHUNK_BYTES = 4 * 2**20
 TARGETS = ("src.models.", "src.training.", "torch.optim.")  # what the config in a checkpoint may name
 MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
+
+
+def checkpoint_to_resume(config: DictConfig) -> Path | None:
+    """Returns the checkpoint that a training goes on from; None for a fresh start. Prints what resume=true found."""
+    if config.ckpt_path:
+        return Path(config.ckpt_path)
+    if not config.resume:
+        return None
+    path = newest_checkpoint(Path(config.output_root), config.model.name, Path(config.output_dir))
+    print(f"resume=true: {'going on from ' + str(path) if path else 'no checkpoint found, starting fresh'}")
+    return path
 
 
 def newest_checkpoint(output_root: Path, model: str, before: Path) -> Path | None:

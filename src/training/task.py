@@ -24,6 +24,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.system.masking import masked
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule, ScheduledRate
 from src.training.step import TrainStep
@@ -200,8 +201,13 @@ class Task(pl.LightningModule):
         known = inspect.signature(function).parameters
         return {name: True for name in ("fused", "capturable") if name in known}
 
+    @property
+    def final_figure(self) -> dict[str, Any]:
+        """Returns the record's `final_metric`, with the value of the last evaluation."""
+        return self.final_metric.record(self.metrics.get(self.final_metric.name))
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["model_config"] = self.model_config
+        checkpoint["model_config"] = masked(self.model_config, "model")
         for state in checkpoint.get("optimizer_states", ()):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there
