@@ -17,10 +17,10 @@ def mean(
     for begin in range(tl.program_id(0) * BLOCK, numbers, programs * BLOCK):
         at = begin + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], tl.float32)
-        for place in tl.static_range(PLACES):
-            stretch = tl.multiple_of(tl.load(addresses + place).to(tl.pointer_type(like.dtype.element_ty)), 16)
+        for offset in tl.static_range(PLACES):
+            stretch = tl.multiple_of(tl.load(addresses + offset).to(tl.pointer_type(like.dtype.element_ty)), 16)
             total += tl.load(stretch + at, mask=at < numbers, other=0.0).to(tl.float32)
         total = total / PLACES
-        for place in tl.static_range(WRITTEN):
-            stretch = tl.multiple_of(tl.load(addresses + place).to(tl.pointer_type(like.dtype.element_ty)), 16)
+        for offset in tl.static_range(WRITTEN):
+            stretch = tl.multiple_of(tl.load(addresses + offset).to(tl.pointer_type(like.dtype.element_ty)), 16)
             tl.store(stretch + at, total.to(like.dtype.element_ty), mask=at < numbers)

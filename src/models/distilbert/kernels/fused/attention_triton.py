@@ -42,16 +42,16 @@ def _rows(
     pointer, first, stride, row, count, column, HEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Returns a head's [rows, columns]; 0 after the last row."""
-    place = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
-    found = tl.load(pointer + place, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
+    offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    found = tl.load(pointer + offset, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
     return found.to(tl.float32) if UPCAST else found
 
 
 @triton.jit
 def _store_rows(pointer, first, stride, row, count, column, found, HEAD: tl.constexpr):
-    place = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
-    wanted = (row < count)[:, None] & (column < HEAD)[None, :]
-    tl.store(pointer + place, found.to(pointer.dtype.element_ty), mask=wanted)
+    offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    mask = (row < count)[:, None] & (column < HEAD)[None, :]
+    tl.store(pointer + offset, found.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -97,8 +97,8 @@ def attend(
         total = tl.where(keys > 0, total, 1.0)
         context = context * (SCALE / total)[:, None]
         _store_rows(out, first_query, HEADS * HEAD, row, queries, column, context, HEAD)
-        place = head.to(tl.int64) * num_queries + first_query + row
-        tl.store(logs + place, largest + tl.log2(total), mask=row < queries)
+        offset = head.to(tl.int64) * num_queries + first_query + row
+        tl.store(logs + offset, largest + tl.log2(total), mask=row < queries)
 
 
 @triton.jit

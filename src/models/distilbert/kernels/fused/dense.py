@@ -31,7 +31,7 @@ def attend(
     weights = torch.bmm(by_head(q, sentences, heads), by_head(k, sentences, heads).transpose(1, 2))
     dropped = torch.empty_like(weights) if drop.p else weights
     launch(
-        kernels.soften, grid(sentences, heads), weights, dropped, sentences.bounds, drop.seed,
+        kernels.softmax, grid(sentences, heads), weights, dropped, sentences.bounds, drop.seed,
         log2(euler) * scale_of(q, heads), **constants(sentences, heads, drop),
     )  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -55,7 +55,7 @@ def attend_backward(
     of_scores = torch.bmm(above, by_head(v, sentences, heads).transpose(1, 2))
     dropped = torch.empty_like(weights) if drop.p else weights
     launch(
-        kernels.soften_backward, grid(sentences, heads), weights, of_scores, dropped, sentences.bounds, drop.seed,
+        kernels.softmax_backward, grid(sentences, heads), weights, of_scores, dropped, sentences.bounds, drop.seed,
         scale_of(q, heads), **constants(sentences, heads, drop),
     )  # fmt: skip
     of_q, of_k, of_v = grads

@@ -11,17 +11,17 @@ from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, i
 
 
 @triton.jit
-def _places(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _offsets(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Returns a program's rows, columns, offsets, the mask of valid scores, and the mask of keys."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     head = tl.program_id(2) * HEADS + tl.program_id(1)
-    place = (head.to(tl.int64) * LONGEST + row[:, None]) * LONGEST + column[None, :]
-    wanted = (row < LONGEST)[:, None] & (column < LONGEST)[None, :]
-    return row, column, place, wanted, (column < tl.load(bounds + tl.program_id(2)))[None, :]
+    offset = (head.to(tl.int64) * LONGEST + row[:, None]) * LONGEST + column[None, :]
+    mask = (row < LONGEST)[:, None] & (column < LONGEST)[None, :]
+    return row, column, offset, mask, (column < tl.load(bounds + tl.program_id(2)))[None, :]
 
 
 @triton.jit
-def _kept(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
+def _dropout_mask(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
     """Returns the dropout mask, as in `attention_triton`."""
     first, second = keys_of(seed, tl.program_id(2) * HEADS + tl.program_id(1))
     of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
@@ -29,37 +29,37 @@ def _kept(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def soften(
+def softmax(
     scores, dropped, bounds, seed, factor,
     HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Replaces scores by weights and writes them after dropout to `dropped`; `factor` as in `attention_triton`."""
-    row, column, place, wanted, is_key = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
-    score = tl.load(scores + place, mask=wanted & is_key, other=-float("inf")) * factor
+    row, column, offset, mask, is_key = _offsets(bounds, HEADS, LONGEST, WIDTH, BLOCK)
+    score = tl.load(scores + offset, mask=mask & is_key, other=-float("inf")) * factor
     largest = tl.max(score, 1)
     weight = tl.exp2(score - tl.where(largest > -float("inf"), largest, 0.0)[:, None])
     total = tl.sum(weight, 1)
     weight = weight / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(scores + place, weight, mask=wanted)
+    tl.store(scores + offset, weight, mask=mask)
     if THRESHOLD > 0:
-        weight = tl.where(_kept(seed, row, column, HEADS, THRESHOLD), weight * SCALE, 0.0)
-        tl.store(dropped + place, weight, mask=wanted)
+        weight = tl.where(_dropout_mask(seed, row, column, HEADS, THRESHOLD), weight * SCALE, 0.0)
+        tl.store(dropped + offset, weight, mask=mask)
 
 
 @triton.jit
-def soften_backward(
+def softmax_backward(
     weights, grads, dropped, bounds, seed, scale,
     HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Replaces gradients of `dropped` by those of the scores, times `scale`; recomputes `dropped`."""
-    row, column, place, wanted, _ = _places(bounds, HEADS, LONGEST, WIDTH, BLOCK)
-    weight = tl.load(weights + place, mask=wanted, other=0.0)
-    grad = tl.load(grads + place, mask=wanted, other=0.0)
+    row, column, offset, mask, _ = _offsets(bounds, HEADS, LONGEST, WIDTH, BLOCK)
+    weight = tl.load(weights + offset, mask=mask, other=0.0)
+    grad = tl.load(grads + offset, mask=mask, other=0.0)
     if THRESHOLD > 0:
-        kept = _kept(seed, row, column, HEADS, THRESHOLD)
+        kept = _dropout_mask(seed, row, column, HEADS, THRESHOLD)
         grad = tl.where(kept, grad * SCALE, 0.0)
-        tl.store(dropped + place, tl.where(kept, weight * SCALE, 0.0), mask=wanted)
+        tl.store(dropped + offset, tl.where(kept, weight * SCALE, 0.0), mask=mask)
     along = tl.sum(grad * weight, 1)
-    tl.store(grads + place, weight * (grad - along[:, None]) * scale, mask=wanted)
+    tl.store(grads + offset, weight * (grad - along[:, None]) * scale, mask=mask)

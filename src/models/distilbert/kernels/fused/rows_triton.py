@@ -1,7 +1,7 @@
 # type: ignore  (the type checker reads Triton as Python)
 """Row-wise kernels of hidden states: dropout, residual and layer norm; embeddings; GELU. Each is one memory pass.
 
-Each program writes its part of sums over rows (gradients of norms and biases) to a row of `shares`. The sum of these
+Each program writes its part of sums over rows (gradients of norms and biases) to a row of `partials`. The sum of these
 rows is then deterministic.
 """
 
@@ -12,7 +12,7 @@ from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, i
 
 
 @triton.jit
-def _dropped(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
+def _dropout(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
     """Returns x after dropout."""
     of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
     return tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), x * SCALE, 0.0)
@@ -42,31 +42,31 @@ def add_norm(
     """Writes `out`, the layer norm of residual + dropout(x), and `statistics` [rows, 2], mean and 1 / deviation."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_column = column < COLUMNS
-    wanted = (row < rows)[:, None] & is_column[None, :]
-    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+    mask = (row < rows)[:, None] & is_column[None, :]
+    offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
-    total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
+        total = _dropout(total, first, second, row, column, THRESHOLD, SCALE)
+    total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
     mean, inverse = _statistics(total, is_column, eps, COLUMNS)
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
     normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
-    tl.store(out + place, normed.to(out.dtype.element_ty), mask=wanted)
+    tl.store(out + offset, normed.to(out.dtype.element_ty), mask=mask)
     tl.store(statistics + 2 * row, mean, mask=row < rows)
     tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
 
 
 @triton.jit
 def add_norm_backward(
-    grad, x, residual, weight, statistics, grad_x, grad_residual, shares, seed, rows, share_width,
+    grad, x, residual, weight, statistics, grad_x, grad_residual, partials, seed, rows, partials_width,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes `grad_x`, `grad_residual` and `shares`; without dropout `grad_residual` is the gradient of x as well.
+    """Writes `grad_x`, `grad_residual` and `partials`; without dropout `grad_residual` is the gradient of x as well.
 
-    A row of `shares` is the gradient of the weight, that of the bias, and the sum of that of x (a bias in x has it).
+    A row of `partials` is the gradient of the weight, that of the bias, and the sum of that of x (a bias in x has it).
     """
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
@@ -77,25 +77,25 @@ def add_norm_backward(
         first, second = keys_of(seed, 0)
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
-        wanted = (row < rows)[:, None] & is_column[None, :]
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        total = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        mask = (row < rows)[:, None] & is_column[None, :]
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            total = _dropped(total, first, second, row, column, THRESHOLD, SCALE)
-        total += tl.load(residual + place, mask=wanted, other=0.0).to(tl.float32)
+            total = _dropout(total, first, second, row, column, THRESHOLD, SCALE)
+        total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
         inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
         unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
-        g = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32)
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         of_weight += g * unit
         of_bias += g
         found = _norm_gradient(g, unit, inverse, w, COLUMNS)
-        tl.store(grad_residual + place, found.to(grad_residual.dtype.element_ty), mask=wanted)
+        tl.store(grad_residual + offset, found.to(grad_residual.dtype.element_ty), mask=mask)
         if THRESHOLD > 0:
-            found = _dropped(found, first, second, row, column, THRESHOLD, SCALE)
-            tl.store(grad_x + place, found.to(grad_x.dtype.element_ty), mask=wanted)
+            found = _dropout(found, first, second, row, column, THRESHOLD, SCALE)
+            tl.store(grad_x + offset, found.to(grad_x.dtype.element_ty), mask=mask)
         of_x += found
-    begin = shares + tl.program_id(0) * share_width + column
+    begin = partials + tl.program_id(0) * partials_width + column
     tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
     tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
     tl.store(begin + 2 * COLUMNS, tl.sum(of_x, 0), mask=is_column)
@@ -103,48 +103,48 @@ def add_norm_backward(
 
 @triton.jit
 def _vectors(
-    ids, positions, words, places, row, column, wanted, rows,
+    ids, positions, words, position_vectors, row, column, mask, rows,
     LENGTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Returns each token's word vector plus position vector; with a LENGTH all sentences have that many tokens."""
     word = tl.load(ids + row, mask=row < rows, other=0).to(tl.int64)
     position = row % LENGTH if LENGTH > 0 else tl.load(positions + row, mask=row < rows, other=0)
-    total = tl.load(words + word[:, None] * COLUMNS + column[None, :], mask=wanted, other=0.0).to(tl.float32)
-    place = position.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    return total + tl.load(places + place, mask=wanted, other=0.0).to(tl.float32)
+    total = tl.load(words + word[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    offset = position.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    return total + tl.load(position_vectors + offset, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def embed(
-    ids, positions, words, places, weight, bias, out, statistics, seed, rows, eps,
+    ids, positions, words, position_vectors, weight, bias, out, statistics, seed, rows, eps,
     LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes `out`, dropout of the layer norm of each token's vector, and `statistics` as in add_norm."""
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_column = column < COLUMNS
-    wanted = (row < rows)[:, None] & is_column[None, :]
-    total = _vectors(ids, positions, words, places, row, column, wanted, rows, LENGTH, COLUMNS)
+    mask = (row < rows)[:, None] & is_column[None, :]
+    total = _vectors(ids, positions, words, position_vectors, row, column, mask, rows, LENGTH, COLUMNS)
     mean, inverse = _statistics(total, is_column, eps, COLUMNS)
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
     normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        normed = _dropped(normed, first, second, row, column, THRESHOLD, SCALE)
-    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    tl.store(out + place, normed.to(out.dtype.element_ty), mask=wanted)
+        normed = _dropout(normed, first, second, row, column, THRESHOLD, SCALE)
+    offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    tl.store(out + offset, normed.to(out.dtype.element_ty), mask=mask)
     tl.store(statistics + 2 * row, mean, mask=row < rows)
     tl.store(statistics + 2 * row + 1, inverse, mask=row < rows)
 
 
 @triton.jit
 def embed_backward(
-    grad, ids, positions, words, places, weight, statistics, out, shares, seed, rows, share_width,
+    grad, ids, positions, words, position_vectors, weight, statistics, out, partials, seed, rows, partials_width,
     LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes `out`, the gradient of each token's vector, and `shares`, those of weight and bias."""
+    """Writes `out`, the gradient of each token's vector, and `partials`, those of weight and bias."""
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -153,20 +153,20 @@ def embed_backward(
         first, second = keys_of(seed, 0)
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
-        wanted = (row < rows)[:, None] & is_column[None, :]
-        total = _vectors(ids, positions, words, places, row, column, wanted, rows, LENGTH, COLUMNS)
+        mask = (row < rows)[:, None] & is_column[None, :]
+        total = _vectors(ids, positions, words, position_vectors, row, column, mask, rows, LENGTH, COLUMNS)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
         inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
         unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        g = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            g = _dropped(g, first, second, row, column, THRESHOLD, SCALE)
+            g = _dropout(g, first, second, row, column, THRESHOLD, SCALE)
         of_weight += g * unit
         of_bias += g
         found = _norm_gradient(g, unit, inverse, w, COLUMNS)
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
-    begin = shares + tl.program_id(0) * share_width + column
+        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
+    begin = partials + tl.program_id(0) * partials_width + column
     tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
     tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
 
@@ -180,12 +180,12 @@ def sum_by_id(grad, order, begins, out, padding, COLUMNS: tl.constexpr, WIDTH: t
     end = tl.where(number == padding, begin, end)
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
     for k in range(begin, end, BLOCK):
-        place = k + tl.arange(0, BLOCK)
-        row = tl.load(order + place, mask=place < end, other=0).to(tl.int64)
-        wanted = (place < end)[:, None] & is_column[None, :]
-        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=wanted, other=0.0)
-    place = out + number.to(tl.int64) * COLUMNS + column
-    tl.store(place, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column)
+        offset = k + tl.arange(0, BLOCK)
+        row = tl.load(order + offset, mask=offset < end, other=0).to(tl.int64)
+        mask = (offset < end)[:, None] & is_column[None, :]
+        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
+    pointers = out + number.to(tl.int64) * COLUMNS + column
+    tl.store(pointers, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
@@ -204,28 +204,28 @@ def _normal(x):
 @triton.jit
 def gelu(x, out, total, BLOCK: tl.constexpr):
     """Writes `out`, x times the normal distribution function of x."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(x + place, mask=place < total, other=0.0).to(tl.float32)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(x + offset, mask=offset < total, other=0.0).to(tl.float32)
     below, _ = _normal(found)
-    tl.store(out + place, (found * below).to(out.dtype.element_ty), mask=place < total)
+    tl.store(out + offset, (found * below).to(out.dtype.element_ty), mask=offset < total)
 
 
 @triton.jit
 def gelu_backward(
-    grad, x, out, shares, rows, share_width,
+    grad, x, out, partials, rows, partials_width,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Writes `out`, the gradient of x, and `shares`, that of a bias in x."""
+    """Writes `out`, the gradient of x, and `partials`, that of a bias in x."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     of_bias = tl.zeros([BLOCK, WIDTH], tl.float32)
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
-        wanted = (row < rows)[:, None] & is_column[None, :]
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        h = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        mask = (row < rows)[:, None] & is_column[None, :]
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         below, density = _normal(h)
-        found = tl.load(grad + place, mask=wanted, other=0.0).to(tl.float32) * (below + h * density)
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+        found = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32) * (below + h * density)
+        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
         of_bias += found
-    tl.store(shares + tl.program_id(0) * share_width + column, tl.sum(of_bias, 0), mask=is_column)
+    tl.store(partials + tl.program_id(0) * partials_width + column, tl.sum(of_bias, 0), mask=is_column)

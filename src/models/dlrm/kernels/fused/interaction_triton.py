@@ -9,10 +9,10 @@ import triton.language as tl
 def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr):
     """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros."""
     is_column = (column < DIM)[None, :]
-    place = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
-    found = tl.load(sparse + place, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
-    place = sample * DIM + column[None, :] + row[:, None] * 0
-    own = tl.load(dense + place, mask=(row[:, None] == 0) & is_column, other=0.0)
+    offset = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
+    found = tl.load(sparse + offset, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
+    offset = sample * DIM + column[None, :] + row[:, None] * 0
+    own = tl.load(dense + offset, mask=(row[:, None] == 0) & is_column, other=0.0)
     both = tl.where(row[:, None] == 0, own, found)
     return both.to(tl.float32) if UPCAST else both
 
@@ -66,9 +66,9 @@ def dot_backward(
     is_table = (row >= 1) & (row <= TABLES)
     if SPREAD:
         begin_of_table = tl.multiple_of(tl.load(targets + row - 1, mask=is_table, other=0), [16])
-        place = begin_of_table[:, None] + sample * DIM + column[None, :]
+        offset = begin_of_table[:, None] + sample * DIM + column[None, :]
     else:
-        place = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
-    tl.store(grad_sparse + place, found, mask=is_table[:, None] & is_column)
-    place = sample * DIM + column[None, :] + row[:, None] * 0
-    tl.store(grad_dense + place, found, mask=(row[:, None] == 0) & is_column)
+        offset = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
+    tl.store(grad_sparse + offset, found, mask=is_table[:, None] & is_column)
+    offset = sample * DIM + column[None, :] + row[:, None] * 0
+    tl.store(grad_dense + offset, found, mask=(row[:, None] == 0) & is_column)

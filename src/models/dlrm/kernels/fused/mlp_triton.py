@@ -15,11 +15,11 @@ def relu_backward(
     total = tl.zeros([WIDTH], tl.float32)
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        wanted = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-        found = tl.load(grad + place, mask=wanted, other=0.0)
-        found = tl.where(tl.load(activation + place, mask=wanted, other=0.0) > 0, found, 0.0)
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        found = tl.load(grad + offset, mask=mask, other=0.0)
+        found = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, found, 0.0)
+        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
         total += tl.sum(found.to(tl.float32), 0)
     tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
 
@@ -28,8 +28,8 @@ def relu_backward(
 def logit(x, weight, bias, out, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     w = tl.load(weight + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
-    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    found = tl.load(x + place, mask=(row < rows)[:, None] & (column < COLUMNS)[None, :], other=0.0).to(tl.float32)
+    offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    found = tl.load(x + offset, mask=(row < rows)[:, None] & (column < COLUMNS)[None, :], other=0.0).to(tl.float32)
     tl.store(out + row, tl.sum(found * w[None, :], 1) + tl.load(bias).to(tl.float32), mask=row < rows)
 
 
@@ -51,11 +51,11 @@ def logit_backward(
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
         g = tl.load(grad + row, mask=row < rows, other=0.0).to(tl.float32)
-        place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        wanted = (row < rows)[:, None] & is_column[None, :]
-        h = tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        mask = (row < rows)[:, None] & is_column[None, :]
+        h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         found = tl.where(h > 0, g[:, None] * w[None, :], 0.0).to(out.dtype.element_ty)
-        tl.store(out + place, found, mask=wanted)
+        tl.store(out + offset, found, mask=mask)
         of_weight += tl.sum(g[:, None] * h, 0)
         of_bias += tl.sum(found.to(tl.float32), 0)
         of_logit_bias += g

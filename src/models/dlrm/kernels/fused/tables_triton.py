@@ -30,39 +30,39 @@ def look_up(
         out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
     sample, column = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_sample = sample < batch
-    wanted = is_sample[:, None] & (column < DIM)[None, :]
+    mask = is_sample[:, None] & (column < DIM)[None, :]
     first = ids + tl.load(slots + table).to(tl.int64) * (batch * PARTS)
     if ONE_HOT:
         row = tl.load(first + part * batch + sample, mask=is_sample, other=0).to(tl.int64)
-        found = tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
+        found = tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
     else:
         count = tl.load(hotness + table)
         found = tl.zeros([BLOCK, WIDTH], tl.float32)
         for k in range(count):
-            place = (part * batch + sample).to(tl.int64) * count + k
-            row = tl.load(first + place, mask=is_sample, other=0).to(tl.int64)
-            found += tl.load(weight + row[:, None] * DIM + column[None, :], mask=wanted, other=0.0)
-    place = (sample.to(tl.int64)[:, None] * TABLES + tl.load(columns + table)) * DIM + column[None, :]
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=wanted)
+            offset = (part * batch + sample).to(tl.int64) * count + k
+            row = tl.load(first + offset, mask=is_sample, other=0).to(tl.int64)
+            found += tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
+    offset = (sample.to(tl.int64)[:, None] * TABLES + tl.load(columns + table)) * DIM + column[None, :]
+    tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def send_ids(ids, begins, lengths, targets, BLOCK: tl.constexpr):
     """Copies slices of `ids` to the addresses in `targets`, which may be on other GPUs."""
     part = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_id = place < tl.load(lengths + part)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_id = offset < tl.load(lengths + part)
     target = tl.load(targets + part).to(tl.pointer_type(tl.int32))
-    tl.store(target + place, tl.load(ids + tl.load(begins + part) + place, mask=is_id, other=0), mask=is_id)
+    tl.store(target + offset, tl.load(ids + tl.load(begins + part) + offset, mask=is_id, other=0), mask=is_id)
 
 
 @triton.jit
 def number_rows(ids, table_of, offsets, keys, total, batch, BLOCK: tl.constexpr):
     """Writes `keys`: the ids' rows, numbered through all tables."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    table = tl.load(table_of + place // batch, mask=place < total, other=0)
-    key = tl.load(ids + place, mask=place < total, other=0) + tl.load(offsets + table, mask=place < total, other=0)
-    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < total)
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    table = tl.load(table_of + offset // batch, mask=offset < total, other=0)
+    key = tl.load(ids + offset, mask=offset < total, other=0) + tl.load(offsets + table, mask=offset < total, other=0)
+    tl.store(keys + offset, key.to(keys.dtype.element_ty), mask=offset < total)
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.const
 
 @triton.jit
 def apply_runs(
-    keys, places, values, next_keys, next_places, next_values,
+    keys, positions, values, next_keys, next_positions, next_values,
     pointers, squares, weight_base, square_base, offsets, slots, hotness, table_of, rate, skip, scale,
     total, batch, eps,
     FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
@@ -85,7 +85,7 @@ def apply_runs(
 ):  # fmt: skip
     """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
-    `places` are the ids' positions among all ids, which give table and sample. A key of -1 is no row.
+    `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row.
     """
     column = tl.arange(0, WIDTH)
     is_column = column < DIM
@@ -94,16 +94,16 @@ def apply_runs(
     entry = begin + tl.arange(0, CHUNK)
     is_entry = entry < total
     key = tl.load(keys + entry, mask=is_entry, other=-2)
-    place = tl.load(places + entry, mask=is_entry, other=0)
+    position = tl.load(positions + entry, mask=is_entry, other=0)
     table = entry * 0
     if not FLAT or not ONE_HOT:
-        table = tl.load(table_of + place // batch)
+        table = tl.load(table_of + position // batch)
     if not FIRST:
         source, is_value = entry.to(tl.int64), is_entry & (key >= 0)
     elif ONE_HOT:
-        source, is_value = place.to(tl.int64), is_entry
+        source, is_value = position.to(tl.int64), is_entry
     else:
-        sample = (place - tl.load(slots + table).to(tl.int64) * batch) // tl.load(hotness + table)
+        sample = (position - tl.load(slots + table).to(tl.int64) * batch) // tl.load(hotness + table)
         source, is_value = table.to(tl.int64) * batch + sample, is_entry
     value = tl.load(
         values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column[None, :], other=0.0
@@ -117,16 +117,16 @@ def apply_runs(
     before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
     after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
     is_whole = is_entry & (key >= 0) & (key != following) & (key != before) & is_alive
-    wanted = is_whole[:, None] & is_column[None, :]
+    mask = is_whole[:, None] & is_column[None, :]
     weight = _rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
     step = factor * sums
     if ADAGRAD:
         square = _rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
         true = sums / tl.load(scale)
-        new = tl.load(square, mask=wanted, other=1.0) + true * true
-        tl.store(square, new, mask=wanted)
+        new = tl.load(square, mask=mask, other=1.0) + true * true
+        tl.store(square, new, mask=mask)
         step = step / (tl.sqrt(new) + eps)
-    tl.store(weight, tl.load(weight, mask=wanted, other=0.0) - step, mask=wanted)
+    tl.store(weight, tl.load(weight, mask=mask, other=0.0) - step, mask=mask)
 
     if not LAST:
         first = tl.load(keys + begin)
@@ -137,8 +137,8 @@ def apply_runs(
         tl.store(next_keys + left, tl.where(has_head, first, -1))
         tl.store(next_keys + left + 1, tl.where(has_tail, last, -1))
         at_begin, at_end = tl.arange(0, CHUNK) == 0, tl.arange(0, CHUNK) == CHUNK - 1
-        tl.store(next_places + left + tl.zeros([CHUNK], tl.int32), place, mask=at_begin)
-        tl.store(next_places + left + 1 + tl.zeros([CHUNK], tl.int32), place, mask=at_end)
+        tl.store(next_positions + left + tl.zeros([CHUNK], tl.int32), position, mask=at_begin)
+        tl.store(next_positions + left + 1 + tl.zeros([CHUNK], tl.int32), position, mask=at_end)
         target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([CHUNK, 1], tl.int32)
         tl.store(target, sums, mask=(at_begin & has_head)[:, None] & is_column[None, :])
         rest = tl.where(is_through, 0.0, sums)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def vector(vectors, number: tl.constexpr, channel, channels):
+def load_vector(vectors, number: tl.constexpr, channel, channels):
     """Loads one of several vectors; 0 beyond the last channel."""
     return tl.load(vectors + number * channels + channel, mask=channel < channels, other=0.0)
 
@@ -22,21 +22,21 @@ def relu(x):
 
 
 @triton.jit
-def passed(gradient, before):
+def relu_gradient(gradient, before):
     """Returns the gradient of a ReLU with input `before`; NaN stays NaN."""
     return tl.where(before <= 0, 0.0, gradient)
 
 
 @triton.jit
-def slope(g, z, place, wanted, p, q, r):
-    """Returns the gradient of z; 0 outside of the mask `wanted`."""
-    gradient = tl.load(g + place, mask=wanted, other=0.0).to(tl.float32)
-    output = tl.load(z + place, mask=wanted, other=0.0).to(tl.float32)
-    return tl.where(wanted, p * gradient + (q * output + r), 0.0)
+def norm_gradient(g, z, offset, mask, p, q, r):
+    """Returns the gradient of z; 0 outside of `mask`."""
+    gradient = tl.load(g + offset, mask=mask, other=0.0).to(tl.float32)
+    output = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(mask, p * gradient + (q * output + r), 0.0)
 
 
 @triton.jit
-def merged(mean, squares, count, values, is_row, number):
+def merge_statistics(mean, squares, count, values, is_row, number):
     """Merges mean and squared deviations of `count` rows with those of `number` more rows, by Chan's formula."""
     own = tl.sum(tl.where(is_row[:, None], values, 0.0), 0) / tl.maximum(number, 1)
     distance = tl.where(is_row[:, None], values - own[None, :], 0.0)
@@ -46,7 +46,7 @@ def merged(mean, squares, count, values, is_row, number):
 
 
 @triton.jit
-def followed(mean, squares, count, values, is_row):
+def update_statistics(mean, squares, count, values, is_row):
     """Does the same for each element of a block by Welford's formula; `count` [rows] grows where there is a row."""
     count += is_row.to(tl.float32)
     apart = tl.where(is_row[:, None], values - mean, 0.0)
@@ -55,20 +55,20 @@ def followed(mean, squares, count, values, is_row):
 
 
 @triton.jit
-def together(mean, squares, count):
-    """Returns means and squared deviations of all rows from the results of `followed`."""
+def combine_statistics(mean, squares, count):
+    """Returns means and squared deviations of all rows from the results of `update_statistics`."""
     total = tl.sum(mean * count[:, None], 0) / tl.maximum(tl.sum(count, 0), 1.0)
     apart = mean - total[None, :]
     return total, tl.sum(squares + apart * apart * count[:, None], 0)
 
 
 @triton.jit
-def keep(vectors, number: tl.constexpr, channel, values, channels):
+def store_vector(vectors, number: tl.constexpr, channel, values, channels):
     """Stores one of several vectors."""
     tl.store(vectors + number * channels + channel, values, mask=channel < channels)
 
 
 @triton.jit
-def note(partials, row, number: tl.constexpr, channel, values, parts, channels):
+def store_partial(partials, row, number: tl.constexpr, channel, values, parts, channels):
     """Stores a program's vector in `partials` [programs, parts, channels]."""
-    keep(partials + row.to(tl.int64) * (parts * channels), number, channel, values, channels)
+    store_vector(partials + row.to(tl.int64) * (parts * channels), number, channel, values, channels)

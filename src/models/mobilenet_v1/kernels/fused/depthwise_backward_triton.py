@@ -8,45 +8,45 @@ and computed once. Each input pixel is combined with the 9 gradients around it, 
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import note, passed, relu, vector
+from src.models.mobilenet_v1.kernels.fused.common_triton import load_vector, relu, relu_gradient, store_partial
 from src.models.mobilenet_v1.kernels.fused.strips_triton import (
-    loaded,
-    nothing,
-    rounded,
-    row_at,
-    share,
-    slopes_of,
-    taps,
-    within,
+    column_masks,
+    load_row,
+    load_taps,
+    output_gradients,
+    program_share,
+    round_to,
+    row_pointers,
+    zeros,
 )  # fmt: skip
 
 
 @triton.jit
-def _input(stored, scale, shift, wanted):
+def _input(stored, scale, shift, mask):
     """Returns z, the ReLU's input, and its output, which is 0 outside of the image."""
     stored = stored.to(tl.float32)
     before = stored * scale + shift
-    return stored, before, tl.where(wanted, relu(before), 0.0)
+    return stored, before, tl.where(mask, relu(before), 0.0)
 
 
 @triton.jit
-def _hand_back(g_in, wanted, total, stored, before, mean, gradients, products):
+def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, products):
     """Stores the gradient of an input and adds to its sums."""
-    found = passed(total, before).to(g_in.dtype.element_ty)
-    tl.store(g_in, found, mask=wanted)
-    found = tl.where(wanted, found.to(tl.float32), 0.0)
+    found = relu_gradient(total, before).to(g_in.dtype.element_ty)
+    tl.store(g_in, found, mask=mask)
+    found = tl.where(mask, found.to(tl.float32), 0.0)
     return gradients + found, products + found * (stored - mean)
 
 
 @triton.jit
 def _row_of_1(
-    g_in, above, here, below, z, wanted, w, s, mean, scale, shift, gradients, products,
+    g_in, above, here, below, z, mask, w, s, mean, scale, shift, gradients, products,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Processes a row of inputs with three rows of gradients, one column wider at each side."""
-    above, here = rounded(above, tl.float32, COLUMNS + 2), rounded(here, tl.float32, COLUMNS + 2)
+    above, here = round_to(above, tl.float32, COLUMNS + 2), round_to(here, tl.float32, COLUMNS + 2)
     for i in tl.static_range(COLUMNS):
-        stored, before, a = _input(z[i], scale, shift, wanted[i])
+        stored, before, a = _input(z[i], scale, shift, mask[i])
         total = w[0] * below[i + 2] + w[1] * below[i + 1] + w[2] * below[i]
         total = total + w[3] * here[i + 2] + w[4] * here[i + 1] + w[5] * here[i]
         total = total + w[6] * above[i + 2] + w[7] * above[i + 1] + w[8] * above[i]
@@ -55,45 +55,49 @@ def _row_of_1(
             s[3] + a * here[i + 2], s[4] + a * here[i + 1], s[5] + a * here[i],
             s[6] + a * above[i + 2], s[7] + a * above[i + 1], s[8] + a * above[i],
         )  # fmt: skip
-        gradients, products = _hand_back(
-            g_in + i * CHANNELS, wanted[i], total, stored, before, mean, gradients, products
+        gradients, products = _store_input_gradient(
+            g_in + i * CHANNELS, mask[i], total, stored, before, mean, gradients, products
         )  # fmt: skip
     return s, gradients, products
 
 
 @triton.jit
 def _rows_of_2(
-    g_in, here, below, upper, lower, is_lower, wanted, w, s, mean, scale, shift, gradients, products,
+    g_in, here, below, upper, lower, is_lower, mask, w, s, mean, scale, shift, gradients, products,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACROSS_ROW: tl.constexpr,
 ):  # fmt: skip
     """Processes two rows of inputs with two rows of gradients, one column wider at the right.
 
     The gradient at (y, x) belongs to the inputs at (2y, 2x), right of it, below it and diagonal.
     """
-    here = rounded(here, tl.float32, COLUMNS + 1)
+    here = round_to(here, tl.float32, COLUMNS + 1)
     for i in tl.static_range(COLUMNS):
-        at, lane, right = g_in + (2 * i) * CHANNELS, wanted[2 * i], wanted[2 * i + 1]
+        at, lane, right = g_in + (2 * i) * CHANNELS, mask[2 * i], mask[2 * i + 1]
         stored, before, a = _input(upper[2 * i], scale, shift, lane)
         s4 = s[4] + a * here[i]
         total = w[4] * here[i]
-        gradients, products = _hand_back(at, lane, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products)
 
         stored, before, a = _input(upper[2 * i + 1], scale, shift, right)
         s5, s3 = s[5] + a * here[i], s[3] + a * here[i + 1]
         total = w[5] * here[i] + w[3] * here[i + 1]
-        gradients, products = _hand_back(at + CHANNELS, right, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(
+            at + CHANNELS, right, total, stored, before, mean, gradients, products
+        )
 
         at, lane, right = at + ACROSS_ROW, lane & is_lower, right & is_lower
         stored, before, a = _input(lower[2 * i], scale, shift, lane)
         s7, s1 = s[7] + a * here[i], s[1] + a * below[i]
         total = w[7] * here[i] + w[1] * below[i]
-        gradients, products = _hand_back(at, lane, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products)
 
         stored, before, a = _input(lower[2 * i + 1], scale, shift, right)
         s8, s6 = s[8] + a * here[i], s[6] + a * here[i + 1]
         s2, s0 = s[2] + a * below[i], s[0] + a * below[i + 1]
         total = w[8] * here[i] + w[6] * here[i + 1] + w[2] * below[i] + w[0] * below[i + 1]
-        gradients, products = _hand_back(at + CHANNELS, right, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(
+            at + CHANNELS, right, total, stored, before, mean, gradients, products
+        )
         s = (s0, s1, s2, s3, s4, s5, s6, s7, s8)
     return s, gradients, products
 
@@ -109,69 +113,69 @@ def backward(
     OWN: tl.constexpr = COLUMNS * STRIDE
     dtype: tl.constexpr = g.dtype.element_ty
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
-    block, program, group, image, first, last = share(segments, rows_each, DOWN, GROUPS, BLOCKS)
+    block, program, group, image, first, last = program_share(segments, rows_each, DOWN, GROUPS, BLOCKS)
     channel = block * BLOCK + tl.arange(0, BLOCK)
-    mean = vector(norm, 0, channel, CHANNELS)[None, :]
-    scale, shift = vector(norm, 2, channel, CHANNELS)[None, :], vector(norm, 3, channel, CHANNELS)[None, :]
-    p, q = vector(slopes, 0, channel, CHANNELS)[None, :], vector(slopes, 1, channel, CHANNELS)[None, :]
-    r = vector(slopes, 2, channel, CHANNELS)[None, :]
-    w = taps(weight, channel, CHANNELS)
+    mean = load_vector(norm, 0, channel, CHANNELS)[None, :]
+    scale, shift = load_vector(norm, 2, channel, CHANNELS)[None, :], load_vector(norm, 3, channel, CHANNELS)[None, :]
+    p, q = load_vector(slopes, 0, channel, CHANNELS)[None, :], load_vector(slopes, 1, channel, CHANNELS)[None, :]
+    r = load_vector(slopes, 2, channel, CHANNELS)[None, :]
+    w = load_taps(weight, channel, CHANNELS)
     x = (group * STRIPS + tl.arange(0, STRIPS)) * COLUMNS
     column = x - (2 - STRIDE)
-    is_met = within(column, channel, MET, STRIDE - 2, COLUMNS, GROUPS * STRIPS, ACROSS, CHANNELS, STRIPS, BLOCK)
-    wanted = within(x * STRIDE, channel, OWN, 0, OWN, GROUPS * STRIPS, WIDTH, CHANNELS, STRIPS, BLOCK)
-    gradients, products = nothing(2, STRIPS, BLOCK)
-    s = nothing(9, STRIPS, BLOCK)
+    is_met = column_masks(column, channel, MET, STRIDE - 2, COLUMNS, GROUPS * STRIPS, ACROSS, CHANNELS, STRIPS, BLOCK)
+    mask = column_masks(x * STRIDE, channel, OWN, 0, OWN, GROUPS * STRIPS, WIDTH, CHANNELS, STRIPS, BLOCK)
+    gradients, products = zeros(2, STRIPS, BLOCK)
+    s = zeros(9, STRIPS, BLOCK)
 
-    of_g = row_at(g, image, first, column, channel, DOWN, ACROSS, CHANNELS)
-    of_out = row_at(out, image, first, column, channel, DOWN, ACROSS, CHANNELS)
-    of_z = row_at(z, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
-    to = row_at(g_in, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
+    of_g = row_pointers(g, image, first, column, channel, DOWN, ACROSS, CHANNELS)
+    of_out = row_pointers(out, image, first, column, channel, DOWN, ACROSS, CHANNELS)
+    of_z = row_pointers(z, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
+    to = row_pointers(g_in, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
     if STRIDE == 1:
-        own_g = loaded(of_g - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
-        own_out = loaded(of_out - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
-        above = rounded(slopes_of(own_g, own_out, first > 0, is_met, p, q, r, MET), dtype, MET)
-    own_g = loaded(of_g, True, is_met, MET, CHANNELS)
-    own_out = loaded(of_out, True, is_met, MET, CHANNELS)
-    here = rounded(slopes_of(own_g, own_out, True, is_met, p, q, r, MET), dtype, MET)
+        own_g = load_row(of_g - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
+        own_out = load_row(of_out - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
+        above = round_to(output_gradients(own_g, own_out, first > 0, is_met, p, q, r, MET), dtype, MET)
+    own_g = load_row(of_g, True, is_met, MET, CHANNELS)
+    own_out = load_row(of_out, True, is_met, MET, CHANNELS)
+    here = round_to(output_gradients(own_g, own_out, True, is_met, p, q, r, MET), dtype, MET)
     of_g += ACROSS * CHANNELS
     of_out += ACROSS * CHANNELS
-    next_g = loaded(of_g, first + 1 < DOWN, is_met, MET, CHANNELS)
-    next_out = loaded(of_out, first + 1 < DOWN, is_met, MET, CHANNELS)
-    next_z = loaded(of_z, True, wanted, OWN, CHANNELS)
+    next_g = load_row(of_g, first + 1 < DOWN, is_met, MET, CHANNELS)
+    next_out = load_row(of_out, first + 1 < DOWN, is_met, MET, CHANNELS)
+    next_z = load_row(of_z, True, mask, OWN, CHANNELS)
     if STRIDE == 2:
-        next_lower = loaded(of_z + WIDTH * CHANNELS, 2 * first + 1 < HEIGHT, wanted, OWN, CHANNELS)
+        next_lower = load_row(of_z + WIDTH * CHANNELS, 2 * first + 1 < HEIGHT, mask, OWN, CHANNELS)
     for y in range(first, last):
         of_g += ACROSS * CHANNELS
         of_out += ACROSS * CHANNELS
         of_z += STRIDE * WIDTH * CHANNELS
         is_next = y + 1 < last
-        below = slopes_of(next_g, next_out, y + 1 < DOWN, is_met, p, q, r, MET)
-        next_g = loaded(of_g, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
-        next_out = loaded(of_out, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
-        ahead_z = loaded(of_z, is_next, wanted, OWN, CHANNELS)
+        below = output_gradients(next_g, next_out, y + 1 < DOWN, is_met, p, q, r, MET)
+        next_g = load_row(of_g, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
+        next_out = load_row(of_out, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
+        ahead_z = load_row(of_z, is_next, mask, OWN, CHANNELS)
         if STRIDE == 1:
             s, gradients, products = _row_of_1(
-                to, above, here, below, next_z, wanted, w, s, mean, scale, shift, gradients, products,
+                to, above, here, below, next_z, mask, w, s, mean, scale, shift, gradients, products,
                 COLUMNS, CHANNELS,
             )  # fmt: skip
             above = here
         else:
             is_lower = is_next if HEIGHT % 2 == 0 else is_next & (2 * y + 3 < HEIGHT)
-            ahead_lower = loaded(of_z + WIDTH * CHANNELS, is_lower, wanted, OWN, CHANNELS)
+            ahead_lower = load_row(of_z + WIDTH * CHANNELS, is_lower, mask, OWN, CHANNELS)
             s, gradients, products = _rows_of_2(
-                to, here, below, next_z, next_lower, HEIGHT % 2 == 0 or 2 * y + 1 < HEIGHT, wanted, w, s,
+                to, here, below, next_z, next_lower, HEIGHT % 2 == 0 or 2 * y + 1 < HEIGHT, mask, w, s,
                 mean, scale, shift, gradients, products, COLUMNS, CHANNELS, WIDTH * CHANNELS,
             )  # fmt: skip
             next_lower = ahead_lower
-        here = rounded(below, dtype, MET)
+        here = round_to(below, dtype, MET)
         next_z = ahead_z
         to += STRIDE * WIDTH * CHANNELS
 
-    note(partials, program, 0, channel, tl.sum(gradients, 0), 11, CHANNELS)
-    note(partials, program, 1, channel, tl.sum(products, 0), 11, CHANNELS)
+    store_partial(partials, program, 0, channel, tl.sum(gradients, 0), 11, CHANNELS)
+    store_partial(partials, program, 1, channel, tl.sum(products, 0), 11, CHANNELS)
     for i in tl.static_range(9):
-        note(partials, program, 2 + i, channel, tl.sum(s[i], 0), 11, CHANNELS)
+        store_partial(partials, program, 2 + i, channel, tl.sum(s[i], 0), 11, CHANNELS)
 
 
 @triton.jit
@@ -181,7 +185,7 @@ def conclude_weight(partials, out, programs, channels, WIDTH: tl.constexpr, BLOC
     total = tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
-        wanted = (program < programs)[:, None] & (channel < channels)[None, :]
-        place = (program[:, None] * 11 + 2 + tap) * channels + channel[None, :]
-        total += tl.sum(tl.load(partials + place, mask=wanted, other=0.0), 0)
+        mask = (program < programs)[:, None] & (channel < channels)[None, :]
+        offset = (program[:, None] * 11 + 2 + tap) * channels + channel[None, :]
+        total += tl.sum(tl.load(partials + offset, mask=mask, other=0.0), 0)
     tl.store(out + channel * 9 + tap, total, mask=channel < channels)

@@ -4,7 +4,13 @@
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import keep, note, passed, relu, vector
+from src.models.mobilenet_v1.kernels.fused.common_triton import (
+    load_vector,
+    relu,
+    relu_gradient,
+    store_partial,
+    store_vector,
+)
 
 
 @triton.jit
@@ -22,12 +28,12 @@ def conclude(
     total, squares = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
-        wanted = (program < programs)[:, None] & is_channel
-        place = partials + program[:, None] * (3 * channels) + channel[None, :]
-        apart = tl.where(wanted, tl.load(place, mask=wanted, other=0.0) - first[None, :], 0.0)
-        number = tl.load(place + 2 * channels, mask=wanted, other=0.0)
+        mask = (program < programs)[:, None] & is_channel
+        pointers = partials + program[:, None] * (3 * channels) + channel[None, :]
+        apart = tl.where(mask, tl.load(pointers, mask=mask, other=0.0) - first[None, :], 0.0)
+        number = tl.load(pointers + 2 * channels, mask=mask, other=0.0)
         total += tl.sum(apart * number, 0)
-        squares += tl.sum(apart * apart * number + tl.load(place + channels, mask=wanted, other=0.0), 0)
+        squares += tl.sum(apart * apart * number + tl.load(pointers + channels, mask=mask, other=0.0), 0)
     count = rows * 1.0
     apart = total / count
     mean, distances = first + apart, squares - total * apart
@@ -35,10 +41,10 @@ def conclude(
     inverse = 1 / tl.sqrt_rn(var + eps)
     scale = tl.load(weight + channel, mask=channel < channels, other=0.0) * inverse
     shift = tl.load(bias + channel, mask=channel < channels, other=0.0) - mean * scale
-    keep(norm, 0, channel, mean, channels)
-    keep(norm, 1, channel, inverse, channels)
-    keep(norm, 2, channel, scale, channels)
-    keep(norm, 3, channel, shift, channels)
+    store_vector(norm, 0, channel, mean, channels)
+    store_vector(norm, 1, channel, inverse, channels)
+    store_vector(norm, 2, channel, scale, channels)
+    store_vector(norm, 3, channel, shift, channels)
     old = tl.load(running_mean + channel, mask=channel < channels, other=0.0)
     tl.store(running_mean + channel, old + momentum * (mean - old), mask=channel < channels)
     old = tl.load(running_var + channel, mask=channel < channels, other=0.0)
@@ -56,34 +62,34 @@ def conclude_backward(
     gradients, products = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
-        wanted = (program < programs)[:, None] & (channel < channels)[None, :]
-        place = partials + program[:, None] * (PARTS * channels) + channel[None, :]
-        gradients += tl.sum(tl.load(place, mask=wanted, other=0.0), 0)
-        products += tl.sum(tl.load(place + channels, mask=wanted, other=0.0), 0)
-    mean, inverse = vector(norm, 0, channel, channels), vector(norm, 1, channel, channels)
-    scale = vector(norm, 2, channel, channels)
+        mask = (program < programs)[:, None] & (channel < channels)[None, :]
+        pointers = partials + program[:, None] * (PARTS * channels) + channel[None, :]
+        gradients += tl.sum(tl.load(pointers, mask=mask, other=0.0), 0)
+        products += tl.sum(tl.load(pointers + channels, mask=mask, other=0.0), 0)
+    mean, inverse = load_vector(norm, 0, channel, channels), load_vector(norm, 1, channel, channels)
+    scale = load_vector(norm, 2, channel, channels)
     products *= inverse
     tl.store(of_weight + channel, products, mask=channel < channels)
     tl.store(of_bias + channel, gradients, mask=channel < channels)
     count = rows * 1.0
     of_output = -scale * inverse * products / count
-    keep(slopes, 0, channel, scale, channels)
-    keep(slopes, 1, channel, of_output, channels)
-    keep(slopes, 2, channel, -scale * gradients / count - of_output * mean, channels)
+    store_vector(slopes, 0, channel, scale, channels)
+    store_vector(slopes, 1, channel, of_output, channels)
+    store_vector(slopes, 2, channel, -scale * gradients / count - of_output * mean, channels)
 
 
 @triton.jit
 def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """Writes `out` [images, channels]: the last layer's output averaged over each image."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    scale, shift = vector(norm, 2, channel, channels)[None, :], vector(norm, 3, channel, channels)[None, :]
+    scale, shift = load_vector(norm, 2, channel, channels)[None, :], load_vector(norm, 3, channel, channels)[None, :]
     total = tl.zeros([WIDTH], tl.float32)
     for begin in range(0, pixels, ROWS):
         row = begin + tl.arange(0, ROWS)
-        wanted = (row < pixels)[:, None] & (channel < channels)[None, :]
-        place = (image * pixels + row[:, None]) * channels + channel[None, :]
-        values = relu(tl.load(z + place, mask=wanted, other=0.0).to(tl.float32) * scale + shift)
-        total += tl.sum(tl.where(wanted, values, 0.0), 0)
+        mask = (row < pixels)[:, None] & (channel < channels)[None, :]
+        offset = (image * pixels + row[:, None]) * channels + channel[None, :]
+        values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale + shift)
+        total += tl.sum(tl.where(mask, values, 0.0), 0)
     tl.store(out + image * channels + channel, (total / pixels).to(out.dtype.element_ty), mask=channel < channels)
 
 
@@ -93,19 +99,19 @@ def pool_backward(
 ):  # fmt: skip
     """Writes `g` and `partials` [images, 2, channels]: sums of g and g (z - mean)."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    mean = vector(norm, 0, channel, channels)[None, :]
-    scale, shift = vector(norm, 2, channel, channels)[None, :], vector(norm, 3, channel, channels)[None, :]
+    mean = load_vector(norm, 0, channel, channels)[None, :]
+    scale, shift = load_vector(norm, 2, channel, channels)[None, :], load_vector(norm, 3, channel, channels)[None, :]
     share = tl.load(gradient + image * channels + channel, mask=channel < channels, other=0.0).to(tl.float32) / pixels
     gradients, products = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for begin in range(0, pixels, ROWS):
         row = begin + tl.arange(0, ROWS)
-        wanted = (row < pixels)[:, None] & (channel < channels)[None, :]
-        place = (image * pixels + row[:, None]) * channels + channel[None, :]
-        output = tl.load(z + place, mask=wanted, other=0.0).to(tl.float32)
-        found = passed(share[None, :], output * scale + shift).to(g.dtype.element_ty)
-        tl.store(g + place, found, mask=wanted)
-        found = tl.where(wanted, found.to(tl.float32), 0.0)
+        mask = (row < pixels)[:, None] & (channel < channels)[None, :]
+        offset = (image * pixels + row[:, None]) * channels + channel[None, :]
+        output = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
+        found = relu_gradient(share[None, :], output * scale + shift).to(g.dtype.element_ty)
+        tl.store(g + offset, found, mask=mask)
+        found = tl.where(mask, found.to(tl.float32), 0.0)
         gradients += tl.sum(found, 0)
         products += tl.sum(found * (output - mean), 0)
-    note(partials, image, 0, channel, gradients, 2, channels)
-    note(partials, image, 1, channel, products, 2, channels)
+    store_partial(partials, image, 0, channel, gradients, 2, channels)
+    store_partial(partials, image, 1, channel, products, 2, channels)

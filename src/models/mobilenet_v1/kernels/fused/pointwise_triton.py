@@ -9,16 +9,23 @@ import triton
 import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
-from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, passed, relu, slope, vector
+from src.models.mobilenet_v1.kernels.fused.common_triton import (
+    load_vector,
+    merge_statistics,
+    norm_gradient,
+    relu,
+    relu_gradient,
+    store_partial,
+)
 
 
 @triton.jit
 def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.constexpr):
     """Returns the previous layer's output [row, channel]."""
-    scale, shift = vector(norm, 2, channel, INPUTS), vector(norm, 3, channel, INPUTS)
-    wanted = (row < rows)[:, None] & (channel < INPUTS)[None, :]
-    place = row.to(tl.int64)[:, None] * INPUTS + channel[None, :]
-    values = relu(tl.load(z + place, mask=wanted, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :])
+    scale, shift = load_vector(norm, 2, channel, INPUTS), load_vector(norm, 3, channel, INPUTS)
+    mask = (row < rows)[:, None] & (channel < INPUTS)[None, :]
+    offset = row.to(tl.int64)[:, None] * INPUTS + channel[None, :]
+    values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :])
     values = values.to(z.dtype.element_ty)
     return values.to(tl.float32) if UPCAST else values
 
@@ -27,13 +34,13 @@ def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.c
 def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: tl.constexpr):
     """Returns the gradient of the output [row, channel]."""
     p, q, r = (
-        vector(slopes, 0, channel, OUTPUTS),
-        vector(slopes, 1, channel, OUTPUTS),
-        vector(slopes, 2, channel, OUTPUTS),
+        load_vector(slopes, 0, channel, OUTPUTS),
+        load_vector(slopes, 1, channel, OUTPUTS),
+        load_vector(slopes, 2, channel, OUTPUTS),
     )
-    wanted = (row < rows)[:, None] & (channel < OUTPUTS)[None, :]
-    place = row.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
-    values = slope(g, out, place, wanted, p[None, :], q[None, :], r[None, :]).to(g.dtype.element_ty)
+    mask = (row < rows)[:, None] & (channel < OUTPUTS)[None, :]
+    offset = row.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
+    values = norm_gradient(g, out, offset, mask, p[None, :], q[None, :], r[None, :]).to(g.dtype.element_ty)
     return values.to(tl.float32) if UPCAST else values
 
 
@@ -59,20 +66,20 @@ def forward(
         for k in range(0, INPUTS, DEPTH):
             channel = k + tl.arange(0, DEPTH)
             a = _activations(z, norm, row, channel, rows, INPUTS, UPCAST)
-            wanted = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
-            b = tl.load(weight + column[None, :] * INPUTS + channel[:, None], mask=wanted, other=0.0)
+            mask = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
+            b = tl.load(weight + column[None, :] * INPUTS + channel[:, None], mask=mask, other=0.0)
             b = b.to(tl.float32) if UPCAST else b
             total = tl.dot(a, b, total, input_precision=PRECISION)
             settle(SETTLE)
         found = total.to(out.dtype.element_ty)
-        place = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-        tl.store(out + place, found, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
+        offset = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+        tl.store(out + offset, found, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
         number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
-        mean, squares = merged(mean, squares, count, found.to(tl.float32), row < rows, number)
+        mean, squares = merge_statistics(mean, squares, count, found.to(tl.float32), row < rows, number)
         count += number
-    note(partials, program, 0, column, mean, 3, OUTPUTS)
-    note(partials, program, 1, column, squares, 3, OUTPUTS)
-    note(partials, program, 2, column, tl.zeros([COLUMNS], tl.float32) + count, 3, OUTPUTS)
+    store_partial(partials, program, 0, column, mean, 3, OUTPUTS)
+    store_partial(partials, program, 1, column, squares, 3, OUTPUTS)
+    store_partial(partials, program, 2, column, tl.zeros([COLUMNS], tl.float32) + count, 3, OUTPUTS)
 
 
 @triton.jit
@@ -92,23 +99,23 @@ def backward(
         for k in range(0, OUTPUTS, DEPTH):
             channel = k + tl.arange(0, DEPTH)
             a = _slopes(g, out, slopes, row, channel, rows, OUTPUTS, UPCAST)
-            wanted = (channel < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
-            b = tl.load(weight + channel[:, None] * INPUTS + column[None, :], mask=wanted, other=0.0)
+            mask = (channel < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
+            b = tl.load(weight + channel[:, None] * INPUTS + column[None, :], mask=mask, other=0.0)
             b = b.to(tl.float32) if UPCAST else b
             total = tl.dot(a, b, total, input_precision=PRECISION)
             settle(SETTLE)
-        mean = vector(norm, 0, column, INPUTS)[None, :]
-        scale, shift = vector(norm, 2, column, INPUTS)[None, :], vector(norm, 3, column, INPUTS)[None, :]
-        wanted = (row < rows)[:, None] & (column < INPUTS)[None, :]
-        place = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
-        before = tl.load(z + place, mask=wanted, other=0.0).to(tl.float32)
-        found = passed(total, before * scale + shift).to(g_in.dtype.element_ty)
-        tl.store(g_in + place, found, mask=wanted)
-        found = tl.where(wanted, found.to(tl.float32), 0.0)
+        mean = load_vector(norm, 0, column, INPUTS)[None, :]
+        scale, shift = load_vector(norm, 2, column, INPUTS)[None, :], load_vector(norm, 3, column, INPUTS)[None, :]
+        mask = (row < rows)[:, None] & (column < INPUTS)[None, :]
+        offset = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+        before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
+        found = relu_gradient(total, before * scale + shift).to(g_in.dtype.element_ty)
+        tl.store(g_in + offset, found, mask=mask)
+        found = tl.where(mask, found.to(tl.float32), 0.0)
         gradients += tl.sum(found, 0)
         products += tl.sum(found * (before - mean), 0)
-    note(partials, program, 0, column, gradients, 2, INPUTS)
-    note(partials, program, 1, column, products, 2, INPUTS)
+    store_partial(partials, program, 0, column, gradients, 2, INPUTS)
+    store_partial(partials, program, 1, column, products, 2, INPUTS)
 
 
 @triton.jit
@@ -132,5 +139,5 @@ def backward_weight(
         b = _activations(z, norm, row, of, rows, INPUTS, UPCAST)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
         settle(SETTLE)
-    place = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]
-    tl.store(shares + place, total, mask=(to < OUTPUTS)[:, None] & (of < INPUTS)[None, :])
+    offset = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]
+    tl.store(shares + offset, total, mask=(to < OUTPUTS)[:, None] & (of < INPUTS)[None, :])

@@ -8,11 +8,16 @@ products' dtype; images [images, HEIGHT, WIDTH, COLOURS] are cast to it when the
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import merged, note, slope, vector
+from src.models.mobilenet_v1.kernels.fused.common_triton import (
+    load_vector,
+    merge_statistics,
+    norm_gradient,
+    store_partial,
+)
 
 
 @triton.jit
-def _seen(
+def _patches(
     images, pixel, pixels, tap, dtype: tl.constexpr,
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     COLOURS: tl.constexpr, UPCAST: tl.constexpr,
@@ -21,10 +26,10 @@ def _seen(
     image, down, across = pixel // (DOWN * ACROSS), pixel // ACROSS % DOWN, pixel % ACROSS
     row = (down * STRIDE - 1)[:, None] + (tap // (3 * COLOURS))[None, :]
     column = (across * STRIDE - 1)[:, None] + (tap // COLOURS % 3)[None, :]
-    place = ((image[:, None] * HEIGHT + row) * WIDTH + column).to(tl.int64) * COLOURS + (tap % COLOURS)[None, :]
+    offset = ((image[:, None] * HEIGHT + row) * WIDTH + column).to(tl.int64) * COLOURS + (tap % COLOURS)[None, :]
     inside = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    wanted = inside & (pixel < pixels)[:, None] & (tap < 9 * COLOURS)[None, :]
-    values = tl.load(images + place, mask=wanted, other=0.0).to(dtype)
+    mask = inside & (pixel < pixels)[:, None] & (tap < 9 * COLOURS)[None, :]
+    values = tl.load(images + offset, mask=mask, other=0.0).to(dtype)
     return values.to(tl.float32) if UPCAST else values
 
 
@@ -45,18 +50,18 @@ def forward(
     for tile in range(TILES):
         begin = (tl.program_id(0) * TILES + tile) * PIXELS
         pixel = begin + tl.arange(0, PIXELS)
-        a = _seen(
+        a = _patches(
             images, pixel, pixels, tap, weight.dtype.element_ty, STRIDE, HEIGHT, WIDTH, DOWN, ACROSS, COLOURS, UPCAST
         )
         found = tl.dot(a, b, input_precision=PRECISION).to(out.dtype.element_ty)
-        place = pixel.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
-        tl.store(out + place, found, mask=(pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :])
+        offset = pixel.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
+        tl.store(out + offset, found, mask=(pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :])
         number = tl.minimum(tl.maximum(pixels - begin, 0), PIXELS)
-        mean, squares = merged(mean, squares, count, found.to(tl.float32), pixel < pixels, number)
+        mean, squares = merge_statistics(mean, squares, count, found.to(tl.float32), pixel < pixels, number)
         count += number
-    note(partials, tl.program_id(0), 0, channel, mean, 3, OUTPUTS)
-    note(partials, tl.program_id(0), 1, channel, squares, 3, OUTPUTS)
-    note(partials, tl.program_id(0), 2, channel, tl.zeros([BLOCK], tl.float32) + count, 3, OUTPUTS)
+    store_partial(partials, tl.program_id(0), 0, channel, mean, 3, OUTPUTS)
+    store_partial(partials, tl.program_id(0), 1, channel, squares, 3, OUTPUTS)
+    store_partial(partials, tl.program_id(0), 2, channel, tl.zeros([BLOCK], tl.float32) + count, 3, OUTPUTS)
 
 
 @triton.jit
@@ -69,18 +74,20 @@ def backward_weight(
     """Writes `shares` [programs, OUTPUTS, 9 * COLOURS], the weight's gradient from each program's pixels."""
     channel, tap = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)
     p, q, r = (
-        vector(slopes, 0, channel, OUTPUTS),
-        vector(slopes, 1, channel, OUTPUTS),
-        vector(slopes, 2, channel, OUTPUTS),
+        load_vector(slopes, 0, channel, OUTPUTS),
+        load_vector(slopes, 1, channel, OUTPUTS),
+        load_vector(slopes, 2, channel, OUTPUTS),
     )
     total = tl.zeros([BLOCK, TAPS], tl.float32)
     for tile in range(TILES):
         pixel = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
-        wanted = (pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :]
-        place = pixel.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
-        a = slope(g, out, place, wanted, p[None, :], q[None, :], r[None, :]).to(g.dtype.element_ty)
+        mask = (pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :]
+        offset = pixel.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
+        a = norm_gradient(g, out, offset, mask, p[None, :], q[None, :], r[None, :]).to(g.dtype.element_ty)
         a = a.to(tl.float32) if UPCAST else a
-        b = _seen(images, pixel, pixels, tap, g.dtype.element_ty, STRIDE, HEIGHT, WIDTH, DOWN, ACROSS, COLOURS, UPCAST)
+        b = _patches(
+            images, pixel, pixels, tap, g.dtype.element_ty, STRIDE, HEIGHT, WIDTH, DOWN, ACROSS, COLOURS, UPCAST
+        )
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    place = (tl.program_id(0) * OUTPUTS + channel[:, None]) * (9 * COLOURS) + tap[None, :]
-    tl.store(shares + place, total, mask=(channel < OUTPUTS)[:, None] & (tap < 9 * COLOURS)[None, :])
+    offset = (tl.program_id(0) * OUTPUTS + channel[:, None]) * (9 * COLOURS) + tap[None, :]
+    tl.store(shares + offset, total, mask=(channel < OUTPUTS)[:, None] & (tap < 9 * COLOURS)[None, :])

@@ -12,7 +12,7 @@ from src.models.mobilenet_v1.kernels.fused.common_triton import relu
 
 
 @triton.jit
-def share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
+def program_share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
     """Returns a program's block of channels, index within the block, group of strips, image, first row, end row.
 
     Neighbouring programs read the same rows; the end row is excluded.
@@ -24,7 +24,7 @@ def share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS:
 
 
 @triton.jit
-def row_at(
+def row_pointers(
     numbers, image, row, column, channel, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """Returns pointers to a row, at a column for each strip."""
@@ -33,7 +33,7 @@ def row_at(
 
 
 @triton.jit
-def within(
+def column_masks(
     column, channel, COUNT: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, ALL: tl.constexpr,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -43,19 +43,19 @@ def within(
     """
     found = ()
     for i in tl.static_range(COUNT):
-        wanted = tl.full([STRIPS, BLOCK], True, tl.int1)
+        mask = tl.full([STRIPS, BLOCK], True, tl.int1)
         if CHANNELS % BLOCK != 0:
-            wanted = wanted & (channel < CHANNELS)[None, :]
+            mask = mask & (channel < CHANNELS)[None, :]
         if FIRST + i < 0:
-            wanted = wanted & (column + i >= 0)[:, None]
+            mask = mask & (column + i >= 0)[:, None]
         if FIRST + i + (ALL - 1) * STEP >= WIDTH:
-            wanted = wanted & (column + i < WIDTH)[:, None]
-        found += (wanted,)
+            mask = mask & (column + i < WIDTH)[:, None]
+        found += (mask,)
     return found
 
 
 @triton.jit
-def nothing(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
+def zeros(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
     found = ()
     for _ in tl.static_range(COUNT):
         found += (tl.zeros([STRIPS, BLOCK], tl.float32),)
@@ -63,7 +63,7 @@ def nothing(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def taps(weight, channel, CHANNELS: tl.constexpr):
+def load_taps(weight, channel, CHANNELS: tl.constexpr):
     """Returns the 9 weights of each channel."""
     found = ()
     for i in tl.static_range(9):
@@ -72,37 +72,37 @@ def taps(weight, channel, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def loaded(row, is_row, wanted, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
+def load_row(row, is_row, mask, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
     """Loads the columns of a row; 0 outside of the image."""
     found = ()
     for i in tl.static_range(COUNT):
-        found += (tl.load(row + i * CHANNELS, mask=wanted[i] & is_row, other=0.0),)
+        found += (tl.load(row + i * CHANNELS, mask=mask[i] & is_row, other=0.0),)
     return found
 
 
 @triton.jit
-def handed_on(stored, is_row, wanted, scale, shift, COUNT: tl.constexpr):
+def activations(stored, is_row, mask, scale, shift, COUNT: tl.constexpr):
     """Returns the previous layer's output, BatchNorm and ReLU of `stored`; 0 outside of the image."""
     shift = tl.where(is_row, shift, 0.0)
     found = ()
     for i in tl.static_range(COUNT):
-        found += (tl.where(wanted[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
+        found += (tl.where(mask[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
     return found
 
 
 @triton.jit
-def slopes_of(g, out, is_row, wanted, p, q, r, COUNT: tl.constexpr):
+def output_gradients(g, out, is_row, mask, p, q, r, COUNT: tl.constexpr):
     """Returns the gradients of outputs from g and z; 0 outside of the image."""
     r = tl.where(is_row, r, 0.0)
     found = ()
     for i in tl.static_range(COUNT):
         d = p * g[i].to(tl.float32) + (q * out[i].to(tl.float32) + r)
-        found += (tl.where(wanted[i], d, 0.0),)
+        found += (tl.where(mask[i], d, 0.0),)
     return found
 
 
 @triton.jit
-def rounded(numbers, dtype: tl.constexpr, COUNT: tl.constexpr):
+def round_to(numbers, dtype: tl.constexpr, COUNT: tl.constexpr):
     """Casts columns to the stored dtype, which halves the registers in half precision."""
     found = ()
     for i in tl.static_range(COUNT):

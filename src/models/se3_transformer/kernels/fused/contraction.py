@@ -66,7 +66,7 @@ def outputs_of(plan: Plan) -> tuple[Outputs, ...]:
 
 
 def supported(plan: Plan, mid: int) -> bool:
-    """Whether the kernels support the plan: one job for all output degrees of an m, which must fit a tile."""
+    """Returns whether the kernels support the plan: one job for all output degrees of an m, which must fit a tile."""
     if mid not in (16, 32, 64) or plan.group.outputs.equal_channels is None:
         return False
     return all(len(out.columns_plus) <= MAX_OUTPUTS for out in outputs_of(plan))
@@ -84,13 +84,13 @@ def chunks(width: int) -> Iterator[tuple[int, int]]:
 
 
 def even(plan: Plan, inputs: int) -> bool:
-    """Whether tiles of `inputs` input channels divide every block evenly."""
+    """Returns whether tiles of `inputs` input channels divide every block evenly."""
     return all(out.num_inputs % inputs == 0 for out in outputs_of(plan))
 
 
 @cache
 def aligned(plan: Plan) -> bool:
-    """Whether output columns fill their tiles in runs of 16 that begin at multiples of 16."""
+    """Returns whether output columns fill their tiles in runs of 16 that begin at multiples of 16."""
     pieces = [piece for block in plan.blocks for piece in block.pieces]
     starts = all(x % 16 == 0 for p in pieces for x in (p.begin, p.width, p.plus, p.minus))
     widths = [len(out.columns_plus) for out in outputs_of(plan)]

@@ -30,12 +30,12 @@ def _weights_of(n, k, inputs, channels, MID: tl.constexpr, TRANSPOSED: tl.conste
 
 
 @triton.jit
-def _places(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
+def _output_columns(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
     """Output columns, and which of them exist. Aligned: all exist, in runs of 16 that begin at multiples of 16."""
-    places = tl.load(table + begin + tl.arange(0, COUNT))
+    outputs = tl.load(table + begin + tl.arange(0, COUNT))
     if ALIGNED:
-        return tl.max_contiguous(tl.multiple_of(places, 16), 16), tl.full([COUNT], 1, tl.int1)
-    return places, places >= 0
+        return tl.max_contiguous(tl.multiple_of(outputs, 16), 16), tl.full([COUNT], 1, tl.int1)
+    return outputs, outputs >= 0
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _forward_tile(
     column_a, column_b = tl.load(job + 4), tl.load(job + 5)
     channels, begin = tl.load(job + 6), tl.load(job + 7)
     sign = tl.load(job)
-    places, is_place = _places(job + HEAD, 0, BN, ALIGNED)
+    outputs, is_output = _output_columns(job + HEAD, 0, BN, ALIGNED)
     rows = tl.program_id(0) * BE + tl.arange(0, BE)
     is_row = rows < edges
     rows64 = rows.to(tl.int64)
@@ -71,11 +71,11 @@ def _forward_tile(
         x = tl.load(x_rows[:, None] + (column + i)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
         x = tl.where(is_b & (sign < 0), -x, x)
         a = tl.reshape(x[:, :, None] * h[:, None, :], [BE, IB * MID])
-        is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
+        is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_output[None, :]
         acc = tl.dot(a, tl.load(weights + first, mask=is_weight, other=0.0), acc, input_precision=PRECISION)
         settle(SETTLE)
-    target = out + rows64[:, None] * out_stride + places[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_place[None, :])
+    target = out + rows64[:, None] * out_stride + outputs[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -97,9 +97,9 @@ def contract(
 
 @triton.jit
 def _rows_of(grad, rows64, is_row, stride, table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
-    places, is_place = _places(table, begin, COUNT, ALIGNED)
-    wanted = is_row[:, None] & is_place[None, :]
-    return tl.load(grad + rows64[:, None] * stride + places[None, :], mask=wanted, other=0.0)
+    outputs, is_output = _output_columns(table, begin, COUNT, ALIGNED)
+    mask = is_row[:, None] & is_output[None, :]
+    return tl.load(grad + rows64[:, None] * stride + outputs[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def _data_tile(
     mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
     h = tl.load(hidden + rows64[:, None] * MID + mid[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
     n1 = tl.arange(0, BN1)
-    is_n1 = _places(same, 0, BN1, ALIGNED)[1]
+    is_n1 = _output_columns(same, 0, BN1, ALIGNED)[1]
     g1 = _rows_of(grad, rows64, is_row, grad_stride, same, 0, BN1, ALIGNED)
     r1 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, 0, BN1, ALIGNED)
     r1 = tl.where(sign < 0, -r1, r1)
@@ -128,7 +128,7 @@ def _data_tile(
     w1 = mixed + of_n1[:, None] + of_input[None, :]
     if BN2 > 0:
         n2 = BN1 + tl.arange(0, BN2)
-        is_n2 = _places(same, BN1, BN2, ALIGNED)[1]
+        is_n2 = _output_columns(same, BN1, BN2, ALIGNED)[1]
         g2 = _rows_of(grad, rows64, is_row, grad_stride, same, BN1, BN2, ALIGNED)
         r2 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, BN1, BN2, ALIGNED)
         r2 = tl.where(sign < 0, -r2, r2)
@@ -181,7 +181,7 @@ def contract_backward_data(
 
 @triton.jit
 def _add_products(
-    acc, h_rows, x_rows, g_rows, is_input, is_place, begin, end, negate,
+    acc, h_rows, x_rows, g_rows, is_input, is_output, begin, end, negate,
     MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     for block in range(begin, end):
@@ -189,7 +189,7 @@ def _add_products(
         h = tl.load(h_rows[:, None] + edge[None, :])
         x = tl.load(x_rows[:, None] + edge[None, :], mask=is_input[:, None], other=0.0)
         x = tl.where(negate, -x, x)
-        g = tl.load(g_rows[:, None] + edge[None, :], mask=is_place[:, None], other=0.0)
+        g = tl.load(g_rows[:, None] + edge[None, :], mask=is_output[:, None], other=0.0)
         a = tl.reshape(x[:, None, :] * h[None, :, :], [IB * MID, BE])
         acc = tl.dot(a, tl.trans(g), acc, input_precision=PRECISION)
         settle(SETTLE)
@@ -207,7 +207,7 @@ def _weight_tile(
     sign = tl.load(job)
     n, i, mid, k = tl.arange(0, BN), tl.arange(0, IB), tl.arange(0, MID), tl.arange(0, IB * MID)
     is_input = (i >= 0) if EVEN else (at + i) < inputs
-    places_a, is_place = _places(job + HEAD, 0, BN, False)
+    outputs_a, is_output = _output_columns(job + HEAD, 0, BN, False)
     split = tl.program_id(1)
     first_block = split * blocks
     last_block = tl.minimum(first_block + blocks, length // BE)
@@ -215,18 +215,18 @@ def _weight_tile(
     h_rows = hidden + mid * stride
     acc = tl.zeros([IB * MID, BN], tl.float32)
     acc = _add_products(
-        acc, h_rows, columns + (column_a + at + i) * stride, grad + places_a * stride, is_input, is_place,
+        acc, h_rows, columns + (column_a + at + i) * stride, grad + outputs_a * stride, is_input, is_output,
         first_block, last_block, False, MID, BE, IB, PRECISION, SETTLE,
     )  # fmt: skip
     if column_b >= 0:
-        places_b, _ = _places(job + HEAD, (ROW - HEAD) // 2, BN, False)
+        outputs_b, _ = _output_columns(job + HEAD, (ROW - HEAD) // 2, BN, False)
         acc = _add_products(
-            acc, h_rows, columns + (column_b + at + i) * stride, grad + places_b * stride, is_input, is_place,
+            acc, h_rows, columns + (column_b + at + i) * stride, grad + outputs_b * stride, is_input, is_output,
             first_block, last_block, sign < 0, MID, BE, IB, PRECISION, SETTLE,
         )  # fmt: skip
     of_output, of_input = _weights_of(begin + n, k, inputs, channels, MID, False)
     target = grad_mixed + split.to(tl.int64) * size + (first + at * channels) * MID
-    is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_place[None, :]
+    is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_output[None, :]
     tl.store(target + of_input[:, None] + of_output[None, :], acc, mask=is_weight)
 
 

@@ -16,7 +16,7 @@ MAX_SIZE = 32  # rows of one warp's tile: degrees up to 4
 
 
 def supported(layout: EdgeLayout) -> bool:
-    """Whether the features are one rectangle that fits one warp's tile."""
+    """Returns whether the features are one rectangle that fits one warp's tile."""
     return layout.channels is not None and layout.channels <= 128 and (layout.fiber.max_degree + 1) ** 2 <= MAX_SIZE
 
 
@@ -115,7 +115,7 @@ class Attend(torch.autograd.Function):
 
 
 def attention_supported(value: EdgeLayout, key: EdgeLayout, num_heads: int) -> bool:
-    """Whether `attend` supports the layouts: equal channels, and a power of two of them for each head."""
+    """Returns whether `attend` supports the layouts: equal channels, and a power of two of them for each head."""
     if not (supported(value) and supported(key)) or value.channels != key.channels:
         return False
     assert value.channels is not None

@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _rotation(wigner, place, wanted):
+def _rotation(wigner, offset, mask):
     """A tile of the block-diagonal rotation of one edge."""
-    return tl.load(wigner + place, mask=wanted & (place >= 0), other=0.0)
+    return tl.load(wigner + offset, mask=mask & (offset >= 0), other=0.0)
 
 
 @triton.jit
@@ -23,17 +23,17 @@ def gather_to_edges(
 ):  # fmt: skip
     """Features of each edge's node in the edge's frame; edges from `num_real` on get zeros."""
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
-    place = tl.load(table + row[:, None] * SIZE + comp[None, :])
+    offset = tl.load(table + row[:, None] * SIZE + comp[None, :])
     is_in = (comp < COMPONENTS)[:, None] & (channel < CHANNELS)[None, :]
     is_out = (row < ROWS)[:, None] & (channel < CHANNELS)[None, :]
     real = tl.load(num_real)
     for j in range(BE):
         edge = tl.program_id(0).to(tl.int64) * BE + j
-        wanted = edge < real
-        node = tl.load(nodes + edge, mask=wanted, other=0)
-        turn = _rotation(wigner + edge * PACKED, place, wanted)
+        mask = edge < real
+        node = tl.load(nodes + edge, mask=mask, other=0)
+        turn = _rotation(wigner + edge * PACKED, offset, mask)
         source = features + node * (COMPONENTS * CHANNELS)
-        value = tl.load(source + comp[:, None] * CHANNELS + channel[None, :], mask=is_in & wanted, other=0.0)
+        value = tl.load(source + comp[:, None] * CHANNELS + channel[None, :], mask=is_in & mask, other=0.0)
         seen = tl.dot(turn, value, input_precision=PRECISION)
         target = out + edge * (ROWS * CHANNELS) + row[:, None] * CHANNELS + channel[None, :]
         tl.store(target, seen.to(out.dtype.element_ty), mask=is_out & (edge < edges))
@@ -72,8 +72,8 @@ def _per_head(values, WIDTH: tl.constexpr, PER_HEAD: tl.constexpr):
 
 @triton.jit
 def _rectangle(base, row, channel, rows, CHANNELS: tl.constexpr):
-    wanted = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
-    return tl.load(base + row[:, None] * CHANNELS + channel[None, :], mask=wanted, other=0.0)
+    mask = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
+    return tl.load(base + row[:, None] * CHANNELS + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -136,12 +136,12 @@ def attend_backward(
     acc = tl.zeros([SIZE, WIDTH], tl.float32)
     for at in range(tl.load(pointers + node), tl.load(pointers + node + 1)):
         edge = at
-        place = edge * ((VALUE_ROWS + KEY_ROWS) * CHANNELS)
-        key_place = place + VALUE_ROWS * CHANNELS
+        offset = edge * ((VALUE_ROWS + KEY_ROWS) * CHANNELS)
+        key_offset = offset + VALUE_ROWS * CHANNELS
         seen_q = tl.dot(_rotation(wigner + edge * PACKED, key_turn, True), q, input_precision=PRECISION)
         seen_g = tl.dot(_rotation(wigner + edge * PACKED, value_turn, True), g, input_precision=PRECISION)
-        k = _rectangle(messages + key_place, row, channel, KEY_ROWS, CHANNELS).to(tl.float32)
-        v = _rectangle(messages + place, row, channel, VALUE_ROWS, CHANNELS).to(tl.float32)
+        k = _rectangle(messages + key_offset, row, channel, KEY_ROWS, CHANNELS).to(tl.float32)
+        v = _rectangle(messages + offset, row, channel, VALUE_ROWS, CHANNELS).to(tl.float32)
         weight = tl.exp(_per_head(tl.sum(seen_q * k, 0), WIDTH, PER_HEAD) * scale - log_total)
         slope = weight * (_per_head(tl.sum(seen_g * v, 0), WIDTH, PER_HEAD) - mean) * scale
         offsets = row[:, None] * CHANNELS + channel[None, :]
@@ -150,8 +150,8 @@ def attend_backward(
             (row < KEY_ROWS)[:, None] & is_channel[None, :],
         )
         kind = grad_messages.dtype.element_ty
-        tl.store(grad_messages + place + offsets, (seen_g * weight[None, :]).to(kind), mask=is_value)
-        tl.store(grad_messages + key_place + offsets, (seen_q * slope[None, :]).to(kind), mask=is_key)
+        tl.store(grad_messages + offset + offsets, (seen_g * weight[None, :]).to(kind), mask=is_value)
+        tl.store(grad_messages + key_offset + offsets, (seen_q * slope[None, :]).to(kind), mask=is_key)
         turned = (k * slope[None, :]).to(q.dtype)
         acc = tl.dot(_rotation(wigner + edge * PACKED, key_back, True), turned, acc, input_precision=PRECISION)
     target = grad_query + node * (KEY_COMPONENTS * CHANNELS) + comp[:, None] * CHANNELS + channel[None, :]

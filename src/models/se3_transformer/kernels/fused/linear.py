@@ -15,7 +15,7 @@ SPLITS = 16  # parts of the nodes with partial weight gradients, computed in par
 
 
 def supported(channels: tuple[int, ...], outer: int) -> bool:
-    """Whether one or two inputs with these channels fit a tile."""
+    """Returns whether one or two inputs with these channels fit a tile."""
     return len(channels) <= 2 and max(*channels, outer) <= 128
 
 

@@ -11,8 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def _tile(features, nodes, is_node, component, components, channel, CHANNELS: tl.constexpr):
-    place = (nodes[:, None] * components + component) * CHANNELS + channel[None, :]
-    return tl.load(features + place, mask=is_node[:, None] & (channel < CHANNELS)[None, :], other=0.0)
+    offset = (nodes[:, None] * components + component) * CHANNELS + channel[None, :]
+    return tl.load(features + offset, mask=is_node[:, None] & (channel < CHANNELS)[None, :], other=0.0)
 
 
 @triton.jit
@@ -28,8 +28,8 @@ def linear(
     matrix = matrices + tl.load(degrees + component) * matrix_stride
     outer = tl.arange(0, WIDTH_OUT)
     inner = tl.arange(0, WIDTH_1)
-    place = inner[:, None] * inner_stride + outer[None, :] * outer_stride
-    m = tl.load(matrix + place, mask=(inner < INNER_1)[:, None] & (outer < OUTER)[None, :], other=0.0)
+    offset = inner[:, None] * inner_stride + outer[None, :] * outer_stride
+    m = tl.load(matrix + offset, mask=(inner < INNER_1)[:, None] & (outer < OUTER)[None, :], other=0.0)
     acc = tl.dot(_tile(first, node, is_node, component, components, inner, INNER_1), m, input_precision=PRECISION)
     if INNER_2 > 0:
         inner2 = tl.arange(0, WIDTH_2)

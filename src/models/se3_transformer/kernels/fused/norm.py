@@ -14,7 +14,7 @@ NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
 
 
 def supported(fiber: Fiber) -> bool:
-    """Whether the features are one rectangle that fits one warp's tile."""
+    """Returns whether the features are one rectangle that fits one warp's tile."""
     complete = fiber.degrees == tuple(range(len(fiber)))
     return complete and fiber.equal_channels is not None and fiber.equal_channels <= 64 and len(fiber) <= 5
 

@@ -28,19 +28,19 @@ def norm(
 ):  # fmt: skip
     rows, channel = tl.arange(0, SIZE), tl.arange(0, WIDTH)
     is_channel = channel < CHANNELS
-    wanted = (rows < DEGREES * DEGREES)[:, None] & is_channel[None, :]
+    mask = (rows < DEGREES * DEGREES)[:, None] & is_channel[None, :]
     offsets = rows[:, None] * CHANNELS + channel[None, :]
     for j in range(BN):
         node = tl.program_id(0).to(tl.int64) * BN + j
-        place = node * (DEGREES * DEGREES * CHANNELS) + offsets
-        x = tl.load(features + place, mask=wanted & (node < nodes), other=0.0).to(tl.float32)
+        offset = node * (DEGREES * DEGREES * CHANNELS) + offsets
+        x = tl.load(features + offset, mask=mask & (node < nodes), other=0.0).to(tl.float32)
         scale = tl.zeros([SIZE, WIDTH], tl.float32)
         for degree in tl.static_range(DEGREES):
             w = tl.load(weight + degree * CHANNELS + channel, mask=is_channel, other=0.0).to(tl.float32)
             b = tl.load(bias + degree * CHANNELS + channel, mask=is_channel, other=0.0).to(tl.float32)
             is_degree, _, length, _, _, new = _normalised(x, rows, channel, w, b, degree, smallest, eps, CHANNELS)
             scale = tl.where(is_degree[:, None], (new / length)[None, :], scale)
-        tl.store(out + place, (x * scale).to(out.dtype.element_ty), mask=wanted & (node < nodes))
+        tl.store(out + offset, (x * scale).to(out.dtype.element_ty), mask=mask & (node < nodes))
 
 
 @triton.jit
@@ -51,16 +51,16 @@ def norm_backward(
     """`grad_affine` gets each program's partial gradients of weight and bias, [programs, 2, degrees, channels]."""
     rows, channel = tl.arange(0, SIZE), tl.arange(0, WIDTH)
     is_channel = channel < CHANNELS
-    wanted = (rows < DEGREES * DEGREES)[:, None] & is_channel[None, :]
+    mask = (rows < DEGREES * DEGREES)[:, None] & is_channel[None, :]
     offsets = rows[:, None] * CHANNELS + channel[None, :]
     which = tl.arange(0, SIZE)  # rows of the affine gradients are degrees
     weight_sum, bias_sum = tl.zeros([SIZE, WIDTH], tl.float32), tl.zeros([SIZE, WIDTH], tl.float32)
     for j in range(BN):
         node = tl.program_id(0).to(tl.int64) * BN + j
-        place = node * (DEGREES * DEGREES * CHANNELS) + offsets
-        is_node = wanted & (node < nodes)
-        x = tl.load(features + place, mask=is_node, other=0.0).to(tl.float32)
-        g = tl.load(grad + place, mask=is_node, other=0.0).to(tl.float32)
+        offset = node * (DEGREES * DEGREES * CHANNELS) + offsets
+        is_node = mask & (node < nodes)
+        x = tl.load(features + offset, mask=is_node, other=0.0).to(tl.float32)
+        g = tl.load(grad + offset, mask=is_node, other=0.0).to(tl.float32)
         scale = tl.zeros([SIZE, WIDTH], tl.float32)
         pull = tl.zeros([SIZE, WIDTH], tl.float32)
         for degree in tl.static_range(DEGREES):
@@ -80,9 +80,9 @@ def norm_backward(
             grad_length = tl.where(is_small, 0.0, grad_length)  # a clamped length is a constant
             scale = tl.where(is_degree[:, None], (new / length)[None, :], scale)
             pull = tl.where(is_degree[:, None], (grad_length / length)[None, :], pull)
-        tl.store(grad_features + place, (g * scale + x * pull).to(grad_features.dtype.element_ty), mask=is_node)
-    share = grad_affine + tl.program_id(0).to(tl.int64) * (2 * DEGREES * CHANNELS)
-    place = share + which[:, None] * CHANNELS + channel[None, :]
+        tl.store(grad_features + offset, (g * scale + x * pull).to(grad_features.dtype.element_ty), mask=is_node)
+    own = grad_affine + tl.program_id(0).to(tl.int64) * (2 * DEGREES * CHANNELS)
+    pointers = own + which[:, None] * CHANNELS + channel[None, :]
     is_affine = (which < DEGREES)[:, None] & is_channel[None, :]
-    tl.store(place, weight_sum, mask=is_affine)
-    tl.store(place + DEGREES * CHANNELS, bias_sum, mask=is_affine)
+    tl.store(pointers, weight_sum, mask=is_affine)
+    tl.store(pointers + DEGREES * CHANNELS, bias_sum, mask=is_affine)

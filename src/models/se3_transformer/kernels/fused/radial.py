@@ -15,7 +15,7 @@ MAX_INPUTS = 16
 
 
 def supported(hidden: nn.Sequential) -> bool:
-    """Whether the kernels support the network's widths."""
+    """Returns whether the kernels support the network's widths."""
     first = hidden[0]
     return isinstance(first, nn.Linear) and first.in_features <= MAX_INPUTS and first.out_features in (16, 32, 64)
 

@@ -106,12 +106,12 @@ def radial_backward(
             grad_shift1 += tl.sum(g, 0)
             g = _norm_backward(g, unit1, inverse1, weight1, MID)
         grad_b1 += tl.sum(g, 0)
-        wanted = is_row[:, None] & is_s[None, :]
-        x = tl.load(inputs + rows[:, None] * INPUTS + s[None, :], mask=wanted, other=0.0).to(tl.float32)
+        mask = is_row[:, None] & is_s[None, :]
+        x = tl.load(inputs + rows[:, None] * INPUTS + s[None, :], mask=mask, other=0.0).to(tl.float32)
         grad_w1 = tl.dot(tl.trans(g), x, grad_w1, input_precision=PRECISION)
         if WANTS_INPUTS:
             grad_x = tl.dot(g, w1, input_precision=PRECISION)
-            tl.store(grad_inputs + rows[:, None] * INPUTS + s[None, :], grad_x, mask=wanted)
+            tl.store(grad_inputs + rows[:, None] * INPUTS + s[None, :], grad_x, mask=mask)
     share = shares + tl.program_id(0) * (MID * INPUTS + MID * MID + 6 * MID)
     tl.store(share + mid[:, None] * INPUTS + s[None, :], grad_w1, mask=is_s[None, :])
     first = share + MID * INPUTS
