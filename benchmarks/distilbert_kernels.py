@@ -79,7 +79,7 @@ def batches(chosen: Iterable[str]) -> list[Tokens]:
 
 
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
-    """The memory-bound kernels."""
+    """Returns the memory-bound kernels."""
     fused: Any = dispatch.kernels()
     rows, drop = batch.ids.numel(), fused.rows.Drop.seeded([0.1], batch.labels)[0]
     weight, bias = torch.ones(DIM, device="cuda"), torch.zeros(DIM, device="cuda")
@@ -136,14 +136,14 @@ def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
 
 
 def pairs(sentences: Sentences, first: bool) -> int:
-    """The number of pairs of a query and a key."""
+    """Returns the number of pairs of a query and a key."""
     keys = sentences.bounds.long() if sentences.padded else sentences.bounds.long().diff()
     queries = torch.full_like(keys, sentences.longest) if sentences.padded else keys
     return int((keys if first else keys * queries).sum())
 
 
 def layer_row(batch: Tokens, dtype: torch.dtype) -> Row:
-    """A whole layer in training."""
+    """Returns a whole layer in training."""
     block = Block(SIZES, Dropout()).cuda()
     layout = Layout.of(batch)
     x = torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype, requires_grad=True)

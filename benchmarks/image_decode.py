@@ -27,7 +27,7 @@ SIZE = 224
 
 
 def photograph(seed: int, height: int = 375, width: int = 500) -> bytes:
-    """A JPEG of noise whose amplitudes fall with frequency and whose colours are correlated."""
+    """Returns a JPEG of noise whose amplitudes fall with frequency and whose colours are correlated."""
     rng = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     amplitude = 1 / np.maximum(frequency, 1 / width) ** 1.1
@@ -44,7 +44,7 @@ def photograph(seed: int, height: int = 375, width: int = 500) -> bytes:
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    """The centre crop with Pillow alone."""
+    """Returns the centre crop with Pillow alone."""
     with Image.open(io.BytesIO(data)) as image:
         left, top, width, height = centre_box(*image.size)
         box = (left, top, left + width, top + height)
@@ -52,7 +52,7 @@ def by_pillow(data: bytes) -> np.ndarray:
 
 
 def decoders() -> dict[str, Callable[[bytes], Any]]:
-    """The functions to time, which take one file's bytes."""
+    """Returns the functions to time, which take one file's bytes."""
     draws = np.random.default_rng(0).random(NUM_DRAWS)
     found: dict[str, Callable[[bytes], Any]] = {
         "decoded whole, simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),

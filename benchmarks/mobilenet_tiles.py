@@ -32,7 +32,7 @@ class Group(NamedTuple):
     side: int
 
     def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
-        """The key in the table TILES."""
+        """Returns the key in the table TILES."""
         conv: nn.Conv2d = self.layer.conv
         return self.kernel, conv.in_channels, conv.out_channels, "half" if dtype != torch.float32 else precision(dtype)
 
@@ -70,7 +70,7 @@ def groups() -> Iterator[Group]:
 
 
 def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
-    """The present tile, then those to try."""
+    """Returns the present tile, then those to try."""
     return list(dict.fromkeys(products(fused, group, dtype)))
 
 
@@ -105,7 +105,7 @@ def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterato
 
 
 def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
-    """The call to time, with its inputs allocated."""
+    """Returns the call to time, with its inputs allocated."""
     conv: nn.Conv2d = group.layer.conv
 
     def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def rings(nodes: int, edges: int) -> Graph:
-    """A graph that joins every node to the next ones in a ring, with random positions."""
+    """Returns a graph that joins every node to the next ones in a ring, with random positions."""
     src = torch.arange(edges) % nodes
     dst = (src + 1 + torch.arange(edges) // nodes) % nodes
     graph = Graph.build(torch.randn(nodes, 3), src, dst, [nodes])

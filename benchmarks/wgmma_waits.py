@@ -80,7 +80,7 @@ def findings(machine_code: str) -> Iterator[Finding]:
 
 
 def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions of a listing, and the index of the instruction after each label."""
+    """Returns the instructions of a listing, and the index of the instruction after each label."""
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in machine_code.splitlines():
@@ -92,12 +92,12 @@ def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def registers(instruction: Instruction) -> set[int]:
-    """The registers that an instruction names; of a range only the first."""
+    """Returns the registers that an instruction names; of a range only the first."""
     return {int(number) for number in REGISTER.findall(instruction.operands)}
 
 
 def written(instruction: Instruction) -> set[int]:
-    """The registers that an instruction writes: its first operand."""
+    """Returns the registers that an instruction writes: its first operand."""
     first = re.match(r"R(\d+)\b", instruction.operands)
     if first is None or instruction.name.startswith(READERS):
         return set()
@@ -106,7 +106,7 @@ def written(instruction: Instruction) -> set[int]:
 
 
 def product(instruction: Instruction) -> Product:
-    """The registers of HGMMA.64x128x16.F32 R24, R100, ...; a thread has one accumulator for two columns."""
+    """Returns the registers of HGMMA.64x128x16.F32 R24, R100, ...; a thread has one accumulator for two columns."""
     columns = int(instruction.name.split(".")[1].split("x")[1])
     operands = [operand.strip() for operand in instruction.operands.split(",")]
     accumulator, left = (REGISTER.match(operand) for operand in operands[:2])

@@ -87,7 +87,7 @@ def run_entry_point(main: Callable[[], None]) -> None:
 
 
 def is_in_group() -> bool:
-    """Whether this process has joined others as a rank."""
+    """Returns whether this process has joined others as a rank."""
     distributed = sys.modules["torch"].distributed if "torch" in sys.modules else None
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
@@ -107,7 +107,7 @@ def end_now(error: BaseException) -> NoReturn:
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether a traceback helps: someone asked for it, or a system error names no file and is no full disk."""
+    """Returns whether a traceback helps: someone asked for it, or a system error names no file and is no full disk."""
     if not isinstance(error, OSError) or isinstance(error, HydraException):
         return DEBUGGING
     return DEBUGGING or (error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT))
@@ -121,7 +121,7 @@ def fail(message: str) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """One line for an error of ours, of Hydra's or of OmegaConf's."""
+    """Returns one line for an error of ours, of Hydra's or of OmegaConf's."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
@@ -151,13 +151,13 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(wrong: str, known: list[str]) -> str:
-    """ ", did you mean ...?" for the closest known name, or nothing."""
+    """Returns ", did you mean ...?" with the closest known name, or nothing."""
     close = get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def known_keys(error: OmegaConfBaseException) -> list[str]:
-    """Every dotted key of the config in which an override did not find its own."""
+    """Returns all dotted keys of the config that an override's key was not found in."""
     root = error.parent_node
     while root is not None and root._get_parent() is not None:
         root = root._get_parent()
@@ -175,7 +175,7 @@ def known_keys(error: OmegaConfBaseException) -> list[str]:
 
 
 def missing_row(reason: str) -> str:
-    """For a case that the max_bs table lacks: which rows it has. `reason` ends in 'table.MODEL.TRAINER'."""
+    """Returns the message for a case that the max_bs table lacks. `reason` ends in 'table.MODEL.TRAINER'."""
     case = reason.partition("'table.")[2].partition("'")[0].replace(".", " ")
     table = OmegaConf.load(CONF / "fix_hp" / "max_bs.yaml").fix_hp.table
     there = "; ".join(f"{model}: {', '.join(map(str, rows))}" for model, rows in table.items())

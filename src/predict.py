@@ -75,7 +75,7 @@ def predict(config: DictConfig) -> Record:
 
 
 def load_task(config: DictConfig) -> Task:
-    """The task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
+    """Returns the task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     trained = trained_config(checkpoint, Path(config.ckpt_path)) if checkpoint is not None else None
     if trained is not None:
@@ -99,7 +99,7 @@ def load_task(config: DictConfig) -> Task:
 
 
 def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
-    """The trained config at `key`, with what its checkpoint leaves out as it is `given` now.
+    """Returns the trained config at `key`, with what its checkpoint leaves out as it is `given` now.
 
     Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
     gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
@@ -139,7 +139,7 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
 
 
 def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
-    """What was measured, as fields of the record."""
+    """Returns what was measured, as fields of the record."""
     rate, with_loading = ratio(prediction.samples, sum(prediction.latencies_s)), None
     if prediction.loaded_latencies_s is not None:
         with_loading = {

@@ -168,7 +168,7 @@ def status_of(error: BaseException) -> str:
 
 
 def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
-    """The record of this run, with its figures unless the device that failed it gives no more."""
+    """Returns the record of this run, with its figures unless the device that failed it gives no more."""
     try:
         return make_record(config, clock, job, status, error)
     except Exception:
@@ -178,7 +178,7 @@ def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
 
 
 def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
-    """The record of this run, complete except for what a failed run never measured."""
+    """Returns the record of this run, complete except for what a failed run never measured."""
     fields: dict[str, Any] = {"unit": "samples"}
     if job is not None:
         for callback in reversed(job.trainer.callbacks):  # type: ignore[attr-defined] # phases begin first and end last
@@ -198,7 +198,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
 
 
 def case_of(config: DictConfig) -> dict[str, Any]:
-    """What the tables call a case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
+    """Returns the record's case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
     model, hp = config.model.hp, config.hp
     usual = {**model.default, **model.cases.get(config.trainer.name, {})}
     changed = {"bs": hp.batch_size} if hp.batch_size != usual["batch_size"] else {}
@@ -217,7 +217,7 @@ def case_of(config: DictConfig) -> dict[str, Any]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """Type, message and the innermost place in this project."""
+    """Returns the error's type, message and innermost line of this project."""
     root = Path(__file__).resolve().parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
     where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None

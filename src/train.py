@@ -96,7 +96,7 @@ def wait_for_ranks() -> None:
 
 
 def overrides(config: DictConfig) -> list[str]:
-    """Of this job, one of a sweep perhaps, with its folder."""
+    """Returns the overrides of this job, which may be one of a sweep, with its folder."""
     folder = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return [*given_overrides(), f"hydra.run.dir={folder}"]
 

@@ -50,7 +50,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 
 def the_error_line(stderr: str) -> str:
-    """What follows `error: ` in the last line of stderr; the only other lines there may be are of progress bars."""
+    """Returns what follows `error: ` in the last line of stderr; other lines may be of progress bars only."""
     *before, last = [line for line in stderr.splitlines() if line.strip()]
     assert last.startswith("error: "), stderr
     assert all(line.startswith("encoding") for line in before), stderr
@@ -58,7 +58,7 @@ def the_error_line(stderr: str) -> str:
 
 
 def tiny(home: Path, *overrides: str) -> list[str]:
-    """A tiny run that needs no log files of Hydra."""
+    """Returns a tiny run that needs no log files of Hydra."""
     return [*tiny_overrides(home), "hydra/job_logging=none", "hydra/hydra_logging=none", *overrides]
 
 

@@ -46,7 +46,7 @@ def test_an_entry_point_is_short(entry: str) -> None:
 
 
 def printed(*arguments: str) -> str:
-    """What an entry point prints; it must do so without loading anything heavy."""
+    """Returns what an entry point prints; it must do so without loading anything heavy."""
     command = [sys.executable, "-c", RUNNER, *arguments]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.stderr.strip() == "heavy:"
@@ -89,7 +89,7 @@ def test_the_shell_completion_is_a_script_that_bash_can_read() -> None:
 
 
 def resolved(*overrides: str) -> DictConfig:
-    """A resolved training config that writes nowhere."""
+    """Returns a resolved training config that writes nowhere."""
     config = composed("train", *overrides, "output_dir=nowhere", "hardware=cpu")
     OmegaConf.resolve(config)
     return config

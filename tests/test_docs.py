@@ -36,7 +36,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the page's headings."""
+    """Returns the anchors that GitHub gives to the page's headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -77,14 +77,14 @@ def test_pages_that_code_and_configs_name_exist() -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of the page's commands `python train.py ...`, predict.py and prepare.py, without their comments."""
+    """Returns the words of the page's commands `python train.py ...`, predict.py and prepare.py, without comments."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     lines = re.findall(r"^ +(?:.*\| )?\S*python ((?:train|predict|prepare)\.py.*)$", text, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
 def one_job(words: list[str]) -> list[str]:
-    """The overrides of the first job: of a sweep's values the first, without what is Hydra's own."""
+    """Returns the overrides of the first job: of a sweep's values the first, without what is Hydra's own."""
     given = [word for word in words[1:] if re.match(r"[+~]?(?!hydra)[\w.]+(=|$)", word) and "tag(" not in word]
     given = [word for word in given if word not in ("job", "install=bash")]
     if "-m" not in words:
@@ -106,7 +106,7 @@ def test_the_commands_were_found() -> None:
 
 
 def configs(group: str) -> list[DictConfig | ListConfig]:
-    """What the files of a group say, each under the group's key; experiments as they are."""
+    """Returns what the files of a group say, each under the group's key; experiments as they are."""
     loaded = [OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))]
     return loaded if group == "experiment" else [OmegaConf.create({group: config}) for config in loaded]
 

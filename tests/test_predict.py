@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predicted(folder: Path, *overrides: str) -> Record:
-    """The record of 10 corrected molecules in batches of 4, with no word about the network."""
+    """Returns the record of 10 corrected molecules in batches of 4, with no word about the network."""
     mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4", "warmup_batches=2"]
     return predict(composed("predict", *mine, "model.predict.correct_validity=true", *overrides))
 

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def id_dtype(cardinality: int) -> str:
-    """The smallest of int8, int16, int32 whose maximum is strictly above `cardinality`, as NVIDIA stores ids."""
+    """Returns the smallest of int8, int16 and int32 with a maximum above `cardinality`, as NVIDIA stores ids."""
     return next((name for name in ("int8", "int16") if cardinality < torch.iinfo(DTYPES[name]).max), "int32")
 
 
@@ -71,7 +71,7 @@ class ClickLayout:
 
     @classmethod
     def of(cls, tables: Sequence[Table], num_numerical: int = 13) -> "ClickLayout":
-        """The layout with the smallest type for each table."""
+        """Returns the layout with the smallest type for each table."""
         return cls(num_numerical, tuple(tables), tuple(id_dtype(table.cardinality) for table in tables))
 
     @cached_property
@@ -100,7 +100,7 @@ class ClickLayout:
         numerical: Float[Tensor, "batch numerical"],
         ids: Int32[Tensor, " ids"],
     ) -> UInt8[Tensor, " bytes"]:
-        """The buffer of a batch, on the device of the arguments; the inverse of `decode`."""
+        """Returns the buffer of a batch, on the device of the arguments; the inverse of `decode`."""
         rows = len(labels)
         per_table = ids.split([rows * table.hotness for table in self.tables])
         parts: list[Tensor] = []
@@ -141,5 +141,5 @@ class ClickBatch(NamedTuple):
         return self.layout.decode(self.data)
 
     def to(self, device: torch.device | str) -> "ClickBatch":
-        """The batch on another device; the copy to a GPU is asynchronous."""
+        """Returns the batch on another device; the copy to a GPU is asynchronous."""
         return self._replace(data=self.data.to(device, non_blocking=torch.device(device).type == "cuda"))

@@ -85,5 +85,5 @@ class GraphBatch(NamedTuple):
 
 
 def pointers(sizes: Int[Tensor, " segments"]) -> Int[Tensor, " segments_and_1"]:
-    """The start of each segment of these sizes, and the end of the last one."""
+    """Returns the start of each segment of these sizes, and the end of the last one."""
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))

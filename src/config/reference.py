@@ -66,7 +66,7 @@ def reference() -> str:
 
 
 def _schema_rows(schema: type, prefix: str = "") -> Iterator[Row]:
-    """Key, type, default and comment of every field; the sections of TrainConfig are shown with train.py alone."""
+    """Yields key, type, default and comment of every field; train.py alone has the sections of TrainConfig."""
     comments = _field_comments(schema)
     sections = {each.type for each in fields(TrainConfig)} if schema is not TrainConfig else set()
     for each in fields(schema):
@@ -86,13 +86,13 @@ def _default_of(each: Field[Any]) -> Any:
 
 
 def _field_comments(schema: type) -> dict[str, str]:
-    """The comment behind each field, by the field's name."""
+    """Returns the comment behind each field, by the field's name."""
     found = re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(schema), flags=re.MULTILINE)
     return dict(found)
 
 
 def _yaml_rows(file: Path, group: str) -> Iterator[Row]:
-    """Key, default and comment of every setting of a file, nested mappings by dotted keys."""
+    """Yields key, default and comment of every setting of a file, nested mappings by dotted keys."""
     text = file.read_text(encoding="utf-8")
     lines = text.splitlines()
     is_global = "@package _global_" in lines[0]
@@ -116,7 +116,7 @@ def _yaml_rows(file: Path, group: str) -> Iterator[Row]:
 
 
 def _summary(file: Path) -> str:
-    """The first sentence of a file's leading comment, or what the file sets where it has none."""
+    """Returns the first sentence of a file's leading comment, or what the file sets where it has none."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if "@package" not in line]
     comment = takewhile(lambda line: line.startswith("# ") and not line.startswith("#  "), lines)
     sentence = re.split(r"(?<=\w\w)\.\s", " ".join(line[2:].strip() for line in comment))[0].rstrip(":.")

@@ -160,14 +160,14 @@ class PrepareConfig:
 
 
 def run_dir() -> str:
-    """The folder of the run; for `--cfg job`, where there is none yet, the one a run would get."""
+    """Returns the folder of the run; for `--cfg job`, where there is none yet, the one a run would get."""
     hydra = HydraConfig.get()
     return hydra.run.dir if OmegaConf.is_missing(hydra.runtime, "output_dir") else hydra.runtime.output_dir
 
 
 @cache
 def claim(folder: str) -> str:
-    """A folder that no other run has: with a number behind its name where one of the same second has that.
+    """Returns a folder that no other run has: with a number behind its name where one of the same second has that.
 
     Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`. Those that
     torchrun started again take a new one.
@@ -181,12 +181,12 @@ def claim(folder: str) -> str:
 
 
 def begun(pattern: str) -> str:
-    """When the run began, alike on all ranks of a machine, as `time.strftime` writes it."""
+    """Returns when the run began, the same on all ranks of a machine, in the format of `time.strftime`."""
     return time.strftime(pattern, time.localtime(begun_s()))
 
 
 def first(*values: Any) -> Any:
-    """The first one that is not null."""
+    """Returns the first one that is not null."""
     return next((value for value in values if value is not None), None)
 
 

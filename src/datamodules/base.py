@@ -38,13 +38,13 @@ class DataModule(pl.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def metered(self, loader: Any) -> "Metered":
-        """The training loader, timed, at the position of the checkpoint if one was loaded."""
+        """Returns the training loader, timed, at the position of the checkpoint if one was loaded."""
         self._training = Metered(loader, self.clock)
         self._training.load_state_dict(self._resumed)
         return self._training
 
     def tokens(self, steps: slice) -> tuple[int, int] | None:
-        """Real and processed tokens of this rank's training batches `steps`, counted from the start of the run.
+        """Returns real and processed tokens of this rank's training batches `steps`, counted from the start of the run.
 
         None if the data has no tokens.
         """

@@ -25,7 +25,7 @@ BLOCK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file as 64 hexadecimal digits. Raises UserError if it cannot be read."""
+    """Returns the SHA-256 of a file as 64 hexadecimal digits. Raises UserError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -148,7 +148,7 @@ def _in_mirror(mirror: Path, name: str, sha256: str | None) -> Path:
 
 
 def _installed(package: str, member: str, sha256: str) -> Path | None:
-    """The file of an installed package if its checksum matches, else None."""
+    """Returns the file of an installed package if its checksum matches, else None."""
     try:
         path = Path(str(importlib.metadata.distribution(package).locate_file(member)))
     except importlib.metadata.PackageNotFoundError:

@@ -40,7 +40,7 @@ class Selection:
         return "_".join(parts)
 
     def rows(self, total: int) -> Int[np.ndarray, " molecules"]:
-        """The chosen rows out of `total`, ascending."""
+        """Returns the chosen rows out of `total`, ascending."""
         if self.limit is None or self.limit >= total:
             return np.arange(total)
         return np.sort(np.random.default_rng(self.seed).choice(total, self.limit, replace=False))
@@ -65,7 +65,7 @@ def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], d
 
 
 def verified_meta(prepared: Path) -> dict[str, Any]:
-    """The metadata of a prepared folder. Raises UserError for a file that is missing or has another checksum."""
+    """Returns the metadata of a prepared folder. Raises UserError for a file that is missing or was changed."""
     meta = _read_meta(prepared)
     for name, sha256 in meta["sha256"].items():
         # A third of a second for all of ZINC-250k; its files are read next in any case.
@@ -90,7 +90,7 @@ def _read_meta(prepared: Path) -> dict[str, Any]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `folder` at the end, and removed on any failure.
+    """Yields a temporary folder that is renamed to `folder` at the end, and removed on any failure.
 
     Temporary folders that killed processes of this machine have left are removed too. If another machine, which shares
     no locks with this one, has created `folder` meanwhile, that one stays: the caller checks its contents.

@@ -48,7 +48,7 @@ class OrderedLoader(ABC, Generic[Batch]):
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch number `step` of the epoch."""
+        """Returns the batch number `step` of the epoch."""
 
     def __len__(self) -> int:
         if self.drop_last:
@@ -73,7 +73,7 @@ class OrderedLoader(ABC, Generic[Batch]):
         self._resuming = True
 
     def _order(self) -> Tensor:
-        """This rank's rows of this epoch, in order."""
+        """Returns this rank's rows of this epoch, in order."""
         order = self.index
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)

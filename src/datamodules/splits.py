@@ -10,7 +10,7 @@ from src.errors import UserError
 
 
 def read_split(path: Path, total: int) -> Int[np.ndarray, " held_out"]:
-    """The held-out rows, counted from 0, of a JSON file: a list of row numbers counted from 1.
+    """Returns the held-out rows, counted from 0, of a JSON file: a list of row numbers counted from 1.
 
     Raises UserError if the file is not a list of distinct row numbers between 1 and `total`.
     """
@@ -29,5 +29,5 @@ def read_split(path: Path, total: int) -> Int[np.ndarray, " held_out"]:
 
 
 def seeded_split(total: int, share: float, seed: int) -> Int[np.ndarray, " held_out"]:
-    """A random `share` of the rows 0 to total - 1, drawn with `seed`, ascending."""
+    """Returns a random `share` of the rows 0 to total - 1, drawn with `seed`, ascending."""
     return np.sort(np.random.default_rng(seed).permutation(total)[: round(total * share)])

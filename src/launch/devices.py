@@ -70,7 +70,7 @@ def check_topology(trainer: DictConfig, accelerator: str) -> None:
 
 
 def start_commands(trainer: DictConfig, arguments: list[str], host: str) -> str:
-    """The lines that start a topology, by torchrun and by SLURM, quoted for a shell; `host` is the first node."""
+    """Returns the commands that start a topology, by torchrun and by SLURM; `host` is the first node."""
     train = shlex.join(["train.py", *arguments])
     if trainer.num_nodes == 1:
         where, nodes = "", "--standalone"
@@ -94,7 +94,7 @@ def set_precision(precision: DictConfig, accelerator: str) -> None:
 
 
 def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
-    """What Lightning computes with. Asked by name it would put bfloat16 in the place of float16 on a CPU."""
+    """Returns Lightning's precision plugin. By name, Lightning would take bfloat16 instead of float16 on a CPU."""
     from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
     if precision.lightning.endswith("-mixed"):
@@ -108,5 +108,5 @@ def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
 
 
 def activation_bytes(precision: DictConfig) -> int:
-    """Bytes of a number that passes between products under this precision."""
+    """Returns the bytes of a number that passes between products under this precision."""
     return 4 if precision.lightning == "32-true" else 2

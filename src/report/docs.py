@@ -50,12 +50,12 @@ def write_docs(folder: Path) -> list[Path]:
 
 
 def in_order(path: Path) -> list[str | int]:
-    """A key by which names are in the order of the numbers in them: batch 64 before batch 512."""
+    """Returns a key by which names are in the order of the numbers in them: batch 64 before batch 512."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def _page(folder: Path, model: str, bodies: dict[str, str]) -> str:
-    """The text of a page; `bodies` has the tables by kind."""
+    """Returns the text of a page; `bodies` has the tables by kind."""
     summary = f" Summary: [{model}.md](../{model}.md)." if (folder / f"{model}.md").exists() else ""
     parts = [f"# {model}: all rows, generated", GENERATED + summary]
     parts += [f"## {heading}\n\n{bodies[kind].rstrip()}" for kind, heading in HEADINGS.items() if kind in bodies]

@@ -18,7 +18,7 @@ NAME = "torch._dynamo"
 
 
 def find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """The compiler in its later form, or a submodule of it, once the compiler is loaded."""
+    """Returns the compiler in its later form, or a submodule of it, once the compiler is loaded."""
     if fullname.startswith(f"{NAME}.") and isinstance(package := sys.modules.get(NAME), Later):
         package.load()
         if fullname in sys.modules:  # the package imported it
@@ -71,7 +71,7 @@ class Loaded(Loader):
 
     @staticmethod
     def spec_of(module: ModuleType) -> ModuleSpec:
-        """The module has it too for so long: a module that is there already is imported by its own."""
+        """Returns the module has it too for so long: a module that is there already is imported by its own."""
         spec = vars(module)["__spec__"] = ModuleSpec(module.__name__, Loaded(module))
         return spec
 
@@ -83,13 +83,13 @@ class Loaded(Loader):
 
 
 def loaded() -> Any:
-    """The compiler; None where nothing has been asked of it."""
+    """Returns the compiler; None where nothing has been asked of it."""
     module = sys.modules.get(NAME)
     return None if isinstance(module, Later) else module
 
 
 def load() -> Any:
-    """The compiler."""
+    """Returns the compiler."""
     if isinstance(module := sys.modules[NAME], Later):
         module.load()
     return module
@@ -117,14 +117,14 @@ class TraceRules:
 
 
 def graph_break(msg: str = "") -> None:
-    """Nothing, as torch's is to whom it does not compile."""
+    """Does nothing, as torch's own does outside of compilation."""
 
 
 waiting: list[Callable[[], None]] = []  # what is to be done once the compiler is loaded
 
 
 def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
-    """The function, not to be compiled: torch's `disable` once there is a compiler."""
+    """Returns the function marked as not to be compiled: torch's `disable` once there is a compiler."""
     if fn is None:
         return lambda given: disable(given, recursive, **options)
     if loaded() is not None or not isinstance(fn, FunctionType):

@@ -53,7 +53,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def claimed(folder: Path) -> Path:
-    """The folder, made; with a number behind its name where somebody has that already."""
+    """Creates and returns the folder, with a number behind its name where another process has that name."""
     path, number = folder, 1
     while True:
         try:
@@ -65,7 +65,7 @@ def claimed(folder: Path) -> Path:
 
 
 def try_lock(path: Path) -> int | None:
-    """The open file that holds the lock; None where a living process has it. The file stays."""
+    """Returns the open file that holds the lock; None where a living process has it. The file stays."""
     file = _opened(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def folder_in_use(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a living process is at work on the folder, or may be: not everywhere it can be told."""
+    """Returns whether a living process is at work on the folder, or may be: not everywhere it can be told."""
     try:
         file = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -151,7 +151,7 @@ def sole_maker(*paths: Path) -> Iterator[list[int]]:
 
 
 def is_made(path: Path) -> bool:
-    """Whether there is such a file, or such a folder with something in it."""
+    """Returns whether there is such a file, or such a folder with something in it."""
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 

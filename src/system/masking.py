@@ -156,7 +156,7 @@ class MaskingFilter(logging.Filter):
 
 
 def names_secret(key: Any, value: Any = "") -> bool:
-    """Whether a key is named like a secret; `num_tokens` and `pad_token` are not, nor is a number under `token`."""
+    """Returns whether a key is named like a secret; `num_tokens`, `pad_token` and a number under `token` are not."""
     for part in re.split(r"[./@]", str(key)):
         words = [word.lower() for word in WORD.findall(part)]
         if SECRET_WORDS & {*words} or SECRET_PAIRS & {*pairwise(words)}:
@@ -167,18 +167,18 @@ def names_secret(key: Any, value: Any = "") -> bool:
 
 
 def is_secret(key: str, value: str) -> bool:
-    """Whether a text under a key is a secret: an interpolation only names one."""
+    """Returns whether a text under a key is a secret: an interpolation only names one."""
     return names_secret(key, value) and value not in ("", "null", "None") and not INTERPOLATION.fullmatch(value)
 
 
 def names_hash(key: Any) -> bool:
-    """Whether a key is named like that of a hash, such as `revision`."""
+    """Returns whether a key is named like that of a hash, such as `revision`."""
     words = [word.lower() for word in WORD.findall(str(key)) if not word.isdigit()]
     return bool(words) and words[-1] in HASHES
 
 
 def find(config: DictConfig | ListConfig) -> Secrets:
-    """The secrets of a config that is not resolved yet."""
+    """Returns the secrets of a config that is not resolved yet."""
     raw: Any = OmegaConf.to_container(config, resolve=False)
     literals = [value for value, below in leaves(raw) if below and not INTERPOLATION.fullmatch(value)]
     values = {value: MASK for value in literals if len(value) >= SHORTEST}
@@ -192,7 +192,7 @@ def find(config: DictConfig | ListConfig) -> Secrets:
 
 
 def leaves(value: Any, below: bool = False) -> Iterator[tuple[str, bool]]:
-    """All texts of plain data, and whether each stands below a key named like a secret."""
+    """Yields all texts of plain data, and whether each stands below a key named like a secret."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, below or names_secret(key, item))
@@ -204,7 +204,7 @@ def leaves(value: Any, below: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tuple[Any, ...], str]]:
-    """The environment variables that a config names, and the interpolations that depend on them by their paths.
+    """Returns the environment variables that a config names, and the interpolations that depend on them by their paths.
 
     Every interpolation is resolved once with a mark in the place of the environment's values.
     """
@@ -242,7 +242,7 @@ def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tu
 
 
 def leaf_paths(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All leaves of plain data with their paths."""
+    """Yields all leaves of plain data with their paths."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from (((key, *below), leaf) for below, leaf in leaf_paths(item))

@@ -17,14 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from src.errors import UserError
 from src.system.files import written_atomically
+
+if TYPE_CHECKING:  # the models' library code needs no OmegaConf
+    from omegaconf import DictConfig
 
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 DIGEST_BYTES = 71
@@ -33,7 +35,7 @@ TARGETS = ("src.models.", "src.training.", "torch.optim.")  # what the config in
 MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
 
 
-def checkpoint_to_resume(config: DictConfig) -> Path | None:
+def checkpoint_to_resume(config: "DictConfig") -> Path | None:
     """Returns the checkpoint that a training goes on from; None for a fresh start. Prints what resume=true found."""
     if config.ckpt_path:
         return Path(config.ckpt_path)
@@ -45,7 +47,7 @@ def checkpoint_to_resume(config: DictConfig) -> Path | None:
 
 
 def newest_checkpoint(output_root: Path, model: str, before: Path) -> Path | None:
-    """The newest `last.ckpt` of this model under the output folder, other than in the run folder `before`."""
+    """Returns the newest `last.ckpt` of this model under the output folder, other than in the run folder `before`."""
     found = [
         p for p in (output_root / model).glob("**/checkpoints/last.ckpt") if before.resolve() not in p.resolve().parents
     ]
@@ -94,7 +96,7 @@ class HashingWriter(io.RawIOBase):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The verified checkpoint, on the CPU. Raises UserError if it is missing, damaged, holds code or is not ours."""
+    """Returns the verified checkpoint on the CPU. Raises UserError if it is missing, damaged, or holds code."""
     try:
         verify(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -125,7 +127,7 @@ def verify(path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool | None:
-    """Whether the file is as it was written; None if it has no checksum. Raises OSError where it cannot be read."""
+    """Returns whether the file is as it was written; None without a checksum. Raises OSError if it cannot be read."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - DIGEST_BYTES - 2))
@@ -147,20 +149,20 @@ def is_whole(path: Path) -> bool | None:
 
 
 def chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The next `size` bytes of the file in parts."""
+    """Yields the next `size` bytes of the file in parts."""
     while size > 0 and (part := file.read(min(size, CHUNK_BYTES))):
         size -= len(part)
         yield part
 
 
 def checkpoints_before(path: Path) -> list[Path]:
-    """The other checkpoints in the same folder, the newest first."""
+    """Returns the other checkpoints in the same folder, the newest first."""
     others = [p for p in path.parent.glob("*.ckpt") if p.name != path.name]
     return sorted(others, key=lambda p: p.stat().st_mtime, reverse=True)
 
 
 def refusal(error: pickle.UnpicklingError) -> str:
-    """What is wrong with a file that torch refuses to unpickle, and what to do."""
+    """Returns what is wrong with a file that torch refuses to unpickle, and what to do."""
     if named := re.search(r"GLOBAL (\S+)", str(error)):
         return (
             f"it names {named[1]}, which a checkpoint of numbers does not need and which was not run; "
@@ -174,7 +176,7 @@ def first_line(error: BaseException) -> str:
 
 
 def trained_config(checkpoint: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """The config of the model that the checkpoint holds, safe to instantiate; None if it holds none.
+    """Returns the config of the model that the checkpoint holds, safe to instantiate; None if it holds none.
 
     Raises UserError where it names anything but classes of this project's models and torch's optimisers.
     """
@@ -194,7 +196,7 @@ def trained_config(checkpoint: dict[str, Any], path: Path) -> dict[str, Any] | N
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in nested dicts and lists by dotted key."""
+    """Yields the values in nested dicts and lists by dotted key."""
     if isinstance(config, dict | list):
         for key, value in config.items() if isinstance(config, dict) else enumerate(config):
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
@@ -203,7 +205,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def renamed(config: Any) -> Any:
-    """The config with today's names of the modules in MOVED."""
+    """Returns the config with today's names of the modules in MOVED."""
     if isinstance(config, dict):
         return {key: renamed(value) for key, value in config.items()}
     if isinstance(config, list):
@@ -213,7 +215,7 @@ def renamed(config: Any) -> Any:
 
 
 def is_our_class(target: Any) -> bool:
-    """Whether this is the name of a class that one of the packages of TARGETS defines."""
+    """Returns whether this is the name of a class that one of the packages of TARGETS defines."""
     if not isinstance(target, str) or not target.startswith(TARGETS):
         return False
     module, _, name = target.rpartition(".")

@@ -124,7 +124,7 @@ class TrainStep:
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
     def _gradients(self) -> Iterator[list[Tensor]]:
-        """All, in one part or in several; of several ranks their means, not to be written before all are there."""
+        """Yields all gradients in one or several parts; with several ranks their means, read-only until the last."""
         parts = [self.parameters] if self.average is None else self.average.averaged()
         for part in parts:
             if gradients := [parameter.grad for parameter in part if parameter.grad is not None]:
@@ -149,7 +149,7 @@ class TrainStep:
         return norm
 
     def _found_inf(self, optimizer: Any) -> Tensor:
-        """Not 0 where a gradient overflowed, also one that the optimiser does not hold: then no weight changes."""
+        """Returns a scalar that is not 0 if a gradient overflowed, also one outside the optimiser."""
         assert self.scaler is not None
         found = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
         rest = self.task.overflowed()

@@ -41,7 +41,7 @@ class FinalMetric:
     target: float | None
 
     def reached(self, value: float | None) -> bool | None:
-        """None where there is no value or no target."""
+        """Returns whether the value reaches the target; None where there is no value or no target."""
         if value is None or self.target is None:
             return None
         return value >= self.target if self.direction == "max" else value <= self.target
@@ -96,7 +96,7 @@ class Task(pl.LightningModule):
 
     @abstractmethod
     def loss(self, batch: Any) -> dict[str, Tensor]:
-        """The scalar to minimise as `loss`, with any parts of it worth logging. No host synchronisation."""
+        """Returns the scalar to minimise as `loss`, with any parts of it worth logging. No host synchronisation."""
 
     @abstractmethod
     def count(self, batch: Any) -> int:
@@ -104,11 +104,11 @@ class Task(pl.LightningModule):
 
     @abstractmethod
     def cost(self) -> Cost:
-        """Useful FLOPs and least bytes per sample."""
+        """Returns useful FLOPs and least bytes per sample."""
 
     @abstractmethod
     def example_batch(self, size: int) -> Any:
-        """A random valid batch on the task's device."""
+        """Returns a random valid batch on the task's device."""
 
     @abstractmethod
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
@@ -118,7 +118,7 @@ class Task(pl.LightningModule):
         """Compiles what is worth compiling; nothing unless the model says so."""
 
     def prepare_first_step(self, batch: Any) -> None:
-        """Called once before the first optimiser step of a run, with its batch (data-dependent initialisation)."""
+        """Initialises from data: runs once, before the first optimiser step of a run, with its batch."""
 
     def check_datamodule(self, datamodule: Any) -> Any:
         """Returns the datamodule. Raises UserError, before any data is read, if it is of another kind."""
@@ -130,15 +130,15 @@ class Task(pl.LightningModule):
         """Sets what depends on the data, such as table sizes. Raises UserError where network and data differ."""
 
     def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""
+        """Returns whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""
         return True
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """What the optimiser gets. A model that updates others itself does so in `update_rest`."""
+        """Returns what the optimiser gets. A model that updates others itself does so in `update_rest`."""
         return list(self.parameters())
 
     def overflowed(self) -> Tensor | None:
-        """Not 0 where a gradient of parameters outside the optimiser is infinite or NaN; None if there are none."""
+        """Returns a scalar, not 0 if a gradient outside the optimiser is not finite; None if there are none."""
         return None
 
     def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None:
@@ -155,11 +155,11 @@ class Task(pl.LightningModule):
         """
 
     def is_decayed(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether the optimiser's weight decay is for this parameter; the others become a group of their own."""
+        """Returns whether the optimiser's weight decay is for this parameter; the others become their own group."""
         return True
 
     def rate_share(self, name: str) -> float:
-        """The share of the learning rate that this parameter is trained with."""
+        """Returns the share of the learning rate that this parameter is trained with."""
         return 1.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -182,7 +182,7 @@ class Task(pl.LightningModule):
         return optimizer
 
     def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:
-        """A function of an evaluation's batch, in CUDA graphs if these are wanted and `possible`.
+        """Returns a function of an evaluation's batch, in CUDA graphs if these are wanted and `possible`.
 
         There is one of them until `teardown`. What it returns on a GPU is overwritten at the next call.
         """
@@ -192,7 +192,7 @@ class Task(pl.LightningModule):
         return self._evaluation
 
     def fast_optimizer_flags(self) -> dict[str, bool]:
-        """On a GPU: one fused kernel, without host reads so that a graph can hold it. The same update rule."""
+        """Returns, on a GPU, the options for one fused kernel that a CUDA graph can hold; the rule is the same."""
         if self.device.type != "cuda":
             return {}
         function = getattr(self.make_optimizer, "func", self.make_optimizer)
@@ -261,7 +261,7 @@ class Task(pl.LightningModule):
         return batch
 
     def _scheduled_rate(self, optimizer: torch.optim.Optimizer) -> ScheduledRate | None:
-        """The learning rate's schedule with its length, in epochs or steps of this run. Raises UserError if endless."""
+        """Returns the learning rate's schedule with its length in epochs or steps. Raises UserError if endless."""
         if self.schedule is None:
             return None
         epochs = self.schedule.interval == "epoch"
@@ -271,7 +271,7 @@ class Task(pl.LightningModule):
         return ScheduledRate(self.schedule, int(length), optimizer, self.device)
 
     def _optimizer_steps(self) -> float:
-        """Of the whole run, as far as it is bounded."""
+        """Returns the optimiser steps of the whole run; infinity if it is not bounded."""
         steps = self.trainer.estimated_stepping_batches
         if self.accumulate == 1 or self.trainer.max_epochs in (None, -1):
             return steps
@@ -301,5 +301,5 @@ def begin_momentum(optimizer: torch.optim.SGD) -> None:
 
 
 def wanted(choice: str, auto: bool) -> bool:
-    """An execution choice `auto`, `on` or `off` as a truth value."""
+    """Returns an execution choice `auto`, `on` or `off` as a truth value."""
     return auto if choice == "auto" else choice == "on"

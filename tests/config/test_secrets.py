@@ -40,7 +40,7 @@ def tiny(home: Path, *overrides: str) -> list[str]:
 
 
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """The bytes of every file, and of every part of the zip archives that checkpoints are."""
+    """Yields the bytes of every file, and of every part of the zip archives that checkpoints are."""
     for path in (path for path in folder.rglob("*") if path.is_file()):
         yield str(path.relative_to(folder)), path.read_bytes()
         if zipfile.is_zipfile(path):

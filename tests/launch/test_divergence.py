@@ -22,7 +22,7 @@ LONG_WINDOW = "measure.window=1000"  # so that no step's loss is read on the way
 
 
 def diverged(home: Path, *overrides: str) -> tuple[Record, str]:
-    """The record of a run that must have diverged, and its error."""
+    """Returns the record of a run that must have diverged, and its error."""
     with pytest.raises(UserError) as raised:
         train(tiny_mobilenet(home, *overrides))
     record = read_record(home / "run")

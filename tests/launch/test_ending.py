@@ -22,7 +22,7 @@ AT_RECORD = "+callbacks.at_record={_target_:tests.support.provoking.AtRecord,wha
 
 
 def interrupted(home: Path, *overrides: str) -> tuple[Record, Interrupted]:
-    """The record of a run that must have been ended by a signal, and the exception."""
+    """Returns the record of a run that must have been ended by a signal, and the exception."""
     with pytest.raises(Interrupted) as caught:
         train(tiny_mobilenet(home, *overrides))
     record = read_record(home / "run")

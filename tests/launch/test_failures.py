@@ -19,7 +19,7 @@ def raised(message: str) -> BaseException:
 
 
 def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> ProcessFailure:
-    """The failure of a rank that wrote its error."""
+    """Returns the failure of a rank that wrote its error."""
     file = folder / f"{rank}.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     note(raised(f"of rank {rank}"), {**ERROR, "message": f"of rank {rank}"})

@@ -37,7 +37,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
-    """This rank's gradients after two passes each, and how many messages of a pass were sent before it was over."""
+    """Returns this rank's gradients after two passes each, and how many buckets were sent before a pass was over."""
     rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
     average = GradientAverage(list(model.parameters()), waiting, dtype, max_bytes=100)

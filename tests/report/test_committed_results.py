@@ -29,7 +29,7 @@ def test_generated_pages_are_what_their_records_say(tmp_path: Path) -> None:
 
 
 def printed(values: Iterable[float | None]) -> set[str]:
-    """The ways in which the summaries print a figure: whole, in millions, with decimals, seconds as milliseconds."""
+    """Returns how the summaries print a figure: whole, in millions, with decimals, seconds as milliseconds."""
     whole, millions = [(1, style) for style in (",.0f", ",.1f", ".4f", ".5f")], [(1e-6, f".{n}f") for n in range(3)]
     formats = [*whole, *millions, (1e3, ".2f")]
     return {f"{value * factor:{style}}" for value in values if value is not None for factor, style in formats}

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "reference" / "record.md").read_text(encoding="utf-8")
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """The keys of a record, those of nested objects with dots."""
+    """Yields the keys of a record, those of nested objects with dots."""
     hints = get_type_hints(cls)
     for each in fields(cls):  # pyright: ignore[reportArgumentType]  # a dataclass
         options = get_args(hints[each.name]) or (hints[each.name],)

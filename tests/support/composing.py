@@ -14,7 +14,7 @@ from src.config import schema
 
 
 def composed(entry: str, *overrides: str) -> DictConfig:
-    """The config of `entry` with these overrides, for the caller alone.
+    """Returns the config of `entry` with these overrides, for the caller alone.
 
     Values are set as Hydra sets them, after what the groups give and in order; where one cannot be, Hydra says why.
     """

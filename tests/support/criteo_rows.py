@@ -51,7 +51,7 @@ def write_days(folder: Path, content: list[str]) -> list[list[str]]:
 def expected(
     trained: list[str], held_out: list[str], frequency_limit: int, everything: bool
 ) -> tuple[list[int], dict[str, list[Row]]]:
-    """The expected cardinalities, and the rows of each split in the order of the log."""
+    """Returns the expected cardinalities, and the rows of each split in the order of the log."""
     numbers = []
     for column in range(14, 40):
         counts: Counter[int] = Counter()
@@ -76,7 +76,7 @@ def _row(line: str, numbers: list[dict[int, int]]) -> Row:
 
 
 def read(folder: Path, split: str, cardinalities: list[int]) -> list[Row]:
-    """The rows of a split binary directory, read without the code under test."""
+    """Returns the rows of a split binary directory, read without the code under test."""
     labels = np.fromfile(folder / split / "label.bin", np.uint8)
     numerical = np.fromfile(folder / split / "numerical.bin", np.float16).reshape(-1, 13)
     dtypes = ["int8" if size < 127 else "int16" if size < 32767 else "int32" for size in cardinalities]

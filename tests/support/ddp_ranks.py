@@ -24,7 +24,7 @@ GLOBAL_BATCH = 16
 
 
 def run(home: Path, ranks: int) -> dict[str, Any]:
-    """What this rank saw and ended with: `actnorm` as initialised, `losses`, `trained`, `held_out`, `state`."""
+    """Returns what this rank saw and ended with: `actnorm` as initialised, `losses`, `trained`, `held_out`, `state`."""
     seen: dict[str, Any] = {"actnorm": {}, "losses": [], "trained": [], "held_out": [], "state": {}}
     forward, loss = BatchNorm.forward, MoFlowTask.loss
     prepare, validate = MoFlowTask.prepare_first_step, MoFlowTask.validation_step

@@ -10,7 +10,7 @@ NUMBERS = np.array([1, 6, 7, 8, 9], np.uint8)
 
 
 def random_molecule(generator: np.random.Generator, atoms: int) -> Molecule:
-    """A molecule whose bonds are a random tree with a few rings."""
+    """Returns a molecule whose bonds are a random tree with a few rings."""
     parents = [(int(generator.integers(0, atom)), atom) for atom in range(1, atoms)]
     rings = [tuple(sorted(generator.choice(atoms, 2, replace=False).tolist())) for _ in range(atoms // 6)]
     bonds = np.array(sorted({*parents, *rings}), np.int32).reshape(-1, 2)
@@ -43,7 +43,7 @@ def plain_edges(molecule: Molecule, kind: str = "bonds", cutoff: float = 5.0) ->
 
 
 def plain_graph(molecules: list[Molecule], kind: str = "bonds") -> tuple[Graph, list[int], list[int]]:
-    """The graph of the concatenated molecules, the orders of its edges and the atomic numbers of its nodes."""
+    """Returns the graph of the concatenated molecules, the orders of its edges and the atomic numbers of its nodes."""
     edges, start = [], 0
     for molecule in molecules:
         edges += [(dst + start, src + start, order) for dst, src, order in plain_edges(molecule, kind)]

@@ -20,7 +20,7 @@ of_scalar = cache(interpreter._get_np_dtype)
 
 
 def call(self: InterpretedFunction, *arguments: Any, **options: Any) -> Any:
-    """A function of a kernel that was launched."""
+    """Returns a function of a kernel that was launched."""
     if any(tl.core.is_builtin(language.load) for language in languages(self.fn)):
         interpreter._patch_lang(self.fn)
     try:

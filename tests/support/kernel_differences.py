@@ -28,14 +28,14 @@ def random(*shape: int, seed: int, device: str = "cpu") -> Tensor:
 
 
 def error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, beside the largest number expected. Not a number counts as infinitely wrong."""
+    """Returns the largest difference, beside the largest number expected. Not a number counts as infinitely wrong."""
     assert found.shape == expected.shape
     distance = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).amax()
     return float(distance / expected.abs().amax().clamp_min(1e-30)) if distance else 0.0
 
 
 def outcome(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The function's value and the gradients of a random linear function of it, whose factors every dtype holds."""
+    """Returns the function's value and the gradients of a random linear function of it, exact in every dtype."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     value = function(*inputs)
     weights = random(*value.shape, seed=99).mul(16).round().div(16).to(value)

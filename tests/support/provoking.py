@@ -69,7 +69,7 @@ class At(pl.Callback):
         next(tensor for name, tensor in self.module.named_buffers() if name.endswith("running_var"))[0] = torch.inf
 
     def sees_a_nan(self) -> None:
-        """This rank's host has read a loss that is not finite, the others' have not yet."""
+        """Lets this rank's host read a loss that is not finite, before the others do."""
         self.module.diverged = "a loss is infinite or NaN"
 
     def dies(self) -> None:

@@ -23,7 +23,7 @@ IDS = [int(row["Index"]) for row in ROWS]
 
 
 def content(number: int) -> tuple[str, str, str]:
-    """The argument of `src.datamodules.graphs.qm9.parse` for the molecule of that number."""
+    """Returns the argument of `src.datamodules.graphs.qm9.parse` for the molecule of that number."""
     row = ROWS[IDS.index(number)]
     return row["SMILES"], row["Elements"], row["XYZ_Ang"]
 

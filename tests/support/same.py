@@ -13,7 +13,7 @@ LASTING = ("state_dict", "optimizer_states", "lr_schedulers", "MixedPrecision", 
 
 
 def lasting_state(path: Path) -> dict[str, Any]:
-    """What must be the same however a run got there: weights, optimiser, scaler, schedulers, generators, position."""
+    """Returns the state that must not depend on interruptions: weights, optimiser, scaler, schedulers, generators."""
     checkpoint = torch.load(path, weights_only=False)
     state = {key: checkpoint[key] for key in LASTING if key in checkpoint}
     for generators in state.get("rng_of_ranks", ()):

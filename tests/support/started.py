@@ -13,7 +13,7 @@ LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
 
 
 def provoked(**options: object) -> str:
-    """The override for `provoking.At`."""
+    """Returns the override for `provoking.At`."""
     given = ",".join(f"{name}:{value}" for name, value in options.items())
     return f"+callbacks.at={{_target_:tests.support.provoking.At,{given}}}"
 

@@ -42,7 +42,7 @@ class TaskContract(ABC):
 
     @abstractmethod
     def config(self, home: Path, *overrides: str) -> DictConfig:
-        """A run that trains 4 steps an epoch or more and takes about a second, with all its files in `home`."""
+        """Returns a run that trains 4 steps an epoch or more and takes about a second, with all its files in `home`."""
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
         """FLOPs per sample, (forward, training), of the reference execution that `cost()` rightly leaves out."""
@@ -58,7 +58,7 @@ class TaskContract(ABC):
         return home
 
     def job(self, home: Path, name: str, *overrides: str) -> Job:
-        """A run that is ready to fit; its checkpoints are in `home`/`name`."""
+        """Returns a run that is ready to fit; its checkpoints are in `home`/`name`."""
         quieten()
         config = complete(self.config(home, f"output_dir={home / name}", "fit.final_evaluation=false", *overrides))
         return build(config, Clock())
@@ -88,7 +88,7 @@ class TaskContract(ABC):
         assert [self.looks(leaf) for leaf in tree_leaves(example)] == [self.looks(leaf) for leaf in tree_leaves(real)]
 
     def looks(self, leaf: Any) -> Any:
-        """What must be the same of an example's and of a loader's part of a batch."""
+        """Returns what must be the same of an example's and of a loader's part of a batch."""
         if not isinstance(leaf, Tensor):
             return type(leaf)
         return leaf.dtype, leaf.shape[1:] if self.ragged else leaf.shape, leaf.device
@@ -167,7 +167,7 @@ class TaskContract(ABC):
         assert_same_bits(self.resumed(home, name, checkpoint), two_epochs["state"])
 
     def resumed(self, home: Path, name: str, checkpoint: Path) -> dict[str, Any]:
-        """The state after the second epoch of a run that goes on from the checkpoint and remembers nothing else."""
+        """Returns the state after the second epoch of a run that resumes from the checkpoint and nothing else."""
         job = self.job(home, f"{name}_resumed", "fit.max_epochs=2", f"ckpt_path={checkpoint}")
         forget(job.task)
         fit(job)
@@ -245,7 +245,7 @@ class ResumeContract(TaskContract):
 
 
 def doubled(batch: Any) -> Any:
-    """The batch with its floating point numbers in double precision."""
+    """Returns the batch with its floating point numbers in double precision."""
     return tree_map_only(Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
 
 

@@ -99,7 +99,7 @@ def write_smiles(path: Path) -> Path:
 
 
 def tiny_overrides(home: Path) -> list[str]:
-    """The command line of a tiny run of MoFlow with its files in `home`: 8 steps of 8 molecules an epoch."""
+    """Returns the command line of a tiny run of MoFlow with its files in `home`: 8 steps of 8 molecules an epoch."""
     file = home / "my.smiles"
     return [
         "model=moflow", "datamodule=smiles_file", "precision=fp32", "hardware=cpu", "logger=none", "pictures=false",
@@ -113,5 +113,5 @@ def tiny_overrides(home: Path) -> list[str]:
 
 
 def tiny_config(home: Path, *overrides: str) -> DictConfig:
-    """The composed config of `tiny_overrides`, then `overrides`; it writes to `home`/outputs/moflow/run."""
+    """Returns the composed config of `tiny_overrides`, then `overrides`; it writes to `home`/outputs/moflow/run."""
     return composed("train", *tiny_overrides(home), f"output_dir={home / 'outputs' / 'moflow' / 'run'}", *overrides)

@@ -40,7 +40,7 @@ def fault(home: Path, **faults: int) -> str:
 
 
 def rows(home: Path) -> dict[str, dict[str, str]]:
-    """The rows of results.csv by seed."""
+    """Returns the rows of results.csv by seed."""
     with (home / "sweep" / "results.csv").open(newline="", encoding="utf-8") as file:
         return {row["seed"]: row for row in csv.DictReader(file)}
 

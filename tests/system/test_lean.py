@@ -60,7 +60,7 @@ optimiser.step()
 
 
 def printed(code: str, *arguments: str, **environment: str) -> list[str]:
-    """The last lines of what code prints in a process of its own."""
+    """Returns the last lines of what code prints in a process of its own."""
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
     ended = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

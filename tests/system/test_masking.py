@@ -33,7 +33,7 @@ def made(**keys: Any) -> DictConfig:
 
 
 def resolved(config: DictConfig) -> Any:
-    """The config as it is in a record."""
+    """Returns the config as it is in a record."""
     watch(config)
     return masked(OmegaConf.to_container(config, resolve=True))
 

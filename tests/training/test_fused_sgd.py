@@ -22,7 +22,7 @@ def visible_garbage() -> Iterator[None]:
 
 
 def stepped(overflows: list[bool], fused: bool) -> list[torch.Tensor]:
-    """The weights after each step; a plain SGD does not take steps that overflow."""
+    """Returns the weights after each step; a plain SGD does not take steps that overflow."""
     weight = nn.Parameter(torch.linspace(-1, 1, 7))
     optimizer: Any = torch.optim.SGD([weight], **OPTIONS, fused=fused)
     if fused:

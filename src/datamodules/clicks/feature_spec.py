@@ -49,7 +49,7 @@ class FeatureSpec:
 
     @classmethod
     def of(cls, cardinalities: Sequence[int], num_numerical: int = 13, hotness: Sequence[int] = ()) -> "FeatureSpec":
-        """The directory written for tables of these sizes; one id a row and table if `hotness` is not given."""
+        """Returns the directory written for tables of these sizes; one id a row and table if `hotness` is not given."""
         sizes = zip(cardinalities, hotness or (1,) * len(cardinalities), strict=True)
         layout = ClickLayout.of([Table(f"cat_{i}.bin", *size) for i, size in enumerate(sizes)], num_numerical)
         splits = {
@@ -72,7 +72,7 @@ class FeatureSpec:
         return ClickLayout(self.num_numerical, self.tables, self.dtypes)
 
     def bytes_per_row(self, split: str) -> dict[str, int]:
-        """The bytes of one row in each file of a split."""
+        """Returns the bytes of one row in each file of a split."""
         files = self.splits[split]
         ids = {
             file: table.hotness * np.dtype(dtype).itemsize
@@ -81,7 +81,7 @@ class FeatureSpec:
         return {files.label: 1, files.numerical: 2 * self.num_numerical, **ids}
 
     def num_rows(self, folder: Path, split: str) -> int:
-        """The number of rows of a split, from the sizes of its files. Raises UserError if they do not agree."""
+        """Returns the number of rows of a split, from the sizes of its files. Raises UserError if they do not agree."""
         rows: dict[str, int] = {}
         for file, width in self.bytes_per_row(split).items():
             path = folder / file
@@ -133,7 +133,7 @@ class FeatureSpec:
 
     @classmethod
     def load(cls, folder: Path) -> "FeatureSpec":
-        """The specification of a directory. Raises UserError if it is invalid or does not match the files."""
+        """Returns the specification of a directory. Raises UserError if it is invalid or does not match the files."""
         spec = _Reader(folder / FILE).spec()
         for split in SPLITS:
             spec.num_rows(folder, split)

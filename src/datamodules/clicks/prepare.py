@@ -143,7 +143,7 @@ class _Preparation:
         spec.write(self.out)
 
     def training_rows(self) -> list[int]:
-        """The number of rows of each span, from its first, that are for training."""
+        """Returns the number of rows of each span, from its first, that are for training."""
         if len(self.files) > 1:
             return [0 if span.path == self.files[-1] else sys.maxsize for span in self.spans]
         lines = self.jobs.results(
@@ -234,7 +234,7 @@ class _Preparation:
         return replace(spec, metadata={"origin": dict(self.origin), "rows": rows})
 
     def held_out(self, parts: list[Slice], tested: int) -> Iterator[tuple[Slice, Target]]:
-        """Held-out slices and their targets: the first `tested` rows go to `test`, the others to `validation`."""
+        """Yields held-out slices and their targets: the first `tested` rows are for `test`, others `validation`."""
         row = 0
         for part in parts:
             cut = min(max(tested - row, 0), part.end - part.begin) + part.begin

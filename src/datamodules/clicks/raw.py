@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 def raw_files(raw: Path) -> list[Path]:
-    """The 24 day files of a folder in order, or the one file of the Kaggle set, which `raw` may also be.
+    """Returns the 24 day files of a folder in order, or the one file of the Kaggle set, which `raw` may also be.
 
     Raises UserError if there is none of them, or if days are missing.
     """
@@ -105,7 +105,7 @@ def blocks(span: Span) -> Iterator[Block]:
 
 
 def lines_before(path: Path, offset: int) -> int:
-    """The number of lines before an offset of the text. Slow; used in error messages only."""
+    """Returns the number of lines before an offset of the text. Slow; used in error messages only."""
     count = 0
     with _opened(path) as file:
         while offset > 0 and (text := file.read(min(BLOCK, offset))):

@@ -87,7 +87,7 @@ def scatter(span: Span, number: int, options: Scattering, files: Files) -> None:
 
 
 def columns(records: np.ndarray) -> Iterator[UInt32[np.ndarray, " rows"]]:
-    """The ids of each column of RECORDs."""
+    """Yields the ids of each column of RECORDs."""
     for first in range(0, NUM_IDS, _GROUP):
         ids = np.empty((min(_GROUP, NUM_IDS - first), len(records)), np.uint32)
         for begin in range(0, len(records), _STEP):
@@ -96,17 +96,17 @@ def columns(records: np.ndarray) -> Iterator[UInt32[np.ndarray, " rows"]]:
 
 
 def is_missing(missing: UInt32[np.ndarray, " rows"], column: int) -> Bool[np.ndarray, " rows"]:
-    """Whether the id of a column is missing; `missing` is that field of RECORDs."""
+    """Returns whether the id of a column is missing; `missing` is that field of RECORDs."""
     return (missing & np.uint32(1 << column)) != 0
 
 
 def as_words(records: np.ndarray) -> UInt64[np.ndarray, "rows words"]:
-    """A view of RECORDs as rows of uint64, which numpy moves three times as fast."""
+    """Returns a view of RECORDs as rows of uint64, which numpy moves three times as fast."""
     return records.view(np.uint64).reshape(-1, RECORD.itemsize // 8)
 
 
 def _pieces(span: Span, rows: int) -> Iterator[np.ndarray]:
-    """The records of a span, at most `rows` at a time; each array is overwritten by the next."""
+    """Yields the records of a span, at most `rows` at a time; each array is overwritten by the next."""
     piece = np.empty(rows, RECORD)
     filled = 0
     for block in blocks(span):

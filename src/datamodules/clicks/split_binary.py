@@ -150,7 +150,7 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         return next(self._ahead)
 
     def _rows_of(self, number: int) -> tuple[int, int]:
-        """First and last (exclusive) of this rank's rows in a global batch."""
+        """Returns the first and last (exclusive) of this rank's rows in a global batch."""
         begin = number * self.rows * self.ranks
         size = min(self.rows * self.ranks, self.split.num_rows - begin)
         return begin + size * self.share // self.ranks, begin + size * (self.share + 1) // self.ranks
@@ -185,7 +185,7 @@ class PinnedBuffers:
         self._copies: deque[torch.cuda.Event] = deque()
 
     def take(self) -> UInt8[Tensor, " bytes"]:
-        """The next buffer, once its copy has finished; that takes a few training steps at most."""
+        """Returns the next buffer, once its copy has finished; that takes a few training steps at most."""
         if self._untouched:
             self._untouched -= 1
         else:
@@ -199,7 +199,7 @@ class PinnedBuffers:
 
 
 def on_device(batches: Iterator[ClickBatch], pinned: PinnedBuffers, device: torch.device) -> Generator[ClickBatch]:
-    """The batches on the device; each is copied on a side stream while training uses the batch before it.
+    """Yields the batches on the device; each is copied on a side stream while training uses the batch before it.
 
     All CUDA calls are made in the calling thread: calls of other threads would break a graph capture. A copy waits for
     the training step of two batches earlier. This bounds the memory on the device and how far the host runs ahead.

@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 def tables_of(
     cardinalities: Sequence[int] | None = None, hotness: Sequence[int] | None = None, max_rows: int | None = None
 ) -> tuple[Table, ...]:
-    """The tables: the published cardinalities with one id each if not given, none larger than `max_rows`.
+    """Returns the tables: the published cardinalities with one id each if not given, none larger than `max_rows`.
 
     Raises UserError for invalid sizes.
     """
@@ -94,7 +94,7 @@ class ClickDistribution:
     def logits(
         self, ids: Int32[Tensor, "slots rows"], numerical: Float16[Tensor, "rows numerical"]
     ) -> Float[Tensor, " rows"]:
-        """The teacher's logits, float32."""
+        """Returns the teacher's logits, float32."""
         effects, tables = self.effects(ids), self.layout.tables
         weights = effects.new_tensor([ID_WEIGHT / math.sqrt(tables[i].hotness) for i in self.slots])
         signs = effects.new_tensor([NUMERICAL_WEIGHT * (-1) ** i for i in range(numerical.shape[1])])
@@ -105,7 +105,7 @@ class ClickDistribution:
         return BIAS + of_ids + PAIR_WEIGHT * pairs.sum(0) + ((numerical.float() - MEAN_NUMERICAL) * signs).sum(1)
 
     def effects(self, ids: Int32[Tensor, "slots rows"]) -> Float[Tensor, "slots rows"]:
-        """The effect of each id: an integer hash of its table and itself, scaled."""
+        """Returns the effect of each id: an integer hash of its table and itself, scaled."""
         keys = [_signed((self.seed * 64 + table + 1) * GOLDEN) for table in self.slots]
         bits = ids + torch.tensor(keys, dtype=torch.int32, device=ids.device)[:, None]
         for factor, shift in ((FIRST, 15), (SECOND, 16)):
@@ -120,7 +120,7 @@ class ClickDistribution:
         return powers.to(torch.int32).sub_(1).minimum((rows - 1).to(torch.int32))
 
     def table_major(self, ids: Int32[Tensor, "slots rows"]) -> Int32[Tensor, " ids"]:
-        """The ids in the order of `src.batches.clicks.Clicks`."""
+        """Returns the ids in the order of `src.batches.clicks.Clicks`."""
         parts = ids.split([table.hotness for table in self.layout.tables])
         return torch.cat([part.T.reshape(-1) for part in parts])
 
@@ -132,7 +132,7 @@ def _numerical(bits: Int32[Tensor, "numerical rows"]) -> Float16[Tensor, "rows n
 
 
 def _signed(number: int) -> int:
-    """The last 32 bits as a signed number."""
+    """Returns the last 32 bits as a signed number."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
@@ -159,7 +159,7 @@ class BayesMetrics:
         self.entropy += torch.nn.functional.binary_cross_entropy_with_logits(logits, logits.sigmoid(), reduction="sum")
 
     def compute(self) -> dict[str, float]:
-        """Expected `bayes_auc`, `bayes_log_loss` (nats a row) and `click_rate` over random labels."""
+        """Returns expected `bayes_auc`, `bayes_log_loss` (nats a row) and `click_rate` over random labels."""
         clicked, passed = self.clicked.sum(), self.passed.sum()
         below = self.passed.cumsum(0) - self.passed
         auc = (self.clicked * (below + self.passed / 2)).sum() / (clicked * passed)

@@ -40,7 +40,7 @@ def _bytes_of(value: int) -> np.uint64:
 
 
 def parse(text: UInt8[np.ndarray, " bytes"]) -> np.ndarray | None:
-    """The RECORDs of the whole lines `text[PAD:]`; None if a line is invalid (see `explain`)."""
+    """Returns the RECORDs of the whole lines `text[PAD:]`; None if a line is invalid (see `explain`)."""
     ends = np.flatnonzero((text[PAD:] - np.uint8(_TAB)) < 2)
     ends += PAD
     if len(ends) % NUM_COLUMNS:
@@ -80,7 +80,7 @@ def _field_words(
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> tuple[UInt64[np.ndarray, "columns rows"], UInt64[np.ndarray, "columns rows"]]:
-    """The last eight bytes of every field, little-endian, with zeros before a shorter field; and a mask of them."""
+    """Returns the last eight bytes of every field, little-endian, zeros before a shorter field; and a mask of them."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) << ((8 - lengths) << 3).astype(np.uint64)
     word = words[ends - 8]
     word &= mask
@@ -92,7 +92,7 @@ def _hexadecimal(
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> UInt64[np.ndarray, "columns rows"] | None:
-    """The ids, 0 if missing; None if a field is not at most eight hexadecimal digits."""
+    """Returns the ids, 0 if missing; None if a field is not at most eight hexadecimal digits."""
     if (lengths > 8).any():
         return None
     word, mask = _field_words(words, ends, lengths)
@@ -117,7 +117,7 @@ def _logarithms(
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> np.ndarray | None:
-    """ln(x + 3) as float16, 0 if missing; None if a field is not an integer of -2 or more."""
+    """Returns ln(x + 3) as float16, 0 if missing; None if a field is not an integer of -2 or more."""
     negative = (text[ends - lengths] == _MINUS) & (lengths > 1)
     lengths = lengths - negative
     long = lengths > 8
@@ -152,7 +152,7 @@ def _logarithms(
 
 
 def explain(text: bytes, first_line: int, name: str) -> BadLog:
-    """The error for the first bad line of a block of whole lines, whose first one is line `first_line` of a file."""
+    """Returns the error for the first bad line of a block of whole lines, which begins at line `first_line`."""
     for number, line in enumerate(text.split(b"\n")[:-1], first_line):
         problem = _problem(line)
         if problem:

@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 
 def counted(ids: UInt32[np.ndarray, " rows"], missing: int) -> UInt64[np.ndarray, " distinct"]:
-    """The run of these ids. Missing ids are 0 and are not counted; `missing` is their number."""
+    """Returns the run of these ids. Missing ids are 0 and are not counted; `missing` is their number."""
     ordered = _sorted(ids)
     begins = _group_begins(ordered)
     counts = np.diff(begins, append=len(ordered)).astype(np.uint64)
@@ -110,7 +110,7 @@ def num_slots(kept: int) -> int:
 def look_up(
     table: UInt64[np.ndarray, " slots"], kept: int, ids: UInt32[np.ndarray, " rows"]
 ) -> Int32[np.ndarray, " rows"]:
-    """The number of each id in a table of `kept` ids; 0 for other ids."""
+    """Returns the number of each id in a table of `kept` ids; 0 for other ids."""
     numbers = np.empty(len(ids), np.int32)
     slots = np.uint64(num_slots(kept))
     for begin in range(0, len(ids), _STEP):
@@ -142,14 +142,14 @@ def _mapped(run: Run) -> UInt64[np.ndarray, " entries"]:
 
 
 def _sorted(values: np.ndarray) -> np.ndarray:
-    """The values in ascending order, sorted in a third of numpy's time."""
+    """Returns the values in ascending order, sorted in a third of numpy's time."""
     import polars as pl  # not at the top: the datamodule imports this module, and prepared data need no polars
 
     return pl.Series(values).sort(multithreaded=False).to_numpy()
 
 
 def _group_begins(ordered: np.ndarray) -> np.ndarray:
-    """The start of each group of equal values."""
+    """Returns the start of each group of equal values."""
     new = np.empty(len(ordered), bool)
     new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])

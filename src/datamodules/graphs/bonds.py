@@ -34,7 +34,7 @@ def molecule_of(mol: Chem.Mol) -> Molecule:
 
 
 def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) -> Molecule:
-    """The molecule with the bonds that distances and valences imply (RDKit's rdDetermineBonds).
+    """Returns the molecule with the bonds that distances and valences imply (RDKit's rdDetermineBonds).
 
     `charge`: of the whole molecule. Atoms that are all far from each other have no bonds. Raises MoleculeError if no
     bond orders fit.
@@ -57,7 +57,7 @@ def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) 
 
 
 def bonded_by_smiles(smiles: str, numbers: Numbers, positions: Positions) -> tuple[Molecule, str]:
-    """The molecule with the bonds of its SMILES, and a note; each hydrogen is bonded to the nearest heavy atom.
+    """Returns the molecule with the bonds of its SMILES, and a note; each hydrogen is bonded to the nearest heavy atom.
 
     The heavy atoms of the SMILES are expected in the order of the coordinates. If they are not, they are matched by
     their connections; if that fails too, the bonds are taken from the distances. The note tells which, and is empty if
@@ -79,7 +79,7 @@ def bonded_by_smiles(smiles: str, numbers: Numbers, positions: Positions) -> tup
 
 
 def _on_skeleton(skeleton: Chem.Mol, numbers: Numbers, positions: Positions, in_order: bool) -> Molecule:
-    """The molecule with the bonds of `skeleton` between heavy atoms. Raises MoleculeError if these do not fit."""
+    """Returns the molecule with the heavy atoms' bonds of `skeleton`. Raises MoleculeError if these do not fit."""
     heavy, hydrogens = np.flatnonzero(numbers > 1), np.flatnonzero(numbers == 1)
     expected_numbers = np.array([atom.GetAtomicNum() for atom in skeleton.GetAtoms()], np.uint8)
     if sorted(expected_numbers) != sorted(numbers[heavy]) or not len(heavy):
@@ -109,7 +109,7 @@ def _on_skeleton(skeleton: Chem.Mol, numbers: Numbers, positions: Positions, in_
 
 
 def _near(numbers: Numbers, positions: Positions) -> Bool[np.ndarray, "atoms atoms"]:
-    """Which pairs of atoms are near enough for a bond."""
+    """Returns which pairs of atoms are near enough for a bond."""
     table = Chem.GetPeriodicTable()
     radii = np.array([table.GetRcovalent(int(number)) for number in numbers])
     distances = np.linalg.norm(positions[:, None] - positions, axis=-1)
@@ -125,7 +125,7 @@ def _isomorphism(
     hs: Int[np.ndarray, " atoms"],
     near: Bool[np.ndarray, "atoms atoms"],
 ) -> Int[np.ndarray, " atoms"]:
-    """For each atom of the SMILES, the one with coordinates that has the same element, hydrogens and connections."""
+    """Returns the atom with coordinates of each atom of the SMILES: same element, hydrogens and connections."""
     pattern = _labelled_graph(expected_numbers, expected_hs, zip(begin.tolist(), end.tolist(), strict=True))
     target = _labelled_graph(numbers, hs, zip(*(ends.tolist() for ends in np.triu(near).nonzero()), strict=True))
     match = target.GetSubstructMatch(pattern)

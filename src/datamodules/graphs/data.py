@@ -61,7 +61,7 @@ class Arrays(NamedTuple):
         return Arrays(*(np.concatenate(field) for field in zip(Arrays.of([]), *parts, strict=True)))
 
     def molecule(self, row: int) -> Molecule:
-        """The molecule in `row`."""
+        """Returns the molecule in `row`."""
         atoms, bonds = (
             slice(int(sizes[:row].sum()), int(sizes[: row + 1].sum())) for sizes in (self.num_atoms, self.num_bonds)
         )
@@ -91,7 +91,7 @@ class GraphData:
     folder: Path
 
     def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:
-        """The values of one target; NaN for all molecules if `task` is None or the data has no targets.
+        """Returns the values of one target; NaN for all molecules if `task` is None or the data has no targets.
 
         Raises UserError for an unknown target.
         """
@@ -105,7 +105,7 @@ class GraphData:
 
 
 def checked(molecule: Molecule) -> Molecule:
-    """The molecule with its bonds sorted. Raises MoleculeError if it is not a valid graph."""
+    """Returns the molecule with its bonds sorted. Raises MoleculeError if it is not a valid graph."""
     numbers, positions, bonds, orders = molecule
     if not len(numbers):
         raise MoleculeError("has no atoms")
@@ -130,7 +130,7 @@ def checked(molecule: Molecule) -> Molecule:
 
 
 def _coincident(positions: Float[np.ndarray, "atoms 3"]) -> tuple[int, int] | None:
-    """The first two atoms at the same position, if any."""
+    """Returns the first two atoms at the same position, if any."""
     rounded = positions.astype(np.float32).astype(np.float64)  # as stored
     for start in range(0, len(rounded), BLOCK):
         block = rounded[start : start + BLOCK]

@@ -70,7 +70,7 @@ class GraphDataModule(SplitDataModule):
         self._graphs = ResidentGraphs(data.arrays, self.edges.of(data.arrays), targets, self.target_device)
 
     def _usable(self, data: GraphData) -> dict[str, Int[np.ndarray, " rows"]]:
-        """The splits without the molecules that have no edges. Raises UserError for these unless `skip_bad` is set."""
+        """Returns the splits without molecules of no edges. Raises UserError for these unless `skip_bad` is set."""
         isolated = (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds")
         if isolated.any() and not data.skip_bad:
             raise UserError(

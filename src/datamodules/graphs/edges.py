@@ -42,7 +42,7 @@ class Edges:
             raise UserError(f"datamodule.edges.cutoff={self.cutoff}: give a distance above 0 angstrom")
 
     def of(self, arrays: Arrays) -> DirectedEdges:
-        """The edges of these molecules."""
+        """Returns the edges of these molecules."""
         parts = [self._of(part) for part in _chunks(arrays)] or [self._of(arrays)]
         return DirectedEdges(*(np.concatenate(field) for field in zip(*parts, strict=True)))
 
@@ -72,7 +72,7 @@ class Edges:
     def _is_edge(
         self, positions: Float[np.ndarray, "atoms 3"], src: Int[np.ndarray, " pairs"], dst: Int[np.ndarray, " pairs"]
     ) -> Bool[np.ndarray, " pairs"]:
-        """Whether a pair of atoms is an edge even without a bond."""
+        """Returns whether a pair of atoms is an edge even without a bond."""
         if self.kind == "bonds":
             return np.zeros(len(src), bool)
         if self.kind == "full":
@@ -82,7 +82,7 @@ class Edges:
 
 
 def _chunks(arrays: Arrays) -> Iterator[Arrays]:
-    """Consecutive molecules with at most CHUNK pairs of atoms, or one larger molecule."""
+    """Yields consecutive molecules with at most CHUNK pairs of atoms, or one larger molecule."""
     pairs = np.cumsum(arrays.num_atoms.astype(np.int64) ** 2)
     atoms, bonds = (np.append(0, np.cumsum(sizes)) for sizes in (arrays.num_atoms, arrays.num_bonds))
     start = 0

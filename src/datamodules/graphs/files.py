@@ -40,7 +40,7 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> GraphData:
-    """The molecules of `file`; prepares them in a subfolder of `data_dir` first if necessary.
+    """Returns the molecules of `file`; prepares them in a subfolder of `data_dir` first if necessary.
 
     Every number that the file has for its molecules is a target: a key=value of an .xyz comment, a property of an .sdf
     record, a column of a .csv file.

@@ -41,7 +41,7 @@ class Buckets:
         return nodes, edges
 
     def fit(self, nodes: int, edges: int) -> tuple[int, int]:
-        """The smallest shape that fits these and one node more."""
+        """Returns the smallest shape that fits these and one node more."""
         return next(shape for shape in self.shapes if nodes < shape[0] and edges <= shape[1])
 
 
@@ -88,7 +88,7 @@ class ResidentGraphs:
         return len(self.num_nodes)
 
     def batch(self, rows: Int[Tensor, " graphs"], count: int, shape: tuple[int, int]) -> GraphBatch:
-        """The molecules `rows`, of which the first `count` are real, padded to `shape` (nodes, edges)."""
+        """Returns the molecules `rows`, of which the first `count` are real, padded to `shape` (nodes, edges)."""
         nodes, edges = shape
         ends = self._sizes.index_select(1, rows).cumsum(1)
         ptr = torch.nn.functional.pad(ends, (1, 0))
@@ -119,7 +119,7 @@ class ResidentGraphs:
 def _gather_index(
     slots: int, ends: Int[Tensor, " graphs"], shift: Int[Tensor, " graphs_and_1"], blank: int
 ) -> tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]]:
-    """For each slot of a batch, the index of its atom or edge, and the number of its molecule in the batch."""
+    """Returns the index of the atom or edge of each slot of a batch, and its molecule's number in the batch."""
     slot = torch.arange(slots, device=ends.device)
     molecule = torch.searchsorted(ends, slot, right=True)
     return (slot + shift[molecule]).clamp_(max=blank), molecule

@@ -14,13 +14,13 @@ RELAX_STEPS = 1000
 
 
 def parse(content: tuple[str, Any]) -> tuple[Molecule, str]:
-    """The molecule of (format, text), and an empty note. Raises MoleculeError."""
+    """Returns the molecule of (format, text), and an empty note. Raises MoleculeError."""
     form, text = content
     return FORMATS[form](text), ""
 
 
 def from_xyz(content: tuple[list[str], str, int]) -> Molecule:
-    """A molecule from the atoms' lines, an extended file's `Properties` ("" if plain), and the charge."""
+    """Returns a molecule from the atoms' lines, an extended file's `Properties` ("" if plain), and the charge."""
     lines, properties, charge = content
     symbol_at, position_at = _columns(properties)
     numbers, positions = [], []
@@ -39,7 +39,7 @@ def from_xyz(content: tuple[list[str], str, int]) -> Molecule:
 
 
 def from_sdf(block: str) -> Molecule:
-    """A molecule from a record of an .sdf file; missing hydrogens are added."""
+    """Returns a molecule from a record of an .sdf file; missing hydrogens are added."""
     mol = Chem.MolFromMolBlock(block, removeHs=False)
     if mol is None:
         raise MoleculeError("cannot be read as a molecule: its record is damaged, or an atom has too many bonds")
@@ -49,7 +49,7 @@ def from_sdf(block: str) -> Molecule:
 
 
 def from_smiles(smiles: str) -> Molecule:
-    """A molecule from a SMILES, with hydrogens and coordinates that RDKit generates, always the same."""
+    """Returns a molecule from a SMILES, with hydrogens and coordinates that RDKit generates, always the same."""
     parsed = Chem.MolFromSmiles(smiles)
     if parsed is None or not parsed.GetNumAtoms():
         raise MoleculeError("does not parse")
@@ -66,7 +66,7 @@ def from_smiles(smiles: str) -> Molecule:
 
 
 def _columns(properties: str) -> tuple[int, int]:
-    """The columns of the element and the position in an extended .xyz file, from species:S:1:pos:R:3 for example."""
+    """Returns the columns of element and position in an extended .xyz file, from species:S:1:pos:R:3 for example."""
     if not properties:
         return 0, 1
     start, starts = 0, {}

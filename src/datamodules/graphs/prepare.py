@@ -78,7 +78,7 @@ def prepare_graphs(
 
 
 def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
-    """The molecules of a prepared folder; `split(number of entries)` returns the entries of each split.
+    """Returns the molecules of a prepared folder; `split(number of entries)` returns the entries of each split.
 
     Raises UserError for a truncated or altered file.
     """
@@ -141,7 +141,7 @@ def _write(
 
 
 def _parsed(contents: Sequence[Any], parse: Parse, workers: int | None) -> Iterator[tuple[int, Parsed]]:
-    """The start and result of each chunk, in order; few chunks are in flight at a time, to bound memory."""
+    """Yields the start and result of each chunk, in order; few chunks are in flight at a time, to bound memory."""
     starts = iter(range(0, len(contents), CHUNK))
     chunks = max(1, -(-len(contents) // CHUNK))
     in_flight: deque[tuple[int, Future[Parsed]]] = deque()

@@ -64,7 +64,7 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> GraphData:
-    """QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
+    """Returns QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
 
     Args:
         data_dir: folder of the raw files and the prepared arrays.
@@ -94,7 +94,7 @@ def published_split(total: int) -> Splits:
 
 
 def parse(content: tuple[str, str, str]) -> tuple[Molecule, str]:
-    """One molecule, and a note, from its SMILES, elements and coordinates as the package writes them."""
+    """Returns one molecule, and a note, from its SMILES, elements and coordinates as the package writes them."""
     smiles, elements, coordinates = content
     symbols = elements.strip("[]").replace("'", "").split(",")
     try:

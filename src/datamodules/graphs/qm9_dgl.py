@@ -36,7 +36,7 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> GraphData:
-    """QM9 from DGL's file; downloads and prepares it in `data_dir` first if necessary.
+    """Returns QM9 from DGL's file; downloads and prepares it in `data_dir` first if necessary.
 
     Args:
         data_dir: folder of the downloaded file and the prepared arrays.
@@ -87,7 +87,7 @@ def _entries(path: Path) -> Entries:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file. Raises UserError for a damaged file and for missing arrays or wrong shapes."""
+    """Returns the arrays of the file. Raises UserError for a damaged file and for missing arrays or wrong shapes."""
     try:
         with path.open("rb") as file, np.load(file) as archive:
             arrays = {key: archive[key] for key in (*VECTORS, *WIDTHS)}

@@ -36,7 +36,7 @@ class ImageDataModule(SplitDataModule):
         self.class_names: Sequence[str] | None = None
 
     def file_names(self, split: str) -> Sequence[str] | None:
-        """The names of a split's images, in order; None if they have no names."""
+        """Returns the names of a split's images, in order; None if they have no names."""
         return None
 
     def check_classes(self, names: Sequence[str], where: object) -> None:

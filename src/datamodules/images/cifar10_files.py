@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
 
 
 def read_cifar10(source: Path) -> dict[str, Labelled]:
-    """The splits `train` and `test` of a folder or archive, in the order of the files' names.
+    """Returns the splits `train` and `test` of a folder or archive, in the order of the files' names.
 
     Raises UserError that names a file that is damaged or not CIFAR-10's.
     """
@@ -54,7 +54,7 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
 
 
 def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each file in a folder or tar archive. Raises UserError if the source is neither."""
+    """Yields name and bytes of each file in a folder or tar archive. Raises UserError if the source is neither."""
     if source.is_dir():
         for parent, _, names in os.walk(source):
             for name in names:
@@ -71,7 +71,7 @@ def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def split_of(name: str) -> str | None:
-    """The split whose images a file of that name holds; None for other files."""
+    """Returns the split whose images a file of that name holds; None for other files."""
     path = PurePosixPath(name)
     if path.suffix.lower() in IMAGE_SUFFIXES:
         folder = path.parts[-3] if len(path.parts) > 2 else ""
@@ -82,7 +82,7 @@ def split_of(name: str) -> str | None:
 
 
 def read_file(where: str, path: PurePosixPath, data: bytes) -> Labelled:
-    """The images in a file. Raises UserError, with the name `where`, for a damaged one."""
+    """Returns the images in a file. Raises UserError, with the name `where`, for a damaged one."""
     try:
         if path.suffix.lower() in IMAGE_SUFFIXES:
             return one_image(path.parts[-2], decode_whole(data))
@@ -101,7 +101,7 @@ def read_file(where: str, path: PurePosixPath, data: bytes) -> Labelled:
 
 
 def one_image(name: str, pixels: UInt8[np.ndarray, "height width 3"]) -> Labelled:
-    """One image of the class `name`. Raises ValueError for an unknown class or another size."""
+    """Returns one image of the class `name`. Raises ValueError for an unknown class or another size."""
     if name not in CLASSES:
         raise ValueError(f"there is no class {name}")
     if pixels.shape != (SIZE, SIZE, 3):
@@ -110,7 +110,7 @@ def one_image(name: str, pixels: UInt8[np.ndarray, "height width 3"]) -> Labelle
 
 
 def from_binary(data: bytes) -> Labelled:
-    """The images of an official binary file. Raises ValueError if the last record is truncated."""
+    """Returns the images of an official binary file. Raises ValueError if the last record is truncated."""
     if len(data) % RECORD or not data:
         raise ValueError(f"{len(data)} bytes are not a multiple of {RECORD}")
     records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
@@ -118,7 +118,7 @@ def from_binary(data: bytes) -> Labelled:
 
 
 def from_pickle(data: bytes) -> Labelled:
-    """The images of an official Python file.
+    """Returns the images of an official Python file.
 
     Raises UnpicklingError for anything but plain arrays, KeyError or ValueError for other contents.
     """
@@ -132,7 +132,7 @@ def from_planes(planes: UInt8[np.ndarray, "images bytes"], labels: np.ndarray) -
 
 
 def checked(images: Labelled) -> Labelled:
-    """The images unchanged. Raises ValueError for a label out of range, and if labels and images differ in number."""
+    """Returns the images. Raises ValueError for a label out of range, and if labels and images differ in number."""
     if len(images.labels) != len(images.pixels):
         raise ValueError(f"{len(images.labels)} labels for {len(images.pixels)} images")
     if images.labels.min() < 0 or images.labels.max() >= len(CLASSES):

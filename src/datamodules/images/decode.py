@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 
 def random_box(width: int, height: int, draws: Float[np.ndarray, " draws"]) -> Box:
-    """A random crop of 8% to 100% of the area with an aspect ratio of 3:4 to 4:3, as gluon-cv's.
+    """Returns a random crop of 8% to 100% of the area with an aspect ratio of 3:4 to 4:3, as gluon-cv's.
 
     The centre if no attempt lies within the image.
 
@@ -57,13 +57,13 @@ def random_box(width: int, height: int, draws: Float[np.ndarray, " draws"]) -> B
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The central square: the region that resizing the shorter side to 256 and cropping 224 x 224 keeps."""
+    """Returns the central square: the region that resizing the shorter side to 256 and cropping 224 x 224 keeps."""
     side = max(1, round(CENTRE * min(width, height)))
     return Box((width - side) // 2, (height - side) // 2, side, side)
 
 
 def load(path: Path | str, size: int, draws: Float[np.ndarray, " draws"] | None = None) -> Pixels:
-    """A crop of the image in a file as size x size RGB pixels: random by `draws`, or the centre without.
+    """Returns a crop of the image in a file as size x size RGB pixels: random by `draws`, or the centre without.
 
     Raises UserError that names a file that cannot be read or decoded.
     """
@@ -75,7 +75,7 @@ def load(path: Path | str, size: int, draws: Float[np.ndarray, " draws"] | None 
 
 
 def decode(data: bytes, size: int, draws: Float[np.ndarray, " draws"] | None = None) -> Pixels:
-    """As `load`, for the bytes of a file. Raises OSError, ValueError, SyntaxError or Pillow's own for bad ones."""
+    """Does what `load` does for a file's bytes. Raises OSError, ValueError, SyntaxError or Pillow's own errors."""
 
     def box_in(width: int, height: int) -> Box:
         return centre_box(width, height) if draws is None else random_box(width, height, draws)
@@ -87,12 +87,12 @@ def decode(data: bytes, size: int, draws: Float[np.ndarray, " draws"] | None = N
 
 
 def decode_whole(data: bytes) -> Pixels:
-    """All pixels of an image. Raises the same as `decode`."""
+    """Returns all pixels of an image. Raises the same as `decode`."""
     return by_pillow(data) if fast_sides(data) is None else simplejpeg.decode_jpeg(data, "RGB")
 
 
 def fast_sides(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that libjpeg-turbo converts to RGB; None for other images and for CMYK JPEGs."""
+    """Returns the size of a JPEG that libjpeg-turbo converts to RGB; None for other images and CMYK JPEGs."""
     if not simplejpeg.is_jpeg(data):
         return None
     height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -100,7 +100,7 @@ def fast_sides(data: bytes) -> tuple[int, int] | None:
 
 
 def reduced(data: bytes, sides: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
-    """A JPEG's pixels, possibly reduced, and `box` in their coordinates.
+    """Returns a JPEG's pixels, possibly reduced, and `box` in their coordinates.
 
     libjpeg decodes to 1/2, 1/4 or 1/8 of the size with less work. That is used while `box` keeps 2 x `size` pixels a
     side: rounding `box` then moves the image by a quarter of a pixel at most.
@@ -115,7 +115,7 @@ def reduced(data: bytes, sides: tuple[int, int], box: Box, size: int) -> tuple[P
 
 
 def by_pillow(data: bytes) -> Pixels:
-    """The pixels of any image that Pillow reads, converted to RGB: grey, CMYK, with a palette or transparent."""
+    """Returns the RGB pixels of any image that Pillow reads: grey, CMYK, with a palette or transparent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about unusual tags; damage is an error
         with Image.open(io.BytesIO(data)) as image:
@@ -123,7 +123,7 @@ def by_pillow(data: bytes) -> Pixels:
 
 
 def resized(pixels: Pixels, box: Box, size: int) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    """The region `box` of an image as size x size pixels, bilinear with antialiasing."""
+    """Returns the region `box` of an image as size x size pixels, bilinear with antialiasing."""
     part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
     if part.shape[:2] == (size, size):
         return part

@@ -17,7 +17,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def classes_in(folder: Path) -> list[str]:
-    """The names of the class folders, sorted. Raises UserError if there is none."""
+    """Returns the names of the class folders, sorted. Raises UserError if there is none."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
@@ -30,14 +30,14 @@ def classes_in(folder: Path) -> list[str]:
 
 
 def images_in(folder: Path) -> list[str]:
-    """The names of the image files directly in a folder, sorted."""
+    """Returns the names of the image files directly in a folder, sorted."""
     return sorted(
         e.name for e in os.scandir(folder) if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".")
     )
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
-    """All images of the class folders. Raises UserError for a class folder without images."""
+    """Returns all images of the class folders. Raises UserError for a class folder without images."""
     files: list[str] = []
     counts = []
     for name in classes:
@@ -50,7 +50,7 @@ def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
 
 
 def unlabelled(folder: Path) -> ImageFiles:
-    """All images in a folder and its subfolders. Raises UserError if there is none."""
+    """Returns all images in a folder and its subfolders. Raises UserError if there is none."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give a folder of images")
     files: list[str] = []

@@ -88,7 +88,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         return next(self._ahead)
 
     def _decoded(self, order: Int[np.ndarray, " images"], steps: range) -> Generator[ImageBatch]:
-        """The batches `steps` of the epoch, decoded `prefetch` batches ahead."""
+        """Yields the batches `steps` of the epoch, decoded `prefetch` batches ahead."""
         decoding: deque[tuple[ImageBatch, list[Future[None]]]] = deque()
         executor = ThreadPoolExecutor(self.threads, "image-decoder")
 
@@ -114,7 +114,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
     def _submit(
         self, executor: ThreadPoolExecutor, rows: Int[np.ndarray, " batch"], step: int
     ) -> tuple[ImageBatch, list[Future[None]]]:
-        """A batch without its pixels yet, and the futures that decode them into it."""
+        """Returns a batch without its pixels yet, and the futures that decode them into it."""
         pinned = self.device.type == "cuda"  # torch reuses pinned memory once its copy has finished
         pixels = torch.empty(len(rows), self.size, self.size, 3, dtype=torch.uint8, pin_memory=pinned)
         labels = torch.from_numpy(self.images.labels[rows])
@@ -135,7 +135,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
 
 
 def on_device(batches: Iterator[ImageBatch], device: torch.device) -> Generator[ImageBatch]:
-    """The batches on the device; each is copied on a side stream while training uses the batch before it.
+    """Yields the batches on the device; each is copied on a side stream while training uses the batch before it.
 
     A copy waits for the training step of two batches earlier. This bounds the memory on the device and how far the host
     runs ahead.

@@ -123,7 +123,7 @@ def _write(
 def load(
     folder: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
 ) -> MolecularData:
-    """The molecules of a prepared folder; the rows `hold_out(number of rows)` are the validation split.
+    """Returns the molecules of a prepared folder; the rows `hold_out(number of rows)` are the validation split.
 
     Raises UserError for a truncated or altered file and for an empty split.
     """

@@ -30,7 +30,7 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
-    """QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
+    """Returns QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
 
     Args:
         data_dir: folder of the raw files and the prepared arrays.

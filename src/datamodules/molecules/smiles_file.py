@@ -20,7 +20,7 @@ def load(
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> MolecularData:
-    """The molecules of `file`; prepares them in `data_dir` first if necessary.
+    """Returns the molecules of `file`; prepares them in `data_dir` first if necessary.
 
     Args:
         data_dir: folder of the prepared arrays.

@@ -30,7 +30,7 @@ def load(
     workers: int | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
-    """ZINC-250k from `data_dir`; downloads and prepares it there first if necessary.
+    """Returns ZINC-250k from `data_dir`; downloads and prepares it there first if necessary.
 
     Args:
         data_dir: folder of the raw file and the prepared arrays.

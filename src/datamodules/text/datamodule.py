@@ -43,7 +43,7 @@ class TokenDataModule(SplitDataModule):
 
     @abstractmethod
     def words(self) -> tuple[int, str]:
-        """The size of the vocabulary, which bounds token ids, and the file or key that defines it."""
+        """Returns the size of the vocabulary, which bounds token ids, and the file or key that defines it."""
 
     def loader(self, split: str | TokenData, /, *, train: bool = False, batch_size: int | None = None) -> TokenLoader:
         """Batches of a split, or of other sentences, for this rank, on its device; in their order unless `train`.
@@ -66,5 +66,5 @@ class TokenDataModule(SplitDataModule):
         return sum(real for real, _ in counts), sum(processed for _, processed in counts)
 
     def resident(self, data: TokenData) -> ResidentTokens:
-        """The sentences on `target_device`."""
+        """Returns the sentences on `target_device`."""
         return ResidentTokens(data, self.target_device)

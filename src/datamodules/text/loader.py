@@ -98,7 +98,7 @@ class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
         return groups.gather(1, torch.rand(groups.shape, generator=generator).argsort(1)).T.flatten()
 
     def _min_sizes(self, order: Int64[Tensor, " rows"]) -> Int64[Tensor, " steps"]:
-        """The smallest possible size of each batch of this order."""
+        """Returns the smallest possible size of each batch of this order."""
         lengths = in_batches(self.tokens.lengths[order], self.batch_size)
         if self.padding == "max_length":
             return torch.full((len(lengths),), self.max_length)
@@ -165,7 +165,7 @@ class Epoch:
             self._positions[slot] = position.int()
 
     def batch(self, step: int) -> PaddedTokens | PackedTokens:
-        """The batch number `step`: slices of the epoch's tensors."""
+        """Returns the batch number `step`: slices of the epoch's tensors."""
         first, last = step * self.batch_size, min((step + 1) * self.batch_size, self.total)
         slots = slice(self._bounds[step], self._bounds[step + 1])
         ids, labels = self._ids[slots], self._labels[first:last]
@@ -176,7 +176,7 @@ class Epoch:
 
 
 def in_batches(lengths: Int64[Tensor, " rows"], batch_size: int) -> Int64[Tensor, "steps batch"]:
-    """The lengths of each batch's sentences; an incomplete batch is padded with zeros."""
+    """Returns the lengths of each batch's sentences; an incomplete batch is padded with zeros."""
     return F.pad(lengths, (0, -len(lengths) % batch_size)).view(-1, batch_size)
 
 

@@ -66,7 +66,7 @@ class SST2DataModule(TokenDataModule):
             self.splits[split] = self.resident(TokenData.load(folder / f"{split}.npz").truncated(self.max_length))
 
     def files(self) -> dict[str, Path]:
-        """The files of sentences by split; downloads GLUE's if necessary. Raises UserError if one is missing."""
+        """Returns the sentence files by split; downloads GLUE's if necessary. Raises UserError if one is missing."""
         return glue_files(self.data_dir) if self.raw is None else own_files(self.raw)
 
     def encode(
@@ -76,11 +76,11 @@ class SST2DataModule(TokenDataModule):
         first_line: int = 1,
         labels: Int64[np.ndarray, " sentences"] | None = None,
     ) -> TokenData:
-        """The tokens of any sentences (see Vocabulary.encode); the files of the data set are not needed."""
+        """Returns the tokens of any sentences (see Vocabulary.encode); the files of the data set are not needed."""
         return self.vocabulary.encode(sentences, where, first_line, labels).truncated(self.max_length)
 
     def _prepared(self) -> Path:
-        """The folder of tokens, prepared if necessary; there is one for each vocabulary and set of files."""
+        """Returns the folder of tokens, prepared if necessary; there is one for each vocabulary and set of files."""
         files = self.files()
         origin = {
             "layout": LAYOUT,

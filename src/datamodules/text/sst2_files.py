@@ -46,7 +46,7 @@ def glue_files(folder: Path) -> dict[str, Path]:
 
 
 def own_files(folder: Path) -> dict[str, Path]:
-    """The files in a folder by split; `test` is optional. Raises UserError if another is missing."""
+    """Returns the files in a folder by split; `test` is optional. Raises UserError if another is missing."""
     paths = {split: folder / f"{split}.tsv" for split in SPLITS}
     for split in LABELLED:
         if not paths[split].is_file():
@@ -55,7 +55,7 @@ def own_files(folder: Path) -> dict[str, Path]:
 
 
 def read_tsv(path: Path, *, labelled: bool) -> tuple[list[str], Int64[np.ndarray, " sentences"]]:
-    """The sentences of a file and their labels: 0 or 1, or UNLABELLED for all if not `labelled`.
+    """Returns the sentences of a file and their labels: 0 or 1, or UNLABELLED for all if not `labelled`.
 
     The header names the columns, in any order. There is no quoting: a quotation mark is part of its sentence. Raises
     UserError that names file and line for other text.

@@ -82,7 +82,7 @@ class Vocabulary:
 
 
 def _found(source: str) -> Path:
-    """The vocab.txt of a folder, the file itself, or the hub's. Raises UserError if there is none."""
+    """Returns the vocab.txt of a folder, the file itself, or the hub's. Raises UserError if there is none."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / FILE).is_file():
@@ -96,7 +96,7 @@ def _found(source: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's vocab.txt; a cached one is used without a request to the hub."""
+    """Returns the hub's vocab.txt; a cached one is used without a request to the hub."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

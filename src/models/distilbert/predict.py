@@ -94,7 +94,7 @@ def predict_sentences(
 
 
 def sentences_of(datamodule: SST2DataModule) -> Sentences:
-    """The sentences of the datamodule's `predict` split. Raises UserError where there is no such split."""
+    """Returns the sentences of the datamodule's `predict` split. Raises UserError where there is no such split."""
     files = glue_files(datamodule.data_dir) if datamodule.raw is None else own_files(datamodule.raw)
     split = datamodule.predict
     if split not in files:
@@ -104,7 +104,7 @@ def sentences_of(datamodule: SST2DataModule) -> Sentences:
 
 
 def read_lines(source: str) -> Sentences:
-    """The lines of a file, or of standard input for -. Raises UserError where there are none or they are no UTF-8."""
+    """Returns the lines of a file, or of standard input for -. Raises UserError if there are none, or no UTF-8."""
     where = "standard input" if source == "-" else source
     try:
         text = (sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()).decode("utf-8-sig")
@@ -146,7 +146,7 @@ def write_labels(
 def confusion(
     labels: Int64[np.ndarray, " sentences"], true: Int64[np.ndarray, " sentences"]
 ) -> Int64[np.ndarray, "2 2"]:
-    """How many sentences of each true label (row) got each label (column)."""
+    """Returns how many sentences of each true label (row) got each label (column)."""
     counts = np.zeros((len(NAMES), len(NAMES)), np.int64)
     np.add.at(counts, (true, labels), 1)
     return counts

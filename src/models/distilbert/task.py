@@ -135,7 +135,7 @@ class DistilBertTask(Task):
         return replace(once, flops_training=2 * once.flops_training) if self.r_drop else once
 
     def example_batch(self, size: int) -> Tokens:
-        """Random words in sentences of 3 to `max_length` tokens, and labels as dice fall."""
+        """Returns random words in sentences of 3 to `max_length` tokens, and random labels."""
         with self.device:
             lengths = torch.randint(3, self.max_length + 1, (size,), dtype=torch.int32)
             labels = torch.randint(2, (size,))
@@ -153,7 +153,7 @@ class DistilBertTask(Task):
     test_step = validation_step
 
     def _judge(self, batch: Tokens) -> Float[Tensor, "3"]:
-        """Right answers, sentences, and the sum of the losses."""
+        """Returns the numbers of correct answers and of sentences, and the sum of the losses."""
         logits = self.network(batch)
         right = (logits.argmax(1) == batch.labels).sum()
         loss = F.cross_entropy(logits, batch.labels, reduction="sum")
@@ -185,7 +185,7 @@ class DistilBertTask(Task):
 
 
 def disagreement(logits: Float[Tensor, "sentences labels"], other: Float[Tensor, "sentences labels"]) -> Tensor:
-    """The mean over sentences of both Kullback-Leibler divergences between two answers, half of each."""
+    """Returns the mean over sentences of both Kullback-Leibler divergences between two answers, half of each."""
     mine, theirs = logits.log_softmax(1), other.log_softmax(1)
     return ((mine.exp() - theirs.exp()) * (mine - theirs)).sum(1).mean() / 2
 

@@ -130,7 +130,7 @@ class DLRMTask(Task):
         return cost(self.network, self.batch_size, self.activation_bytes)
 
     def example_batch(self, size: int) -> ClickBatch:
-        """Normal numericals, and ids and labels as dice fall."""
+        """Returns normal numericals, random ids and random labels."""
         tables = self.layout.tables
         ids = [torch.randint(min(t.cardinality, MAX_EXAMPLE_ROWS), (size * t.hotness,)) for t in tables]
         numerical = torch.randn(size, self.layout.num_numerical)
@@ -154,7 +154,7 @@ class DLRMTask(Task):
         return logits, clicks.labels, torch.stack([loss, torch.full_like(loss, len(logits))])
 
     def _even(self, clicks: Clicks) -> Clicks:
-        """As many rows on every rank: those that look up one another's must have equally many."""
+        """Returns a batch of equally many rows on every rank, as ranks that look up one another's ids need."""
         if self.trainer.world_size == 1:
             return clicks
         rows = torch.tensor(len(clicks.labels), device=self.device)

@@ -95,7 +95,7 @@ def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict
 
 
 def vocabulary_of(network: MoFlow) -> Vocabulary:
-    """The vocabulary whose sizes are the network's."""
+    """Returns the vocabulary whose sizes are the network's."""
     size = network.num_atom_classes, network.max_atoms
     found = next((v for v in VOCABULARIES if (v.num_classes, v.max_atoms) == size), None)
     if found is None:

@@ -132,7 +132,7 @@ class MoFlowTask(Task):
         return smiles
 
     def _reconstruction(self) -> float:
-        """Percent of training molecules that come back whole from encoding and decoding, in full float32."""
+        """Returns the percentage of training molecules that encoding and decoding reproduce, in full float32."""
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
         same = 0
@@ -146,12 +146,12 @@ class MoFlowTask(Task):
 
     @torch.no_grad()
     def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """One batch of generated molecules, as uint8 classes on the host."""
+        """Returns a batch of generated molecules, as uint8 classes on the host."""
         nodes, edges = self.network.sample(size, self.temperature)
         return nodes.cpu().numpy(), edges.cpu().numpy()
 
     def scorer(self) -> Scorer:
-        """Worker processes that know the training molecules; started at the first evaluation."""
+        """Returns worker processes that know the training molecules; starts them at the first evaluation."""
         if self._scorer is None:
             data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
             published, canonical = ({texts[i] for i in data.train_index} for texts in (data.published, data.canonical))
@@ -172,5 +172,5 @@ class MoFlowTask(Task):
 
 
 def pieces(total: int, size: int) -> list[int]:
-    """`total` as sizes of at most `size`."""
+    """Yields sizes of at most `size` that add up to `total`."""
     return [min(size, total - start) for start in range(0, total, size)]

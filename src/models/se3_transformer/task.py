@@ -128,13 +128,13 @@ class SE3TransformerTask(Task):
     test_step = validation_step
 
     def _absolute_errors(self, batch: GraphBatch) -> Float[Tensor, "2"]:
-        """Their sum over the real molecules, and how many those are."""
+        """Returns the sum of absolute errors over the real molecules, and how many those are."""
         known = ~batch.targets.isnan()
         errors = (self.predicted(batch) - batch.targets.double()).abs().where(known, 0)
         return torch.stack([errors.sum(), known.sum().double()])
 
     def _mean_absolute_error(self, name: str) -> dict[str, float]:
-        """By that name, over all molecules that were evaluated, of all ranks; nothing if there was none."""
+        """Returns the error by name over all molecules that all ranks evaluated; nothing if there was none."""
         total = torch.stack(self._errors).sum(0)
         self._errors = []
         if self.trainer.world_size > 1:
@@ -184,7 +184,7 @@ class SE3TransformerTask(Task):
 
 
 def mean_molecule(loader: GraphLoader) -> Molecule:
-    """Of the molecules that a loader goes over."""
+    """Returns the mean molecule of a loader."""
     sizes = (numbers[loader.index.numpy()] for numbers in (loader.graphs.num_nodes, loader.graphs.num_edges))
     nodes, edges = (float(size.mean()) for size in sizes)
     return Molecule(nodes, edges)

@@ -107,7 +107,7 @@ class Trained(BoringModel):
 
 
 def trained_on(data: CriteoDataModule, home: Path, checkpoint: Path | None = None) -> list[ClickBatch]:
-    """The batches of two epochs, from a checkpoint on if given; every second step saves a checkpoint in `home`."""
+    """Returns the batches of two epochs, from a checkpoint on if given; saves one in `home` every second step."""
     model = Trained()
     saving = ModelCheckpoint(home, "{step}", every_n_train_steps=2, save_top_k=-1)
     trainer = pl.Trainer(

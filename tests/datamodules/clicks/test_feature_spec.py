@@ -76,7 +76,7 @@ def test_a_directory_with_other_names_and_order_loads(tmp_path: Path) -> None:
 
 
 def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
-    """A change that sets the entry under all arguments but the last to the last."""
+    """Returns a change that sets the entry under all arguments but the last to the last."""
 
     def change(content: Any) -> None:
         for key in keys[:-2]:

@@ -49,7 +49,7 @@ def test_one_file_holds_out_its_last_seventh(tmp_path: Path, name: str) -> None:
 
 
 def order(folder: Path) -> np.ndarray:
-    """The first numerical of each training row, which identifies the row."""
+    """Returns the first numerical of each training row, which identifies the row."""
     return np.fromfile(folder / "train" / "numerical.bin", np.float16).reshape(-1, 13)[:, 0].astype(float)
 
 

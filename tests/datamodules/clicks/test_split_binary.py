@@ -27,7 +27,7 @@ def split(rows: ClickRows, tmp_path_factory: pytest.TempPathFactory) -> SplitBin
 
 
 def begins(loader: SplitLoader, rows: ClickRows) -> list[int]:
-    """The first row of each batch; asserts that its rows are consecutive."""
+    """Returns the first row of each batch; asserts that its rows are consecutive."""
     found = []
     for batch in loader:
         clicks = batch.clicks()

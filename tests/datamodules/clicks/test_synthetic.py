@@ -29,7 +29,7 @@ def distribution(
 
 
 def exact_auc(scores: torch.Tensor, clicked: torch.Tensor, passed: torch.Tensor) -> float:
-    """The AUC over all pairs of rows, weighted by `clicked` of one and `passed` of the other."""
+    """Returns the AUC over all pairs of rows, weighted by `clicked` of one and `passed` of the other."""
     better = (scores[:, None] > scores).double() + 0.5 * (scores[:, None] == scores).double()
     return float(clicked.double() @ better @ passed.double() / (clicked.sum() * passed.sum()))
 

@@ -18,14 +18,14 @@ KINDS = ("bonds", "radius", "full")
 
 
 def loader(batch_size: int = 8, kind: str = "bonds", **order: Any) -> GraphLoader:
-    """A loader of the molecules 5 to 49, in order unless `order` has shuffle=True."""
+    """Returns a loader of the molecules 5 to 49, in order unless `order` has shuffle=True."""
     graphs = ResidentGraphs(ARRAYS, Edges(kind).of(ARRAYS), TARGETS, torch.device("cpu"))
     buckets = Buckets(graphs.num_nodes, graphs.num_edges, batch_size)
     return GraphLoader(graphs, buckets, torch.arange(5, COUNT), batch_size, **{"shuffle": False, **order})
 
 
 def rows_of(batch: GraphBatch) -> list[int]:
-    """The molecules of a batch, identified by their targets."""
+    """Returns the molecules of a batch, identified by their targets."""
     return [int(np.abs(TARGETS - float(target)).argmin()) for target in batch.targets[: batch.count]]
 
 

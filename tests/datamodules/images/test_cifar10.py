@@ -70,7 +70,7 @@ FORMS: dict[str, Callable[[Path], None]] = {"binary": write_binary, "python": wr
 
 
 def written(home: Path, form: str, archive: str | None = None) -> Path:
-    """The folder of a form, or an archive of it."""
+    """Returns the folder of a form, or an archive of it."""
     folder = home / "cifar-10"
     folder.mkdir()
     FORMS[form](folder)

@@ -30,7 +30,7 @@ def loader(padding: str, batch_size: int = 8, *, train: bool = True, **order: An
 
 
 def sentences_of(batch: Batch) -> list[tuple[int, list[int]]]:
-    """The label and the tokens of each sentence."""
+    """Returns the label and the tokens of each sentence."""
     if isinstance(batch, PackedTokens):
         parts = [batch.ids[a:b].tolist() for a, b in pairwise(batch.starts.tolist())]
     else:

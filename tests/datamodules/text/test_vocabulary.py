@@ -22,7 +22,7 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
 
 
 def pieces_of(data: TokenData) -> list[list[str]]:
-    """The word pieces of each sentence, without [CLS] and [SEP]."""
+    """Returns the word pieces of each sentence, without [CLS] and [SEP]."""
     parts = np.split(data.ids, data.starts[1:-1])
     assert all(part[0] == CLS and part[-1] == SEP for part in parts)
     return [[PIECES[piece] for piece in part[1:-1]] for part in parts]

@@ -31,7 +31,7 @@ class TestMoFlow(TaskContract):
         return tiny_config(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """A 3x3 convolution of a 2x2 map computes 36 products, of which 16 lie inside."""
+        """Returns what is redundant: a 3x3 convolution of a 2x2 map computes 36 products, of which 16 lie inside."""
         network = task.network
         assert isinstance(network, MoFlow)
         widths = [800, 8, 8, 1600]  # half of the channels in; scale and shift of the other half out

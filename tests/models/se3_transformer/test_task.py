@@ -31,7 +31,7 @@ class TestSE3Transformer(TaskContract):
         return tiny_se3(home, *overrides)
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """The basis, computed once per forward without gradient, and a gradient to data."""
+        """Returns the operations of the basis, once per forward without gradient, and of a gradient to data."""
         assert isinstance(task, SE3TransformerTask)
         waste = 2.0 * basis_macs(edges=36, max_degree=1)
         return waste, waste + gradient_to_data(task.network, nodes=18)
