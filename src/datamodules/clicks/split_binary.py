@@ -19,6 +19,7 @@ from torch import Tensor
 
 from src.batches.clicks import ClickBatch
 from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.copy_ahead import copy_ahead
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
 
@@ -141,7 +142,7 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         numbers = order[self.position :].tolist()
         if self.device.type == "cuda":
             pinned = PinnedBuffers(self.split.layout.num_bytes(self.rows), self.prefetch + 2)
-            self._ahead = on_device(self._read_ahead(numbers, pinned), pinned, self.device)
+            self._ahead = copy_ahead(self._read_ahead(numbers, pinned), self.device, pinned.give_back)
         else:
             self._ahead = self._read_ahead(numbers, None)
 
@@ -196,32 +197,3 @@ class PinnedBuffers:
     def give_back(self, copied: torch.cuda.Event) -> None:
         """Returns the buffer that was taken first; its copy finishes at the event `copied`."""
         self._copies.append(copied)
-
-
-def on_device(batches: Iterator[ClickBatch], pinned: PinnedBuffers, device: torch.device) -> Generator[ClickBatch]:
-    """Yields the batches on the device; each is copied on a side stream while training uses the batch before it.
-
-    All CUDA calls are made in the calling thread: calls of other threads would break a graph capture. A copy waits for
-    the training step of two batches earlier. This bounds the memory on the device and how far the host runs ahead.
-    """
-    stream = torch.cuda.Stream(device)
-    copying: deque[tuple[ClickBatch, torch.cuda.Event]] = deque()
-
-    def arrived() -> ClickBatch:
-        batch, copied = copying.popleft()
-        torch.cuda.current_stream(device).wait_event(copied)
-        return batch
-
-    for batch in batches:
-        target = torch.empty(batch.data.shape, dtype=torch.uint8, device=device)
-        stream.wait_stream(torch.cuda.current_stream(device))  # `target` may reuse memory that was freed there
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(stream):
-            target.copy_(batch.data, non_blocking=True)
-            copied.record()
-        pinned.give_back(copied)
-        copying.append((batch._replace(data=target), copied))
-        if len(copying) > 1:
-            yield arrived()
-    while copying:
-        yield arrived()

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from src.batches.images import ImageBatch
+from src.datamodules.copy_ahead import copy_ahead
 from src.datamodules.images.decode import NUM_DRAWS, load
 from src.datamodules.resident import OrderedLoader
 from src.measure.clock import Clock
@@ -81,7 +82,7 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
 
     def begin(self, order: Int[Tensor, " images"]) -> None:
         batches = self._decoded(order.numpy(), range(self.position, len(self)))
-        self._ahead = on_device(batches, self.device) if self.device.type == "cuda" else batches
+        self._ahead = copy_ahead(batches, self.device) if self.device.type == "cuda" else batches
 
     def batch(self, step: int) -> ImageBatch:
         assert self._ahead is not None
@@ -132,32 +133,3 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
     ) -> None:
         for row, own, target in zip(rows, draws, out, strict=True):
             target[:] = load(self.images.folder / self.images.files[int(row)], self.size, own if self.train else None)
-
-
-def on_device(batches: Iterator[ImageBatch], device: torch.device) -> Generator[ImageBatch]:
-    """Yields the batches on the device; each is copied on a side stream while training uses the batch before it.
-
-    A copy waits for the training step of two batches earlier. This bounds the memory on the device and how far the host
-    runs ahead.
-    """
-    stream = torch.cuda.Stream(device)
-    copying: deque[tuple[ImageBatch, torch.cuda.Event]] = deque()
-
-    def arrived() -> ImageBatch:
-        batch, copied = copying.popleft()
-        torch.cuda.current_stream(device).wait_event(copied)
-        return batch
-
-    for batch in batches:
-        target = ImageBatch(*(torch.empty_like(tensor, device=device) for tensor in batch))
-        stream.wait_stream(torch.cuda.current_stream(device))  # `target` may reuse memory that was freed there
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(stream):
-            for copy, tensor in zip(target, batch, strict=True):
-                copy.copy_(tensor, non_blocking=True)
-            copied.record()
-        copying.append((target, copied))
-        if len(copying) > 1:
-            yield arrived()
-    while copying:
-        yield arrived()
