@@ -14,7 +14,7 @@ import wandb
 
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
-from src.measure.clock import PHASES
+from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
 from src.run import train
 from tests.support import ROOT

@@ -9,6 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 from src.system.files import write_text, written_atomically
 from src.training.task import Task
 
+KERNELS = 40  # in the table
+
 
 class Profile(pl.Callback):
     """Writes `profile.txt` into the run's folder: device time per step by kernel, the longest first.
@@ -18,11 +20,10 @@ class Profile(pl.Callback):
     Args:
         first_step: the first step to profile, after compilation and graph capture.
         steps: number of profiled steps. Profiling slows them down.
-        rows: kernels in the table.
     """
 
-    def __init__(self, first_step: int = 40, steps: int = 5, rows: int = 40) -> None:
-        self.first_step, self.steps, self.rows = first_step, steps, rows
+    def __init__(self, first_step: int = 40, steps: int = 5) -> None:
+        self.first_step, self.steps = first_step, steps
         self._profiler: profile | None = None
         self._calls = 0
 
@@ -56,7 +57,7 @@ class Profile(pl.Callback):
         total_us = sum(us for us, _, _ in found)
         lines = [f"{total_us / 1e3 / self.steps:.3f} ms of {device} time a step, mean of {self.steps} steps", ""]
         lines += ["ms/step  share  calls/step  mean us  kernel"]
-        for us, count, name in found[: self.rows]:
+        for us, count, name in found[:KERNELS]:
             share, calls = us / total_us, count / self.steps
             lines.append(f"{us / 1e3 / self.steps:7.3f}  {share:5.1%}  {calls:10.1f}  {us / count:7.1f}  {name:.100}")
         return "\n".join(lines) + "\n"

@@ -12,8 +12,8 @@ from src.training.task import Task
 class Progress(TQDMProgressBar):
     """Lightning's tqdm bar; shows values that `History` has read, so that it does not wait for the device."""
 
-    def __init__(self, refresh_rate: int = 10) -> None:
-        super().__init__(refresh_rate=refresh_rate)
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10)  # steps
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, Any]:
         latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]

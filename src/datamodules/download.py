@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
+from src.system.progress import byte_progress
 
 TIMEOUT_S = 60
 BLOCK = 1 << 20
@@ -118,8 +118,7 @@ def _fetch(url: str, part: Path) -> None:
         if error.code == 416 and done:
             return
         raise
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with response, Progress(*columns, console=Console(stderr=True)) as progress:
+    with response, byte_progress() as progress:
         done = done if response.status == 206 else 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else None

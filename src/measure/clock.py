@@ -19,7 +19,8 @@ from itertools import count
 import psutil
 import torch
 
-PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
+from src.measure.phases import PHASES
+
 # The phases of an iteration.
 IN_STEP = frozenset({"fetch", "decode", "transfer", "compute", "communication", "other"})
 

@@ -63,7 +63,7 @@ def cpu_peaks() -> Peaks:
     return measured_peaks()
 
 
-def measured_peaks(size: int = 1024, copy_mib: int = 256, repeats: int = 3) -> Peaks:
+def measured_peaks(size: int = 1024, copy_mib: int = 256) -> Peaks:
     """Returns the CPU's best rate of a float32 matrix product (size^3) and of a copy (bytes read + written).
 
     Takes about 0.2 s.
@@ -74,7 +74,7 @@ def measured_peaks(size: int = 1024, copy_mib: int = 256, repeats: int = 3) -> P
 
     def best(call: object, *args: object) -> float:
         times = []
-        for _ in range(repeats):
+        for _ in range(3):
             begin = time.perf_counter()
             call(*args)  # type: ignore[operator]
             times.append(time.perf_counter() - begin)

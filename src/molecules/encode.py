@@ -10,11 +10,10 @@ from itertools import islice
 import numpy as np
 from jaxtyping import UInt8
 from rdkit import Chem, RDLogger
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from src.molecules.build import Edges, Nodes, build_molecule, canonical_smiles, published_smiles
 from src.molecules.vocabulary import Vocabulary
+from src.system.progress import item_progress
 from src.system.workers import WorkerPool
 
 CHUNK = 256
@@ -98,8 +97,7 @@ def encode_all(
     edges = np.zeros((len(smiles), size, size), np.uint8)
     published: list[str] = []
     canonical: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress, WorkerPool(workers) as pool:
+    with item_progress() as progress, WorkerPool(workers) as pool:
         bar = progress.add_task(f"encoding {vocabulary.name}", total=len(smiles))
         for start, (chunk, bad) in _in_order(pool, smiles, vocabulary):
             for position, reason in bad:

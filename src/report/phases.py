@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from src.report.record import PHASES, Record
+from src.measure.phases import PHASES
+from src.report.record import Record
 
 TITLES = {
     "startup": "start-up",

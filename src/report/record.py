@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from src.errors import UserError
+from src.measure.phases import PHASES
 from src.report.typed import build
 from src.system.files import write_text
 from src.system.masking import masked
 
 SCHEMA_VERSION = 1
-PHASES = ("startup", "fetch", "decode", "transfer", "compute", "communication", "evaluation", "checkpoint", "other")
 
 FILE_NAME = re.compile(r"\w[\w.+-]*")
 

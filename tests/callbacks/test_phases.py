@@ -18,7 +18,8 @@ from src.callbacks.phases import Phases
 from src.callbacks.throughput import Throughput
 from src.config.schema import Hardware, Precision
 from src.datamodules.base import Metered
-from src.measure.clock import PHASES, Clock
+from src.measure.clock import Clock
+from src.measure.phases import PHASES
 from src.measure.roofline import Cost
 from src.run import quieten
 from src.training.prediction import Prediction

@@ -12,8 +12,9 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from src.errors import UserError
+from src.measure.phases import PHASES
 from src.report import plots
-from src.report.record import PHASES, Record
+from src.report.record import Record
 from src.report.scaling import Point
 
 

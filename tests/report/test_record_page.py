@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import get_args, get_type_hints
 
-from src.report.record import PHASES, SCHEMA_VERSION, Record
+from src.measure.phases import PHASES
+from src.report.record import SCHEMA_VERSION, Record
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "record.md").read_text(encoding="utf-8")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from src.datamodules.clicks.split_binary import SplitBinary
 from src.errors import UserError
 from src.system.files import write_text
+from src.system.progress import byte_progress
 from src.system.workers import cpu_count
 
 STAMP = "checked.json"
@@ -40,9 +39,8 @@ def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
     if path.is_file() and path.read_text("utf-8") == stamp:
         return
     chunks = [(column, begin) for column in columns for begin in range(0, _numbers(column), CHUNK)]
-    bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     # Only a few more chunks than threads are in flight, so that checking stops soon after a bad value.
-    with Progress(*bars, console=Console(stderr=True)) as progress, ThreadPoolExecutor(cpu_count()) as executor:
+    with byte_progress() as progress, ThreadPoolExecutor(cpu_count()) as executor:
         bar = progress.add_task("checking ids", total=sum(column.path.stat().st_size for column in columns))
         for group in _grouped(chunks, 4 * cpu_count()):
             progress.advance(bar, sum(executor.map(_check_chunk, *zip(*group, strict=True))))

@@ -9,14 +9,12 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from src.datamodules.clicks.columns import BucketFiles, Slice, Target, Vocabulary, write_bucket, write_slice
 from src.datamodules.clicks.feature_spec import FeatureSpec
@@ -27,6 +25,7 @@ from src.datamodules.clicks.text import NUM_IDS, RECORD, BadLog
 from src.datamodules.clicks.vocabulary import Run, merge, write_table
 from src.errors import UserError
 from src.system.files import is_made, sole_maker, write_text
+from src.system.progress import item_progress
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
@@ -92,7 +91,7 @@ def _make(
     try:
         _begin(partial, origin, files)
         # The workers keep the lock: if this process is killed, the next one must not write while they still do.
-        with _bars() as bars, WorkerPool(workers, keep=lock) as pool:
+        with item_progress() as bars, WorkerPool(workers, keep=lock) as pool:
             _Preparation(partial, files, origin, sizes, pool, bars).run()
         (partial / "out").rename(folder)
         shutil.rmtree(partial)
@@ -262,10 +261,3 @@ def _begin(partial: Path, origin: Mapping[str, Any], files: list[Path]) -> None:
             f"rows: make room, or give another folder"
         )
     write_text(note, json.dumps(origin))
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        yield progress

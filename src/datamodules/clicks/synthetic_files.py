@@ -10,8 +10,6 @@ from typing import Any, BinaryIO
 
 import torch
 from jaxtyping import Float
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from src.batches.clicks import DTYPES, ClickLayout
@@ -20,6 +18,7 @@ from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Sa
 from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.system.files import sole_maker
+from src.system.progress import item_progress
 from src.system.workers import cpu_count
 
 BLOCK = 1 << 14  # rows drawn at a time: they fit in a core's cache
@@ -64,9 +63,8 @@ def generate(
 
 def _draw(folder: Path, spec: FeatureSpec, settings: dict[str, Any]) -> None:
     distribution = ClickDistribution(spec.layout, settings["seed"])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     threads = torch.get_num_threads()
-    with atomic_folder(folder) as part, Progress(*columns, console=Console(stderr=True)) as progress:
+    with atomic_folder(folder) as part, item_progress() as progress:
         try:
             torch.set_num_threads(1)  # the threads that draw blocks are enough
             metrics = BayesMetrics()

@@ -12,13 +12,12 @@ import numpy as np
 import rdkit
 from jaxtyping import Float, Int
 from rdkit import RDLogger
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from src.datamodules import prepared
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError
 from src.datamodules.prepared import Selection, verified_meta, write_lines
 from src.errors import UserError
+from src.system.progress import item_progress
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
@@ -145,9 +144,8 @@ def _parsed(contents: Sequence[Any], parse: Parse, workers: int | None) -> Itera
     starts = iter(range(0, len(contents), CHUNK))
     chunks = max(1, -(-len(contents) // CHUNK))
     in_flight: deque[tuple[int, Future[Parsed]]] = deque()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        Progress(*columns, console=Console(stderr=True)) as progress,
+        item_progress() as progress,
         WorkerPool(min(workers or cpu_count(), chunks)) as pool,
     ):
 

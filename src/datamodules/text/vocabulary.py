@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tokenizers import Encoding
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
@@ -17,6 +15,7 @@ from src.batches.tokens import PAD, UNLABELLED
 from src.datamodules.download import sha256_of
 from src.datamodules.text.data import TokenData
 from src.errors import UserError
+from src.system.progress import item_progress
 
 FILE = "vocab.txt"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -68,8 +67,7 @@ class Vocabulary:
         if not sentences:
             raise UserError(f"{where} has no sentences; give one a line")
         parts: list[Encoding] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=Console(stderr=True), disable=len(sentences) <= CHUNK, transient=True) as bar:
+        with item_progress(disable=len(sentences) <= CHUNK, transient=True) as bar:
             for begin in bar.track(range(0, len(sentences), CHUNK), description=f"tokenising {where}"):
                 parts += self.tokenizer.encode_batch(list(sentences[begin : begin + CHUNK]))
         lengths = np.fromiter(map(len, parts), np.int64, len(parts))
