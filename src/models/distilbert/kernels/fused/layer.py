@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.gpu.transpose import transposed
+from src.gpu.products import input_gradient, transposed
 from src.gpu.triton_helpers import precision
 from src.models.distilbert.kernels.fused import attention, rows
 from src.models.distilbert.kernels.fused.attention import AttentionOptions
@@ -179,14 +179,6 @@ def cast_weights(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
     narrow = [torch.empty_like(part, dtype=dtype) for part in rest]
     torch._foreach_copy_([*weight.chunk(3), *bias.chunk(3), *narrow], [*qkv, *biases, *rest])  # pyright: ignore
     return CastWeights(weight, bias, *narrow)
-
-
-def input_gradient(grad: Tensor, weight: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """Returns the gradient of a linear layer's input; added in place to `add_to` if given."""
-    # Hopper's TF32 products need the summed index last in both factors.
-    if grad.dtype == torch.float32 and grad.is_cuda:
-        weight = weight.t().contiguous().t()
-    return grad @ weight if add_to is None else add_to.addmm_(grad, weight)
 
 
 def weight_gradient(

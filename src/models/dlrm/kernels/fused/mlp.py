@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.kernels.fused import mlp_triton as kernels
 
@@ -73,12 +74,6 @@ def cast_weights(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[li
         torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
         parameters = tuple(narrow)
     return list(parameters[0::2]), list(parameters[1::2])
-
-
-def input_gradient(grad: Float[Tensor, "batch m"], weight: Float[Tensor, "m n"]) -> Float[Tensor, "batch n"]:
-    """Returns the gradient of a linear layer's input."""
-    # Hopper's TF32 products need the summed index last in both factors.
-    return F.linear(grad, weight.t().contiguous()) if grad.dtype == torch.float32 else grad @ weight
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:

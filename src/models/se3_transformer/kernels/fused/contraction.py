@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from src.gpu.transpose import transposed
+from src.gpu.products import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
 from src.models.se3_transformer.plan import Plan

@@ -1,9 +1,9 @@
-"""Transposed copies, by a kernel in Triton's interpreter."""
+"""Transposed copies, by a kernel in Triton's interpreter, and gradients of linear layers."""
 
 import pytest
 import torch
 
-from src.gpu.transpose import transposed
+from src.gpu.products import input_gradient, transposed
 
 
 @pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])
@@ -19,3 +19,11 @@ def test_it_copies_the_transpose_and_pads_with_zeros(rows: int, columns: int, le
 def test_columns_of_a_wider_matrix(shape: tuple[int, int]) -> None:
     part = torch.arange(shape[0] * (shape[1] + 3.0)).view(shape[0], -1)[:, 3:]
     assert torch.equal(transposed(part), part.t())
+
+
+def test_the_input_gradient_is_that_of_autograd() -> None:
+    x, weight = torch.randn(7, 5, requires_grad=True), torch.randn(3, 5)
+    grad, rest = torch.randn(7, 3), torch.randn(7, 5)
+    (expected,) = torch.autograd.grad(x @ weight.t(), x, grad)
+    torch.testing.assert_close(input_gradient(grad, weight), expected)
+    torch.testing.assert_close(input_gradient(grad, weight, rest.clone()), expected + rest)

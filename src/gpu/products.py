@@ -1,5 +1,6 @@
-"""Transposed copies: Hopper's tensor cores want the summed index of some products last in both factors."""
+"""What linear layers of several models share. Hopper's TF32 products want the summed index last in both factors."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,3 +21,14 @@ def transposed(x: Float[Tensor, "rows columns"], length: int | None = None) -> F
     grid = -(-length // TILE), -(-columns // TILE)
     launch(kernels.transpose, grid, x, out, rows, columns, x.stride(0), length, TILE=TILE, num_warps=4)
     return out
+
+
+def input_gradient(
+    grad: Float[Tensor, "rows outputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    add_to: Float[Tensor, "rows inputs"] | None = None,
+) -> Float[Tensor, "rows inputs"]:
+    """Returns the gradient of a linear layer's input; added in place to `add_to` if given."""
+    if grad.dtype == torch.float32 and grad.is_cuda:
+        weight = weight.t().contiguous().t()
+    return grad @ weight if add_to is None else add_to.addmm_(grad, weight)
