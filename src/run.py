@@ -18,10 +18,12 @@ from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
+from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.instantiate import instantiate_parts
 from src.config.settings import given_overrides
 from src.datamodules.base import DataModule
+from src.errors import UserError
 from src.launch import failures
 from src.launch.devices import activation_bytes, set_up_devices
 from src.launch.ending import Ending, Interrupted
@@ -113,8 +115,9 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
-    callbacks = [Divergence(), *parts.callbacks]
     fit_config = config.fit
+    average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
+    callbacks = [Divergence(), *average, *parts.callbacks]  # a divergence is seen before the average is in the network
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
@@ -150,7 +153,10 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
-        compare(read_checkpoint(ckpt_path), ckpt_path, job.task.network)
+        checkpoint = read_checkpoint(ckpt_path)
+        compare(checkpoint, ckpt_path, job.task.network)
+        if TRAINED in checkpoint and job.config.fit.ema_decay is None:
+            raise UserError(f"{ckpt_path} was trained with averaged weights; give fit.ema_decay as it was")
     job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
     if ending is not None:
         ending.after_training(job.trainer)

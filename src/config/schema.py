@@ -63,6 +63,7 @@ class Fit:
     max_steps: int = -1  # optimiser steps after which training ends; -1: no limit
     max_time_s: float | None = None  # wall seconds of training, then a normal end
     clip_norm: float | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
+    ema_decay: float | None = None  # of averaged weights, evaluated and saved in place of the last ones; null: none
     eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")  # null: no evaluation during training
     eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
     evaluate_first: bool = II("oc.select:model.recipe.evaluate_first,false")  # once before training, as some recipes do

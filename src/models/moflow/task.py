@@ -172,5 +172,5 @@ class MoFlowTask(Task):
 
 
 def pieces(total: int, size: int) -> list[int]:
-    """Yields sizes of at most `size` that add up to `total`."""
+    """Returns sizes of at most `size` that add up to `total`."""
     return [min(size, total - start) for start in range(0, total, size)]
