@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -14,6 +14,11 @@ from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors
 from src.molecules.build import build_molecule, canonical_smiles, correct
 from src.molecules.vocabulary import Vocabulary
 from src.system.workers import WorkerPool
+
+if TYPE_CHECKING:  # workers import this module and need no torch
+    import torch
+
+    from src.molecules.distances import Statistics
 
 CHUNK = 64
 
@@ -126,6 +131,12 @@ class Scorer:
     def properties(self, smiles: Sequence[str]) -> Pending[Properties]:
         """Starts computing the properties of valid SMILES."""
         return Pending([self._pool.submit(properties_of, list(smiles[rows])) for rows in _chunks(len(smiles))])
+
+    def statistics(self, smiles: Sequence[str], device: "torch.device") -> "Statistics":
+        """Returns what distances between sets of molecules need; see `src.molecules.distances`."""
+        from src.molecules.distances import statistics
+
+        return statistics(smiles, device, self._pool)
 
     def score(self, smiles: Sequence[str | None], batch_size: int, pool: int) -> dict[str, float]:
         """Returns all scores of generated molecules against the training set; see the function `score`."""

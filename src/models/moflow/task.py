@@ -16,6 +16,7 @@ from src.measure.roofline import Cost
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
+from src.molecules.distances import check_installed, distances
 from src.molecules.score import Scorer
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
@@ -37,6 +38,8 @@ class MoFlowTask(Task):
         final_molecules: molecules generated after training, over all ranks.
         reconstructed: training molecules that are encoded and decoded after training, on each rank.
         sample_batch: molecules generated at once; uniqueness in the published NUV is within such a batch.
+        distances: after training, FCD and NSPDK of the valid generated molecules from the held-out ones; `floor_fcd`
+            and `floor_nspdk` are those of as many training molecules.
     """
 
     unit = "molecules"
@@ -57,13 +60,16 @@ class MoFlowTask(Task):
         final_molecules: int = 10_000,
         reconstructed: int = 1000,
         sample_batch: int = 512,
+        distances: bool = False,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
         self.temperature, self.correct_validity = temperature, correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
-        self.reconstructed = reconstructed
+        self.reconstructed, self.distances = reconstructed, distances
+        if distances:
+            check_installed()
         # A NaN must be seen, not left out of the mean; torchmetrics' "disable" would ignore the weights too.
         self.held_out_atom, self.held_out_bond = (MeanMetric(nan_strategy=float("nan")) for _ in range(2))
         self._scorer: Scorer | None = None
@@ -104,6 +110,8 @@ class MoFlowTask(Task):
     def on_test_epoch_end(self) -> None:
         smiles = self._judge(self.final_molecules)
         self.metrics["reconstruction"] = self._reconstruction()
+        if self.distances:
+            self.metrics |= self._distances([text for text in smiles if text is not None])
         if self.trainer.is_global_zero and self.output_dir is not None:
             self.artifacts |= picture_of(smiles, self.scorer(), self.output_dir / "molecules.png")
 
@@ -130,6 +138,20 @@ class MoFlowTask(Task):
         self.held_out_bond.reset()
         self.metrics |= scorer.score(smiles, self.sample_batch, pool=POOL)
         return smiles
+
+    def _distances(self, smiles: list[str]) -> dict[str, float]:
+        """Returns distances from the held-out molecules, of `smiles` and of real ones; nothing for fewer than two."""
+        found: list[dict[str, float]] = [{}]
+        if self.trainer.is_global_zero and len(smiles) > 1:
+            data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
+            rows = np.random.default_rng(0).permutation(data.train_index)[: len(smiles)]
+            texts = smiles, [data.canonical[row] for row in rows], [data.canonical[row] for row in data.valid_index]
+            own, real, held_out = (self.scorer().statistics([*filter(None, each)], self.device) for each in texts)
+            floor = {f"floor_{name}": value for name, value in distances(real, held_out).items()}
+            found = [distances(own, held_out) | floor]
+        if self.trainer.world_size > 1:
+            distributed.broadcast_object_list(found)
+        return found[0]
 
     def _reconstruction(self) -> float:
         """Returns the percentage of training molecules that encoding and decoding reproduce, in full float32."""

@@ -65,7 +65,8 @@ class TestMoFlow(TaskContract):
             return np.array(data.nodes[rows]), np.array(data.edges[rows])
 
         monkeypatch.setattr(MoFlowTask, "generate", generate)
-        record = run(tiny_config(home, f"output_dir={home / 'judged'}", "model.task.eval_batch=8"))
+        overrides = f"output_dir={home / 'judged'}", "model.task.eval_batch=8", "model.task.distances=true"
+        record = run(tiny_config(home, *overrides))
         assert sizes == [8, 16, 8]  # one evaluation, then 24 molecules, 16 at once
         evaluation, final = (row for row in record.history if "validity" in row)
         assert PUBLISHED | {"val_bits_atom", "val_bits_bond"} <= set(evaluation) and "reconstruction" not in evaluation
@@ -73,6 +74,7 @@ class TestMoFlow(TaskContract):
         assert evaluation["canonical_novelty"] == final["canonical_nuv"] == 0
         assert final["uniqueness"] == pytest.approx((100 * 7 / 16 + 100 * 7 / 8) / 2)
         assert final["reconstruction"] == 100
+        assert min(final[name] for name in ("fcd", "nspdk", "floor_fcd", "floor_nspdk")) > 0 and "fcd" not in evaluation
         assert record.final_metric is not None and record.final_metric.value == final["nuv"]
         assert (home / "judged" / "molecules.png").read_bytes().startswith(b"\x89PNG")
 
@@ -81,7 +83,10 @@ class TestMoFlow(TaskContract):
     ) -> None:
         nothing = np.zeros((16, 38), np.uint8), np.zeros((16, 38, 38), np.uint8)
         monkeypatch.setattr(MoFlowTask, "generate", lambda task, size: tuple(array[:size] for array in nothing))
-        record = run(tiny_config(home, f"output_dir={home / 'nothing'}", "fit.max_steps=1"))
+        record = run(
+            tiny_config(home, f"output_dir={home / 'nothing'}", "fit.max_steps=1", "model.task.distances=true")
+        )
+        assert "fcd" not in record.history[-1]
         assert record.status == "done" and record.final_metric is not None and record.final_metric.value == 0
         assert not (home / "nothing" / "molecules.png").exists()
         assert "no valid molecule was generated" in capsys.readouterr().out

@@ -1,0 +1,129 @@
+"""Distances between two sets of molecules, as papers on molecule generation report them.
+
+- FCD, the Fréchet ChemNet distance (Preuer et al. 2018): between normal distributions fitted to ChemNet's activations,
+  with the network of the package fcd-torch.
+- NSPDK: the squared maximum mean discrepancy under the neighbourhood subgraph pairwise distance kernel (Costa and De
+  Grave 2010) of the package eden-kernel, on graphs and with options as in GDSS (Jo et al. 2022). Its kernel is a scalar
+  product of normalised features, so the mean over all pairs is the product of mean features.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import nn
+
+from src.errors import UserError
+from src.system.workers import WorkerPool
+
+ALPHABET = 35  # characters that ChemNet knows; its inputs are one-hot numbers over that
+CHUNK = 128  # molecules of a worker's call and of a pass through ChemNet
+PAIR_RADIUS = 4  # EDeN's `complexity`: largest radius and distance of subgraphs
+
+
+class Statistics(NamedTuple):
+    """What the distances need of a set of molecules."""
+
+    mean: Float[np.ndarray, " activations"]
+    covariance: Float[np.ndarray, "activations activations"]
+    features: Float[np.ndarray, " features"]  # means of NSPDK's
+
+
+def statistics(smiles: Sequence[str], device: torch.device, pool: WorkerPool) -> Statistics:
+    """Returns the statistics of valid SMILES.
+
+    Raises UserError for fewer than two molecules, and where fcd-torch or eden-kernel is not installed.
+    """
+    if len(smiles) < 2:
+        raise UserError(f"distances need two molecules or more, and there are {len(smiles)}")
+    network = chemnet().to(device)
+    chunks = [list(smiles[begin : begin + CHUNK]) for begin in range(0, len(smiles), CHUNK)]
+    encoded = [pool.submit(one_hot, chunk) for chunk in chunks]
+    features = [pool.submit(summed_features, chunk) for chunk in chunks]
+    with torch.inference_mode():
+        found = [network(torch.from_numpy(each.result()).to(device).float() / ALPHABET).cpu() for each in encoded]
+    activations = torch.cat(found).double().numpy()
+    sums = np.sum([each.result() for each in features], 0)
+    return Statistics(activations.mean(0), np.cov(activations.T), sums / len(smiles))
+
+
+def distances(one: Statistics, other: Statistics) -> dict[str, float]:
+    """Returns `fcd` and `nspdk` between two sets of molecules."""
+    return {"fcd": frechet(one, other), "nspdk": float(np.square(one.features - other.features).sum())}
+
+
+def frechet(one: Statistics, other: Statistics) -> float:
+    """Returns |m - n|^2 + tr(S + T - 2 (S T)^(1/2)) for means m, n and covariances S, T."""
+    values, vectors = np.linalg.eigh(one.covariance)
+    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
+    # S T has the eigenvalues of S^(1/2) T S^(1/2), which is symmetric.
+    shared = np.sqrt(np.linalg.eigvalsh(root @ other.covariance @ root).clip(min=0)).sum()
+    apart = np.square(one.mean - other.mean).sum()
+    return float(apart + np.trace(one.covariance) + np.trace(other.covariance) - 2 * shared)
+
+
+def chemnet() -> nn.Module:
+    """Returns ChemNet up to its last hidden layer: [molecules, 35, 350] to [molecules, 512]."""
+    package = needed("fcd_torch")
+    from fcd_torch.utils import load_imported_model  # pyright: ignore[reportMissingImports]
+
+    weights = Path(package.__file__).with_name("ChemNet_v0.13_pretrained.pt")
+    return load_imported_model(torch.load(weights, weights_only=True)).eval()
+
+
+def one_hot(smiles: Sequence[str]) -> np.ndarray:
+    """Returns ChemNet's inputs for valid SMILES, [molecules, 35, 350], 0 or 1."""
+    needed("fcd_torch")
+    from fcd_torch.utils import SmilesDataset  # pyright: ignore[reportMissingImports]
+
+    rows = SmilesDataset(smiles)
+    inputs = np.stack([rows[number] for number in range(len(rows))])
+    return (inputs > 0).astype(np.uint8).transpose(0, 2, 1)
+
+
+def summed_features(smiles: Sequence[str]) -> Float[np.ndarray, " features"]:
+    """Returns the sum of NSPDK's features over valid SMILES."""
+    needed("eden")
+    from eden.graph import vectorize  # pyright: ignore[reportMissingImports]
+
+    features: Any = vectorize([graph_of(text) for text in smiles], complexity=PAIR_RADIUS, discrete=True)
+    return np.asarray(features.sum(0)).ravel()
+
+
+def graph_of(smiles: str) -> Any:
+    """Returns GDSS's graph of a molecule: elements, and bond orders rounded down, as labels.
+
+    An element is a checksum of its symbol. EDeN numbers features by Python's hash, which differs between processes for
+    strings but not for integers.
+    """
+    import networkx
+    from rdkit import Chem
+
+    molecule, graph = Chem.MolFromSmiles(smiles), networkx.Graph()
+    if molecule is None:
+        raise ValueError(f"invalid SMILES: {smiles!r}")
+    for atom in molecule.GetAtoms():
+        graph.add_node(atom.GetIdx(), label=crc32(atom.GetSymbol().encode()))
+    for bond in molecule.GetBonds():
+        graph.add_edge(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), label=int(bond.GetBondTypeAsDouble()))
+    return graph
+
+
+def check_installed() -> None:
+    """Raises UserError where fcd-torch or eden-kernel is not installed."""
+    needed("fcd_torch")
+    needed("eden")
+
+
+def needed(package: str) -> Any:
+    """Imports an optional package. Raises UserError where it is not installed."""
+    from importlib import import_module
+
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise UserError(f"distances of molecules need {error.name}; install reprise[distances]") from None
