@@ -1,9 +1,11 @@
 """The atom classes and the largest molecule of each data set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import UInt8
+
+from src.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,12 @@ class Vocabulary:
         classes = np.zeros(256, np.uint8)
         classes[list(self.atomic_numbers)] = range(self.num_classes)
         return classes
+
+    def up_to(self, max_atoms: int) -> "Vocabulary":
+        """Returns the same atom classes for molecules of at most `max_atoms` atoms. Raises UserError beyond our own."""
+        if not 1 <= max_atoms <= self.max_atoms:
+            raise UserError(f"max_atoms={max_atoms} is not within 1 to {self.max_atoms}, the atoms of {self.name}")
+        return replace(self, max_atoms=max_atoms)
 
 
 ZINC250K = Vocabulary("zinc250k", (0, 6, 7, 8, 9, 15, 16, 17, 35, 53), max_atoms=38)

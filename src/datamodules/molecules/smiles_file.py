@@ -15,6 +15,7 @@ def load(
     *,
     file: str | Path,
     held_out_share: float = 0.1,
+    max_atoms: int = ZINC250K.max_atoms,
     limit: int | None = None,
     seed: int = 0,
     skip_bad: bool = False,
@@ -26,6 +27,7 @@ def load(
         data_dir: folder of the prepared arrays.
         file: one SMILES a line; text after a blank is ignored, and so are empty lines.
         held_out_share: share of the molecules to hold out, drawn with `seed`.
+        max_atoms: of the largest molecule, without hydrogen; the network's is the same.
         limit, seed, skip_bad, workers: as for ZINC-250k.
     """
     path = Path(file)
@@ -36,5 +38,7 @@ def load(
 
     if not path.is_file():
         raise UserError(f"datamodule.source.file={path} does not exist; give a file with one SMILES a line")
-    prepared = prepare([path], read, ZINC250K, Path(data_dir), Selection(limit, seed, skip_bad), workers)
-    return load_prepared(prepared, ZINC250K, lambda total: seeded_split(total, held_out_share, seed))
+    vocabulary, folder = ZINC250K.up_to(max_atoms), Path(data_dir)
+    folder = folder if vocabulary == ZINC250K else folder / f"up_to_{max_atoms}_atoms"
+    prepared = prepare([path], read, vocabulary, folder, Selection(limit, seed, skip_bad), workers)
+    return load_prepared(prepared, vocabulary, lambda total: seeded_split(total, held_out_share, seed))

@@ -95,12 +95,12 @@ def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict
 
 
 def vocabulary_of(network: MoFlow) -> Vocabulary:
-    """Returns the vocabulary whose sizes are the network's."""
-    size = network.num_atom_classes, network.max_atoms
-    found = next((v for v in VOCABULARIES if (v.num_classes, v.max_atoms) == size), None)
+    """Returns the vocabulary with the network's number of classes, for molecules of its size."""
+    classes, atoms = network.num_atom_classes, network.max_atoms
+    found = next((v for v in VOCABULARIES if v.num_classes == classes and atoms <= v.max_atoms), None)
     if found is None:
-        raise UserError(f"no vocabulary has {size[0]} atom classes and {size[1]} atoms; add it to VOCABULARIES")
-    return found
+        raise UserError(f"no vocabulary has {classes} atom classes and {atoms} atoms; add it to VOCABULARIES")
+    return found.up_to(atoms)
 
 
 def write_molecules(smiles: list[str], properties: list[Properties] | None, output: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from src.datamodules.download import sha256_of
 from src.datamodules.molecules import qm9 as qm9_molecules
-from src.datamodules.molecules import zinc250k
+from src.datamodules.molecules import smiles_file, zinc250k
 from src.datamodules.molecules.encoded import Row, load, prepare
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
@@ -195,6 +195,31 @@ def test_zinc_drops_the_extra_row_and_uses_the_official_split(tmp_path, monkeypa
     raw.write_text("CC\n")
     with pytest.raises(UserError, match="altered"):
         zinc250k.load(tmp_path / "elsewhere", mirror=mirror)
+
+
+def test_molecules_of_up_to_so_many_atoms(tmp_path, monkeypatch):
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    raw = mirror / "zinc250k.smiles"
+    small = ["CCO", "ClCCBr", "CC(=O)O", "CN", "CO", "CS", "CF", "CCl"]
+    raw.write_text("\n".join(["c1ccccc1", "C[C@@H](N)C(=O)[O-]", *small[:2], "C=C", *small[2:]]) + "\n")
+    monkeypatch.setattr(zinc250k, "SHA256", sha256_of(raw))
+    monkeypatch.setattr(zinc250k, "EXTRA_ROW", 4)
+    few = {"max_atoms": 4, "workers": 1, "mirror": str(mirror)}
+    data = zinc250k.load(tmp_path / "data", **few)
+    assert data.smiles == small and data.nodes.shape == (8, 4) and data.vocabulary.max_atoms == 4
+    assert len(zinc250k.load(tmp_path / "data", mirror=str(mirror)).smiles) == 10
+    with pytest.raises(UserError, match="max_atoms=39 is not within 1 to 38"):
+        zinc250k.load(tmp_path / "data", mirror=str(mirror), max_atoms=39)
+    with pytest.raises(UserError, match="give it without max_atoms"):
+        zinc250k.load(tmp_path / "data", **few, split_file=str(tmp_path / "split.json"))
+
+
+def test_ones_own_molecules_of_up_to_so_many_atoms(raw, tmp_path):
+    with pytest.raises(UserError, match="too many atoms: 6, and zinc250k allows 3"):
+        smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, workers=1)
+    data = smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, skip_bad=True, held_out_share=0.4, workers=1)
+    assert data.nodes.shape[1] == 3 and set(data.smiles) == {"CCO", "CC#N", "C1CC1", "CN", "CO", "OC=C", "CCF"}
 
 
 def test_qm9_reads_the_smiles_of_all_parts(tmp_path, monkeypatch):
