@@ -37,7 +37,9 @@ class WeightAverage(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: Task, stage: str) -> None:
         if trainer.world_size > 1 and any(isinstance(module, Spread) for module in pl_module.modules()):
-            raise UserError("fit.ema_decay does not average tables that several ranks hold; leave it out, or use one")
+            raise UserError(
+                "fit.ema_decay cannot average tables that several ranks hold: leave it out, or take trainer=1x1"
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._step, self._weights = trainer.global_step, averaged(pl_module)

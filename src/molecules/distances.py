@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -15,6 +16,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from jaxtyping import Float
+from rdkit import Chem
 from torch import nn
 
 from src.errors import UserError
@@ -100,8 +102,7 @@ def graph_of(smiles: str) -> Any:
     An element is a checksum of its symbol. EDeN numbers features by Python's hash, which differs between processes for
     strings but not for integers.
     """
-    import networkx
-    from rdkit import Chem
+    import networkx  # an optional package, as the others
 
     molecule, graph = Chem.MolFromSmiles(smiles), networkx.Graph()
     if molecule is None:
@@ -121,9 +122,9 @@ def check_installed() -> None:
 
 def needed(package: str) -> Any:
     """Imports an optional package. Raises UserError where it is not installed."""
-    from importlib import import_module
-
     try:
         return import_module(package)
     except ImportError as error:
-        raise UserError(f"distances of molecules need {error.name}; install reprise[distances]") from None
+        raise UserError(
+            f"model.task.distances=true needs the package {error.name}; install the extra distances, or leave it false"
+        ) from None

@@ -28,9 +28,9 @@ class Vocabulary:
         return classes
 
     def up_to(self, max_atoms: int) -> "Vocabulary":
-        """Returns the same atom classes for molecules of at most `max_atoms` atoms. Raises UserError beyond our own."""
+        """Returns the same atom classes for molecules of at most `max_atoms` atoms. Raises UserError for too many."""
         if not 1 <= max_atoms <= self.max_atoms:
-            raise UserError(f"max_atoms={max_atoms} is not within 1 to {self.max_atoms}, the atoms of {self.name}")
+            raise UserError(f"datamodule.source.max_atoms={max_atoms}: give 1 to {self.max_atoms}, as {self.name} has")
         return replace(self, max_atoms=max_atoms)
 
 

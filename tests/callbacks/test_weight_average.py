@@ -1,5 +1,6 @@
 """Averaged weights: their formula, what is evaluated and saved, and resuming."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,17 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from src.batches.clicks import Table
+from src.callbacks.weight_average import WeightAverage
 from src.config.complete import complete
 from src.errors import UserError
 from src.measure.clock import Clock
+from src.models.dlrm.sharded import ShardedEmbeddings
 from src.run import Job, build, fit, quieten, train
 from src.training.checkpoints import read_checkpoint
 from src.training.task import Task
 from tests.support.same import assert_same_bits
+from tests.support.stand_ins import StandInTrainer, stand_in_task
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
 DECAY = 0.8
@@ -92,3 +97,11 @@ def test_a_resumed_run_continues_the_average_to_the_bit(tmp_path: Path) -> None:
 def test_a_decay_outside_of_0_to_1_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"fit\.ema_decay=1\.0 is no decay"):
         train(tiny_mobilenet(tmp_path, "fit.ema_decay=1.0"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tables_that_several_ranks_hold_are_refused(ranks: int) -> None:
+    trainer, task = StandInTrainer(), stand_in_task()
+    trainer.ranks, task.network = ranks, ShardedEmbeddings([Table("shop", 100)], 16)
+    with nullcontext() if ranks == 1 else pytest.raises(UserError, match="cannot average tables"):
+        WeightAverage(DECAY).setup(trainer, task, "fit")

@@ -1,5 +1,6 @@
 """Distances between sets of molecules against their definitions, computed in other ways."""
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,15 @@ from fcd_torch.utils import SmilesDataset, calculate_frechet_distance
 from sklearn.metrics import pairwise_kernels
 
 from src.errors import UserError
-from src.molecules.distances import Statistics, chemnet, distances, graph_of, statistics, summed_features
+from src.molecules.distances import (
+    Statistics,
+    check_installed,
+    chemnet,
+    distances,
+    graph_of,
+    statistics,
+    summed_features,
+)
 from src.system.workers import WorkerPool
 
 CPU = torch.device("cpu")
@@ -62,3 +71,9 @@ def test_processes_number_features_alike() -> None:
     with WorkerPool(2) as workers:
         found = [workers.submit(summed_features, RINGS).result() for _ in range(3)]
     assert all(np.array_equal(each, summed_features(RINGS)) for each in found)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "eden", None)
+    with pytest.raises(UserError, match="needs the package eden; install the extra distances"):
+        check_installed()

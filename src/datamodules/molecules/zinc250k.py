@@ -69,4 +69,7 @@ def _read(path: Path, vocabulary: Vocabulary) -> list[Row]:
     rows = [Row(smiles, path, number + 1) for number, smiles in enumerate(lines) if number != EXTRA_ROW]
     if vocabulary.max_atoms == ZINC250K.max_atoms:
         return rows
-    return [row for row in rows if len(ATOM.findall(row.smiles)) <= vocabulary.max_atoms]
+    small = [row for row in rows if len(ATOM.findall(row.smiles)) <= vocabulary.max_atoms]
+    if not small:
+        raise UserError(f"datamodule.source.max_atoms={vocabulary.max_atoms}: no molecule is that small; give more")
+    return small

@@ -209,8 +209,10 @@ def test_molecules_of_up_to_so_many_atoms(tmp_path, monkeypatch):
     data = zinc250k.load(tmp_path / "data", **few)
     assert data.smiles == small and data.nodes.shape == (8, 4) and data.vocabulary.max_atoms == 4
     assert len(zinc250k.load(tmp_path / "data", mirror=str(mirror)).smiles) == 10
-    with pytest.raises(UserError, match="max_atoms=39 is not within 1 to 38"):
+    with pytest.raises(UserError, match="max_atoms=39: give 1 to 38"):
         zinc250k.load(tmp_path / "data", mirror=str(mirror), max_atoms=39)
+    with pytest.raises(UserError, match="max_atoms=1: no molecule is that small"):
+        zinc250k.load(tmp_path / "data", mirror=str(mirror), max_atoms=1)
     with pytest.raises(UserError, match="give it without max_atoms"):
         zinc250k.load(tmp_path / "data", **few, split_file=str(tmp_path / "split.json"))
 
