@@ -37,6 +37,7 @@ MODELS = {
     "distilbert": ["model=distilbert", *TOKENS, "fit.evaluate_first=false", "precision=bf16"],
     "mobilenet": ["model=mobilenet_v1", "datamodule=image_synthetic", "precision=amp"],
 }
+PACKED = ("datamodule.length=null", "datamodule.padding=packed")
 SE3, DISTILBERT, MOBILENET = (f"src.models.{name}" for name in ("se3_transformer", "distilbert", "mobilenet_v1"))
 FUSED = "kernels.fused"
 
@@ -210,6 +211,8 @@ PIECES = {
     "distilbert padded without sum_by_id": Piece(
         ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}
     ),
+    "distilbert packed": Piece(PACKED),
+    "distilbert packed without sum_by_id": Piece(PACKED, {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
     "distilbert tf32": Piece(("precision=tf32",)),
     "distilbert tf32 without transpose": Piece(
         ("precision=tf32",), {f"{DISTILBERT}.{FUSED}.layer.transposed": transposed}
