@@ -1,26 +1,66 @@
-"""Writes the last and best checkpoints atomically; their time is a phase of its own."""
+"""Writes the last and best checkpoints atomically, from a copy while training goes on; their time is a phase."""
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytorch_lightning as pl
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import Checkpoint as BaseCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from src.system.files import written_atomically
 from src.training.checkpoints import read_checkpoint, write_checkpoint
 from src.training.task import Task
 
+MAX_COPIES = 2  # that wait to be written: `best.ckpt` and `last.ckpt` of one evaluation
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint plugin: writes atomically with a digest, verifies it when reading, unpickles no code."""
+    """Lightning's checkpoint plugin: writes atomically with a digest, verifies it when reading, unpickles no code.
+
+    A checkpoint is copied to the host's memory and written by a thread. One that would take more than half of the free
+    memory is written at once. A write that fails raises its UserError at the next save or `wait`.
+    """
+
+    def __init__(self, free_memory: Callable[[], int] = lambda: psutil.virtual_memory().available) -> None:
+        self._free_memory = free_memory
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        write_checkpoint(checkpoint, Path(path))
+        while self._pending and (len(self._pending) == MAX_COPIES or self._pending[0].done()):
+            self._pending.pop(0).result()
+        if size_of(checkpoint) > self._free_memory() / 2:
+            self.wait()
+            write_checkpoint(checkpoint, Path(path))
+            return
+        copy = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._pending.append(self._thread.submit(write_checkpoint, copy, Path(path)))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        self.wait()
         return read_checkpoint(Path(path))
+
+    def wait(self) -> None:
+        """Waits until every checkpoint is written. Raises UserError for the first one that could not be."""
+        pending, self._pending = self._pending, []
+        for written in pending:
+            written.result()
+
+    def teardown(self) -> None:
+        self.wait()
+
+
+def size_of(checkpoint: dict[str, Any]) -> int:
+    """Returns the bytes of its tensors."""
+    sizes: list[int] = []
+    apply_to_collection(checkpoint, Tensor, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
 
 
 class Checkpoint(BaseCheckpoint):
@@ -39,6 +79,7 @@ class Checkpoint(BaseCheckpoint):
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.best: float | None = None
         self.best_path: Path | None = None  # of the best evaluation
+        self.last_path: Path | None = None  # of the newest `last.ckpt` of this run
         self._saved_at = -1
         self._due = False
 
@@ -77,6 +118,8 @@ class Checkpoint(BaseCheckpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._save_last(trainer, pl_module)
+        with pl_module.clock.within("checkpoint"):
+            trainer.strategy.checkpoint_io.teardown()  # waits until they are written
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -88,6 +131,7 @@ class Checkpoint(BaseCheckpoint):
         if self._saved_at != trainer.global_step:
             self._saved_at = trainer.global_step
             self._save(trainer, task, "last")
+            self.last_path = self.folder / "last.ckpt"
 
     def _save(self, trainer: pl.Trainer, task: Task, name: str) -> None:
         with task.clock.within("checkpoint"):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -86,8 +85,7 @@ class Divergence(pl.Callback):
 
 def divergence_message(trainer: pl.Trainer, what: str, step: int) -> str:
     """Returns the error message of a run that diverged, with the checkpoint to resume from."""
-    folders = [c.folder for c in trainer.callbacks if isinstance(c, Checkpoint)]  # type: ignore[attr-defined]
-    saved = next((str(path) for folder in folders if (path := Path(folder, "last.ckpt")).exists()), None)
+    saved = next((c.last_path for c in trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
     remedy = "lower hp.lr, or choose a precision with more range (bf16, fp32)"
     left = f"; resume=true goes on from the last finite checkpoint, {saved}" if saved else ""
     return f"{what} is infinite or NaN at step {step} or before, the run has diverged; {remedy}{left}"

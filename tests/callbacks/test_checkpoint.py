@@ -1,6 +1,8 @@
 """When checkpoints are written, and that a failed write leaves the old file."""
 
+import concurrent.futures
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,16 +37,20 @@ def limited_files(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def written(checkpoint: dict[str, Any], path: Path | str) -> None:
+    plugin = AtomicCheckpointIO()
+    plugin.save_checkpoint(checkpoint, path)
+    plugin.wait()
+
+
 @pytest.mark.parametrize("failure", [RuntimeError("write failed"), KeyboardInterrupt()], ids=repr)
 def test_a_failing_write_leaves_the_old_file_and_nothing_partial(tmp_path: Path, failure: BaseException) -> None:
     path = tmp_path / "checkpoints" / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(3)}}, path)
+    written({"state_dict": {"old": torch.ones(3)}}, path)
     before = path.read_bytes()
     expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else UserError
     with pytest.raises(expected) as raised:
-        AtomicCheckpointIO().save_checkpoint(
-            {"state_dict": {"new": torch.ones(3)}, "last": FailsToPickle(failure)}, path
-        )
+        written({"state_dict": {"new": torch.ones(3)}, "last": FailsToPickle(failure)}, path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     if expected is UserError:
@@ -55,10 +61,10 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_partial(tmp_path: Path,
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, earlier: bool) -> None:
     path = tmp_path / "last.ckpt"
     if earlier:
-        AtomicCheckpointIO().save_checkpoint({"number": 1}, path)
+        written({"number": 1}, path)
     before = path.read_bytes() if earlier else b""
     with limited_files(100_000), pytest.raises(UserError) as raised:
-        AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.rand(100_000)}}, path)
+        written({"state_dict": {"new": torch.rand(100_000)}}, path)
     assert str(raised.value).startswith(f"cannot write {path} (File too large): ") and "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == [path] * earlier
     assert not earlier or path.read_bytes() == before
@@ -66,8 +72,32 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, earlier: bool) -> None:
 
 def test_a_written_checkpoint_replaces_the_old_one(tmp_path: Path) -> None:
     for number in (1, 2):
-        AtomicCheckpointIO().save_checkpoint({"number": number}, str(tmp_path / "last.ckpt"))
+        written({"number": number}, str(tmp_path / "last.ckpt"))
     assert torch.load(tmp_path / "last.ckpt") == {"number": 2}
+
+
+def test_training_goes_on_while_a_copy_of_the_weights_is_written(tmp_path: Path) -> None:
+    plugin, path, weights, gate = AtomicCheckpointIO(), tmp_path / "last.ckpt", torch.ones(3), threading.Event()
+    plugin._thread.submit(gate.wait)
+    plugin.save_checkpoint({"state_dict": {"weights": weights}}, path)
+    assert not path.exists()
+    weights.add_(1)
+    gate.set()
+    assert plugin.load_checkpoint(path)["state_dict"]["weights"].equal(torch.ones(3))
+
+
+def test_a_checkpoint_that_does_not_fit_twice_into_memory_is_written_at_once(tmp_path: Path) -> None:
+    plugin = AtomicCheckpointIO(free_memory=lambda: 23)
+    plugin.save_checkpoint({"state_dict": {"weights": torch.ones(3)}}, tmp_path / "last.ckpt")
+    assert (tmp_path / "last.ckpt").exists() and not plugin._pending
+
+
+def test_a_failed_write_ends_training_at_the_next_save(tmp_path: Path) -> None:
+    plugin, failure = AtomicCheckpointIO(), FailsToPickle(RuntimeError("write failed"))
+    plugin.save_checkpoint({"state_dict": failure}, tmp_path / "best.ckpt")
+    concurrent.futures.wait(plugin._pending)
+    with pytest.raises(UserError, match=r"cannot write \S+best\.ckpt"):
+        plugin.save_checkpoint({"state_dict": {}}, tmp_path / "last.ckpt")
 
 
 def test_lightning_refuses_a_checkpoint_with_code(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """A trainer without a loop and a minimal task, for tests of callbacks."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from src.callbacks.checkpoint import AtomicCheckpointIO
 from src.training.task import FinalMetric, Task
 
 
@@ -20,11 +22,13 @@ class StandInTrainer(pl.Trainer):
         self.resumed_from: str | None = None
         self.saved: list[tuple[str, int]] = []
         self.callbacks = []
+        self._plugins = SimpleNamespace(checkpoint_io=AtomicCheckpointIO())
         self._loggers = []
 
     def save_checkpoint(self, filepath: Any, *_: Any, **__: Any) -> None:
         self.saved.append((filepath.name, self.step))
 
+    strategy = property(lambda self: self._plugins)
     global_step = property(lambda self: self.step)
     current_epoch = property(lambda self: self.epoch)
     max_steps = property(lambda self: -1)
