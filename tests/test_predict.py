@@ -136,9 +136,21 @@ def test_the_way_from_one_molecule_to_another(checkpoint: Path, tmp_path: Path) 
     assert (tmp_path / "molecules_interpolation.png").stat().st_size > 1000
 
 
+def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
+    predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.temperatures=[0.01,1.5]")
+    cold, hot = ({k: float(v) for k, v in row.items()} for row in rows_of(tmp_path / "molecules_temperatures.csv"))
+    assert (cold["temperature"], hot["temperature"]) == (0.01, 1.5)
+    assert cold["validity"] == hot["validity"] == 100  # corrected
+    assert cold["uniqueness"] == cold["valid_unique"] == 10  # one molecule ten times
+    assert hot["uniqueness"] > 50 and hot["median_qed"] != cold["median_qed"]
+    assert (tmp_path / "molecules_temperatures.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["model.predict.temperatures=[0.3,0]"], r"temperatures=\[0.3, 0\]: give numbers above 0"),
+        (["model.predict.temperatures=[]"], r"temperatures=\[\]: give numbers above 0"),
         (
             ["model.predict.interpolate=['CCO','C1CC']"],
             "model.predict.interpolate: 'C1CC' does not parse; give another",
@@ -154,7 +166,7 @@ def test_the_way_from_one_molecule_to_another(checkpoint: Path, tmp_path: Path) 
         ),
     ],
 )
-def test_a_way_that_cannot_be_gone(overrides: list[str], words: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_options_that_cannot_be_followed(overrides: list[str], words: str, checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         predicted(tmp_path, f"ckpt_path={checkpoint}", *overrides)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json"]

@@ -110,10 +110,11 @@ def test_a_run_leaves_its_files_and_nothing_else(folder: Path) -> None:
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     events = {name for name in files if name.startswith("tensorboard/events.out.tfevents.")}
     hparams = {"hparams.yaml", "tensorboard/hparams.yaml"}
-    pictures = {"phases.png", "curves.png", "molecules.png"}  # the last one where something valid was generated
+    pictures = {f"{name}.{ending}" for name in ("phases", "curves", "properties") for ending in ("png", "svg")}
+    pictures.add("molecules.png")  # it and properties where something valid was generated
     always = {"result.json", "metrics.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
     assert events and files - events - hparams - pictures == always
-    assert {"phases.png", "curves.png"} <= files
+    assert {"phases.png", "curves.png", "phases.svg", "curves.svg"} <= files
 
 
 def test_the_csv_logger_has_the_curves(folder: Path, record: Record) -> None:

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Picture
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.figure import Figure
 
 from src.report.phases import shares
 from src.report.record import Record
 from src.report.scaling import Point
-from src.system.files import written_atomically
+from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = {
@@ -27,9 +25,6 @@ COLOURS = {
     "other": "#999999",
     "unaccounted": "#DDDDDD",
 }
-CURVES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-INK, FAINT = "#222222", "#777777"
-PADDING = 0.12  # inches around each panel
 TOP = 1.08  # upper end of the axis of efficiencies
 GAP = 0.043  # least distance of two labels, as a part of the axis
 
@@ -48,7 +43,7 @@ def run_pictures(folder: Path, record: Record, curves: Sequence[str]) -> dict[st
 
 
 def phases_picture(record: Record, path: Path) -> None:
-    """Writes a png of the phases of the wall time: one bar, and the seconds and percent of each phase below it.
+    """Writes a picture of the phases of the wall time: one bar, and the seconds and percent of each phase below it.
 
     Raises UserError where the file cannot be written, ValueError where the record has no phases.
     """
@@ -59,7 +54,7 @@ def phases_picture(record: Record, path: Path) -> None:
     decimals = 0 if wall >= 1000 else 1 if wall >= 100 else 2
     rows = len(found)
     height = 1.6 + 0.3 * rows
-    picture = Picture(figsize=(6.4, height), dpi=150, facecolor="white")
+    picture = Figure(figsize=(6.4, height), dpi=150, facecolor="white")
     bar = picture.add_axes((0.04, 1 - 1.25 / height, 0.92, 0.42 / height))
     start = 0.0
     for phase in found:
@@ -79,20 +74,17 @@ def phases_picture(record: Record, path: Path) -> None:
         legend.text(0.035, middle, phase.title, va="center", size=10, color=INK)
         legend.text(0.80, middle, f"{phase.seconds:.{decimals}f} s", va="center", ha="right", size=10, color=INK)
         legend.text(1.0, middle, f"{phase.share:.1%}", va="center", ha="right", size=10, color=INK)
-    _save(picture, path)
+    save_picture(picture, path)
 
 
 def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str]) -> None:
-    """Writes a png with one panel for each metric: its values in the records' histories, over the steps.
+    """Writes a picture with one panel for each metric: its values in the records' histories, over the steps.
 
     Raises UserError where the file cannot be written, ValueError where no record has one of the metrics.
     """
     columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     lines = -(-len(metrics) // columns)
-    size = (3.6 * columns + 0.4, 2.6 * lines + 0.9)
-    picture = Picture(
-        figsize=size, dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING)
-    )
+    picture = new_picture(3.6 * columns + 0.4, 2.6 * lines + 0.9)
     panels = picture.subplots(lines, columns, squeeze=False, sharex=True)
     for axes, metric in zip(panels.flat, metrics, strict=False):
         _draw_curves(axes, records, metric)
@@ -103,19 +95,16 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
         picture.legend(handles, labels, loc="outside upper left", frameon=False, fontsize=9, labelcolor=INK)
     else:
         picture.suptitle(_case(records[0]), x=0.02, ha="left", size=10, color=FAINT)
-    _save(picture, path)
+    save_picture(picture, path)
 
 
 def scaling_picture(points: Sequence[Point], path: Path) -> None:
-    """Writes a png of efficiencies over devices, a panel each for weak and strong scaling, published ones in grey.
+    """Writes a picture of efficiencies over devices, a panel each for weak and strong scaling, published ones in grey.
 
     Raises UserError where the file cannot be written.
     """
     kinds = [kind for kind in ("weak", "strong") if any(p.kind == kind for p in points)]
-    picture = Picture(
-        figsize=(0.2 + 4 * len(kinds), 3.9), dpi=150, facecolor="white",
-        layout=ConstrainedLayoutEngine(w_pad=PADDING, h_pad=PADDING),
-    )  # fmt: skip
+    picture = new_picture(0.2 + 4 * len(kinds), 3.9)
     ticks = sorted({1, *(p.devices for p in points)})
     lowest = 0.0 if min(p.efficiency for p in points) < 0.6 else 0.5
     panels = picture.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
@@ -138,9 +127,9 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
         batch = "batch per device" if kind == "weak" else "global batch"
         axes.set_title(f"{kind} scaling: fixed {batch}", loc="left", size=10, weight="bold", color=INK)
         axes.set_xlabel("devices", size=8, color=FAINT, loc="right", labelpad=1)
-        _style_axes(axes)
+        style_axes(axes)
     picture.suptitle(f"{points[0].model}: speed-up per device", x=0.02, ha="left", size=10, color=FAINT)
-    _save(picture, path)
+    save_picture(picture, path)
 
 
 def _hardware(point: Point) -> str:
@@ -193,16 +182,7 @@ def _draw_curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
         raise ValueError(f"no record has '{metric}' in its history")
     axes.set_title(metric, loc="left", size=11, weight="bold", color=INK)
     axes.set_xlabel("step", size=8, color=FAINT, loc="right", labelpad=1)
-    _style_axes(axes)
-
-
-def _style_axes(axes: Axes) -> None:
-    axes.tick_params(labelsize=8, colors=FAINT, length=3, labelbottom=True)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#BBBBBB")
+    style_axes(axes)
 
 
 def _case(record: Record) -> str:
@@ -210,9 +190,3 @@ def _case(record: Record) -> str:
     hardware = case.hardware.replace("_", "-").upper()
     parts = [case.model, case.datamodule, f"{hardware} {case.trainer}", case.precision, f"batch {case.batch_size}"]
     return " · ".join([*parts, *([] if record.status == "done" else [record.status])])
-
-
-def _save(picture: Picture, path: Path) -> None:
-    FigureCanvasAgg(picture)
-    with written_atomically(path) as temporary:
-        picture.savefig(temporary, format="png")

@@ -6,10 +6,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from src.cli import CONF
+from src.config import schema
 from tests.support.composing import composed
 
 
 def by_hydra(*overrides: str) -> DictConfig:
+    schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("train", list(overrides))
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,11 +26,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     save = Figure.savefig
 
     def spy(self: Figure, path: Path, **kwargs: Any) -> None:
-        figures.append(self)
+        figures.extend([] if self in figures else [self])
         save(self, path, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", spy)
     return figures
+
+
+def texts_of(path: Path) -> set[str | None]:
+    return {element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_phases_picture_shows_seconds_and_percent(tmp_path: Path, trained: Record, drawn: list[Figure]) -> None:
@@ -63,6 +68,7 @@ def test_history_picture_has_a_panel_for_each_metric(tmp_path: Path, trained: Re
     assert np.asarray(nuv.lines[0].get_xydata()).tolist() == [[40, 61.0]]
     assert [axes.get_title(loc="left") for axes in (loss, nuv)] == ["loss", "nuv"]
     assert imread(tmp_path / "history.png").ndim == 3
+    assert {"loss", "nuv"} <= texts_of(tmp_path / "history.svg")
 
 
 def test_a_picture_of_missing_values_raises_and_leaves_no_file(

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from src.system.files import written_atomically
-
-INK, FAINT = "#222222", "#777777"
+from src.system.pictures import FAINT, INK, new_picture, save_picture
 
 
 def confusion_picture(counts: Int64[np.ndarray, "labels labels"], names: Sequence[str], path: Path) -> None:
-    """Writes a png of the confusion matrix: sentences by true label (row) and predicted label (column).
+    """Writes a picture of the confusion matrix: sentences by true label (row) and predicted label (column).
 
     Raises UserError where the file cannot be written.
     """
-    picture = Figure(figsize=(4.4, 4), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    picture = new_picture(4.4, 4)
     axes = picture.subplots()
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -36,6 +31,4 @@ def confusion_picture(counts: Int64[np.ndarray, "labels labels"], names: Sequenc
     axes.tick_params(labelsize=9, colors=FAINT, length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    FigureCanvasAgg(picture)
-    with written_atomically(path) as temporary:
-        picture.savefig(temporary, format="png")
+    save_picture(picture, path)

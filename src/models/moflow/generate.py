@@ -12,6 +12,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
 from src.models.moflow.network import MoFlow
+from src.models.moflow.temperatures import check_temperatures, over_temperatures, write_temperatures
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
@@ -29,6 +30,7 @@ class Options:
     correct_validity: bool
     interpolate: Sequence[str] | None = None  # two SMILES
     interpolate_steps: int = 20
+    temperatures: Sequence[float] | None = None  # whose validity and uniqueness are compared
 
 
 def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, clock: Clock) -> Prediction:
@@ -36,7 +38,8 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
 
     A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
     worker processes beside it and not counted. A csv has smiles, qed, logp and sas. With `interpolate` also writes the
-    molecules on the way between two. Raises UserError for another ending and for SMILES that do not encode.
+    molecules on the way between two, with `temperatures` also the validity and uniqueness of as many molecules at each.
+    Raises UserError for another ending, for SMILES that do not encode and for temperatures of 0 or less.
     """
     output, steps = job.output, options.interpolate_steps
     if job.num_samples is None:
@@ -44,6 +47,8 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
     vocabulary = vocabulary_of(network)
+    if options.temperatures is not None:
+        check_temperatures(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
     nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
@@ -52,6 +57,10 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
         write_molecules(valid, properties, output)
         files = {"molecules": output, **picture_of(valid, scorer, output.with_suffix(".png"))}
+        if options.temperatures is not None:
+            sizes = job.num_samples, job.batch_size
+            rows = over_temperatures(network, scorer, options.temperatures, *sizes, options.correct_validity)
+            files |= write_temperatures(rows, output)
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
         files |= write_interpolation(way, output)

@@ -1,6 +1,7 @@
 """MoFlow as a task: bits per dimension to train on, generated molecules to be judged by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
+RATED = 1000  # molecules whose properties are drawn
 POOL = 10_000  # molecules of the scores that do not depend on the batch size
 Batch = tuple[Tensor, Tensor]
 
@@ -114,6 +116,7 @@ class MoFlowTask(Task):
             self.metrics |= self._distances([text for text in smiles if text is not None])
         if self.trainer.is_global_zero and self.output_dir is not None:
             self.artifacts |= picture_of(smiles, self.scorer(), self.output_dir / "molecules.png")
+            self.artifacts |= self._properties_picture(smiles, self.output_dir / "properties.png")
 
     def _judge(self, count: int) -> list[str | None]:
         """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
@@ -138,6 +141,18 @@ class MoFlowTask(Task):
         self.held_out_bond.reset()
         self.metrics |= scorer.score(smiles, self.sample_batch, pool=POOL)
         return smiles
+
+    def _properties_picture(self, smiles: Sequence[str | None], path: Path) -> dict[str, Path]:
+        """Draws the properties of distinct valid molecules beside those of held-out ones; nothing without molecules."""
+        from src.models.moflow.plots import properties_picture  # it takes a while and runs once
+
+        data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
+        texts = {"generated": smiles, "held out": [data.canonical[row] for row in data.valid_index[: 2 * RATED]]}
+        distinct = {name: list(dict.fromkeys(filter(None, each)))[:RATED] for name, each in texts.items()}
+        if not all(distinct.values()):
+            return {}
+        properties_picture({name: self.scorer().properties(each).result() for name, each in distinct.items()}, path)
+        return {"properties": path}
 
     def _distances(self, smiles: list[str]) -> dict[str, float]:
         """Returns distances from the held-out molecules, of `smiles` and of real ones; nothing for fewer than two."""

@@ -4,13 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from src.system.files import written_atomically
+from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
 
-INK, FAINT, POINT = "#222222", "#777777", "#0072B2"
 DENSITY_FROM = 2000  # molecules from which a density is drawn instead of points
 
 
@@ -21,17 +17,17 @@ def parity_picture(
     unit: str,
     path: Path,
 ) -> None:
-    """Writes a PNG of predicted against true values, with the line of equality and the mean absolute error.
+    """Writes a picture of predicted against true values, with the line of equality and the mean absolute error.
 
     Raises UserError if the file cannot be written.
     """
-    picture = Figure(figsize=(5, 4.8), dpi=150, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    picture = new_picture(5, 4.8)
     axes = picture.subplots()
     both = np.concatenate([predicted, true])
     margin = 0.03 * (both.max() - both.min()) or 1.0
     low, high = both.min() - margin, both.max() + margin
     if len(true) < DENSITY_FROM:
-        axes.scatter(true, predicted, s=9, color=POINT, alpha=0.6, linewidths=0)
+        axes.scatter(true, predicted, s=9, color=CURVES[0], alpha=0.6, linewidths=0)
     else:
         extent = (low, high, low, high)
         cells = axes.hexbin(
@@ -46,12 +42,5 @@ def parity_picture(
     mae = np.abs(predicted - true).mean()
     axes.set_title(f"{quantity} of {len(true):,} molecules", loc="left", size=11, weight="bold", color=INK)
     axes.text(0.04, 0.94, f"mean absolute error {mae:.4g} {unit}".rstrip(), transform=axes.transAxes, size=9, color=INK)
-    axes.tick_params(labelsize=8, colors=FAINT, length=3)
-    axes.grid(color="#EEEEEE", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("bottom", "left"))
-        spine.set_color("#BBBBBB")
-    FigureCanvasAgg(picture)
-    with written_atomically(path) as temporary:
-        picture.savefig(temporary, format="png")
+    style_axes(axes, grid="both")
+    save_picture(picture, path)

@@ -76,7 +76,8 @@ class TestMoFlow(TaskContract):
         assert final["reconstruction"] == 100
         assert min(final[name] for name in ("fcd", "nspdk", "floor_fcd", "floor_nspdk")) > 0 and "fcd" not in evaluation
         assert record.final_metric is not None and record.final_metric.value == final["nuv"]
-        assert (home / "judged" / "molecules.png").read_bytes().startswith(b"\x89PNG")
+        for name in ("molecules", "properties"):
+            assert (home / "judged" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
     def test_without_valid_molecules_there_is_no_picture(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -88,7 +89,7 @@ class TestMoFlow(TaskContract):
         )
         assert "fcd" not in record.history[-1]
         assert record.status == "done" and record.final_metric is not None and record.final_metric.value == 0
-        assert not (home / "nothing" / "molecules.png").exists()
+        assert not {"molecules.png", "properties.png"} & {path.name for path in (home / "nothing").iterdir()}
         assert "no valid molecule was generated" in capsys.readouterr().out
 
     def test_held_out_bits_weigh_every_molecule_equally(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,65 @@
+"""Pictures of generated molecules' properties, and of their quality by temperature."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from src.molecules.score import Properties
+from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
+
+TITLES = {
+    "qed": "QED, drug-likeness (0 to 1)",
+    "logp": "logP, lipophilicity (Crippen)",
+    "sas": "SAS, synthetic accessibility (1 easy)",
+}
+LINES = {
+    "validity": "valid, of generated",
+    "uniqueness": "distinct, of valid",
+    "valid_unique": "valid and distinct, of generated",
+}
+BINS = 40
+
+
+def properties_picture(sets: dict[str, Sequence[Properties]], path: Path) -> None:
+    """Writes a panel for each property with a histogram of each set of molecules, by the set's name.
+
+    Histograms are densities: sets of different sizes can be compared. Raises UserError if the files cannot be written.
+    """
+    picture = new_picture(9.6, 3.2)
+    for axes, (name, title) in zip(picture.subplots(1, len(TITLES)), TITLES.items(), strict=True):
+        columns = {label: np.array([getattr(row, name) for row in rows]) for label, rows in sets.items()}
+        low, high = np.percentile(np.concatenate(list(columns.values())), [0.5, 99.5])
+        edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
+        for colour, (label, values) in zip(CURVES, columns.items(), strict=False):
+            axes.hist(
+                values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.35, edgecolor=colour,
+                label=f"{label}: median {np.median(values):.2f}",
+            )  # fmt: skip
+        axes.set_title(title, loc="left", size=10, weight="bold", color=INK)
+        axes.set_yticks([])
+        axes.margins(y=0.3)
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left")
+        style_axes(axes)
+    counts = ", ".join(f"{len(rows):,} {label}" for label, rows in sets.items())
+    picture.suptitle(f"Properties of molecules: {counts}", x=0.02, ha="left", size=10, color=FAINT)
+    save_picture(picture, path)
+
+
+def temperatures_picture(rows: Sequence[dict[str, float]], path: Path) -> None:
+    """Writes validity, uniqueness and their product over the temperature. Raises UserError if it cannot be written."""
+    picture = new_picture(5.6, 3.6)
+    axes = picture.subplots()
+    temperatures = [row["temperature"] for row in rows]
+    for colour, (name, label) in zip(CURVES, LINES.items(), strict=False):
+        axes.plot(temperatures, [row[name] for row in rows], color=colour, linewidth=1.6, marker="o", markersize=4,
+                  label=label)  # fmt: skip
+    axes.set(ylim=(-2, 104))
+    axes.set_yticks(range(0, 101, 20), [f"{share}%" for share in range(0, 101, 20)])
+    axes.set_xlabel("temperature", size=8, color=FAINT, loc="right", labelpad=1)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
+    best = max(rows, key=lambda row: row["valid_unique"])
+    title = f"best at {best['temperature']:g}: {best['valid_unique']:.1f}% valid and unique"
+    axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
+    style_axes(axes)
+    save_picture(picture, path)

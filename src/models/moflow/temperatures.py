@@ -1,0 +1,57 @@
+"""Quality of the molecules that one network generates at several temperatures."""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from src.errors import UserError
+from src.models.moflow.network import MoFlow
+from src.molecules.score import Properties, Scorer, score_batch
+from src.system.files import write_csv
+
+KEY = "model.predict.temperatures"
+RATED = 1000  # distinct valid molecules whose properties are computed
+COLUMNS = ("temperature", "validity", "uniqueness", "valid_unique", *(f"median_{name}" for name in Properties._fields))
+
+
+def check_temperatures(temperatures: Sequence[float]) -> None:
+    """Raises UserError unless there are temperatures, each above 0."""
+    if not temperatures or any(not isinstance(t, int | float) or t <= 0 for t in temperatures):
+        raise UserError(f"{KEY}={list(temperatures)}: give numbers above 0, such as [0.3,0.5,0.7]")
+
+
+@torch.no_grad()
+def over_temperatures(
+    network: MoFlow, scorer: Scorer, temperatures: Sequence[float], count: int, batch: int, correct_validity: bool
+) -> list[dict[str, float]]:
+    """Generates `count` molecules at each temperature; returns what COLUMNS names of each.
+
+    Percentages: validity of generated, uniqueness of valid, `valid_unique` the distinct valid ones of generated. A
+    median without valid molecules is NaN.
+    """
+    rows = []
+    for temperature in temperatures:
+        sizes = [min(batch, count - start) for start in range(0, count, batch)]
+        samples = (network.sample(size, temperature) for size in sizes)
+        arrays = [(nodes.cpu().numpy(), edges.cpu().numpy()) for nodes, edges in samples]
+        built = [scorer.build(nodes, edges, correct_validity) for nodes, edges in arrays]
+        smiles = list(chain.from_iterable(each.result() for each in built))
+        scores = score_batch(smiles, frozenset())
+        rated = scorer.properties(list(dict.fromkeys(filter(None, smiles)))[:RATED]).result()
+        medians = [median(column) for column in zip(*rated, strict=True)] or [float("nan")] * len(Properties._fields)
+        values = temperature, scores.validity, scores.uniqueness, scores.nuv, *medians
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def write_temperatures(rows: Sequence[dict[str, float]], output: Path) -> dict[str, Path]:
+    """Writes OUTPUT_temperatures.csv and .png next to `output`; returns both."""
+    from src.models.moflow.plots import temperatures_picture  # it takes a while, and few predictions draw it
+
+    table, picture = (output.with_name(f"{output.stem}_temperatures{ending}") for ending in (".csv", ".png"))
+    write_csv(table, COLUMNS, ([f"{row[name]:.4f}" for name in COLUMNS] for row in rows))
+    temperatures_picture(rows, picture)
+    return {"temperatures": table, "temperatures drawn": picture}
