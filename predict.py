@@ -4,6 +4,7 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
+from src.config.trained import name_model
 from src.system.lean import loading
 
 
@@ -15,4 +16,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_entry_point(main)
+    run_entry_point(main, name_model)

@@ -55,10 +55,15 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         fail(explain(error))
 
 
-def run_entry_point(main: Callable[[], None]) -> None:
-    """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend."""
+def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], list[str]] = list) -> None:
+    """Runs a `hydra.main` function; prints one line and exits with 2 for what the user can mend.
+
+    Args:
+        complete: adds to the command's arguments what they imply.
+    """
     schema.register()
     lean.install()
+    sys.argv[1:] = complete(sys.argv[1:])
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out

@@ -13,6 +13,7 @@ from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
+from src.config.trained import has_trained_data
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
 from src.launch.failures import is_out_of_memory
@@ -27,26 +28,33 @@ from src.run import described
 from src.system.masking import MASK, mask_error
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
-from src.training.task import Task, wanted
+from src.training.task import RUN, Task, wanted
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
-def predict(config: DictConfig) -> Record:
+def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     """Predicts as configured and writes the predictions and `result.json`; returns the record.
+
+    Args:
+        given: the overrides that the config was composed with; the command line's if not given. They come before what
+            the checkpoint says of its training.
 
     Raises what ended it, after the record is on disk; UserError for what the user can mend.
     """
     clock = Clock(run_begin_s())
-    config = complete_prediction(config)
+    given = given_overrides() if given is None else given
+    checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
+    config = complete_prediction(config, (checkpoint or {}).get(RUN), given)
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
     error: BaseException | None = None
     try:
-        task = load_task(config)
+        task = load_task(config, checkpoint, given)
         clock.mark("startup")
-        prediction = run_batches(task, config, folder, clock)
+        same = has_trained_data(config, (checkpoint or {}).get(RUN))
+        prediction = run_batches(task, config, folder, clock, same)
         files |= prediction.files
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
@@ -74,14 +82,15 @@ def predict(config: DictConfig) -> Record:
     return record
 
 
-def load_task(config: DictConfig) -> Task:
+def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str]) -> Task:
     """Returns the task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
-    checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     trained = trained_config(checkpoint, Path(config.ckpt_path)) if checkpoint is not None else None
     if trained is not None:
         if trained["name"] != config.model.name:
-            raise UserError(f"{config.ckpt_path} is a checkpoint of {trained['name']}; add model={trained['name']}")
-        config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given_overrides())
+            raise UserError(
+                f"{config.ckpt_path} is a checkpoint of {trained['name']}; leave out model={config.model.name}"
+            )
+        config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given)
     check_packages(config)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution)
@@ -120,7 +129,7 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
     return trained
 
 
-def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> Prediction:
+def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock, has_trained_data: bool) -> Prediction:
     """Lets the task predict, under the configured precision."""
     if wanted(config.execution.compile, task.device.type == "cuda"):
         task.compile_network()
@@ -132,6 +141,7 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock) -> P
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
         datamodule=partial(instantiate, config.datamodule),
         options=dict(config.model.predict),
+        has_trained_data=has_trained_data,
     )
     dtype = AUTOCAST.get(config.precision.lightning)
     with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
@@ -156,6 +166,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "samples": prediction.samples,
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
         "final_metric": prediction.final_metric,
+        "quality": [each._asdict() for each in prediction.quality],
         "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }

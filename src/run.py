@@ -22,6 +22,7 @@ from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.instantiate import instantiate_parts
 from src.config.settings import given_overrides
+from src.config.trained import training_choices
 from src.datamodules.base import DataModule
 from src.errors import UserError
 from src.launch import failures
@@ -113,6 +114,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
+    task.run_config = training_choices(config)
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit

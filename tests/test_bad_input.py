@@ -156,8 +156,8 @@ def tiny_predict(home: Path, *overrides: str) -> list[str]:
 def test_a_checkpoint_of_another_model(checkpoint: Path, tmp_path: Path, refused: EntryPoint) -> None:
     content = torch.load(checkpoint)
     torch.save(content | {"model_config": {"name": "dlrm", "task": {}}}, checkpoint)
-    line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
-    assert line == f"{checkpoint} is a checkpoint of dlrm; add model=dlrm"
+    line = refused("predict.py", f"ckpt_path={checkpoint}", "model=moflow", *tiny_predict(tmp_path))
+    assert line == f"{checkpoint} is a checkpoint of dlrm; leave out model=moflow"
 
 
 class Executes:

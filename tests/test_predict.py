@@ -28,7 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predicted(folder: Path, *overrides: str) -> Record:
     """Returns the record of 10 corrected molecules in batches of 4, with no word about the network."""
     mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4", "warmup_batches=2"]
-    return predict(composed("predict", *mine, "model.predict.correct_validity=true", *overrides))
+    given = [*mine, "model.predict.correct_validity=true", *overrides]
+    return predict(composed("predict", *given), given)
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -84,6 +85,11 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     order = [latency.p50, latency.p90, latency.p95, latency.p99]
     assert order == sorted(order, key=float)  # type: ignore[arg-type]
     assert record.final_metric is not None and record.final_metric.value == 100
+    assert record.quality is not None
+    validity, uniqueness = record.quality
+    assert (validity.value, validity.of) == (100, "10 of 10 molecules are valid; molecules.csv holds these")
+    distinct = {row["smiles"] for row in rows_of(tmp_path / "molecules.csv")}
+    assert uniqueness.value == pytest.approx(10 * len(distinct))
     wall = record.phases_s.pop("wall")
     assert wall is not None
     assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)

@@ -1,12 +1,15 @@
 """The only place where a config is checked, completed and frozen, before anything is built from it."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from src.config.schema import Hardware
 from src.config.settings import CONF, check_execution, check_training
+from src.config.trained import as_trained
 from src.errors import UserError
 from src.system.masking import watch
 
@@ -27,12 +30,18 @@ def complete(config: DictConfig) -> DictConfig:
     return config
 
 
-def complete_prediction(config: DictConfig) -> DictConfig:
-    """Returns a prediction's config, likewise. It is not read-only: the checkpoint's model replaces its own."""
+def complete_prediction(config: DictConfig, trained: Any = None, given: Sequence[str] = ()) -> DictConfig:
+    """Returns a prediction's config, likewise. It is not read-only: the checkpoint's model replaces its own.
+
+    Args:
+        trained, given: as for `as_trained`.
+    """
     for key in ("num_samples", "batch_size"):
         if config[key] is not None and config[key] < 1:
             raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
     check_execution(config)
+    config.hardware = resolve_hardware(config.hardware)
+    as_trained(config, trained, given)
     resolve(config)
     return config
 

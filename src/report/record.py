@@ -85,6 +85,16 @@ class FinalMetric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quality:
+    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words."""
+
+    name: str
+    value: Figure = None
+    unit: str = ""
+    of: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Device memory in GiB: peaks as the maximum over ranks, total of one device, least free memory of a device."""
 
@@ -147,11 +157,11 @@ class WithLoading:
 
 
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
-_ADDED_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib")
+_ADDED_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib", "quality")
 
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady"),
-    "predict": ("throughput", "latency_s", "with_loading"),
+    "predict": ("throughput", "latency_s", "with_loading", "quality"),
 }
 
 
@@ -177,6 +187,7 @@ class Record:
     latency_s: Latency | None = None
     with_loading: WithLoading | None = None
     final_metric: FinalMetric | None = None
+    quality: list[Quality] | None = None
     mem: Memory | None = None
     phases_s: dict[str, Figure] = field(default_factory=dict)
     utilisation: Utilisation | None = None

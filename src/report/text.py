@@ -17,7 +17,7 @@ def summary(record: Record, files: Mapping[str, Path]) -> str:
 
     `files` maps a description ('record', 'generated molecules') to a path.
     """
-    parts = [_ending(record), _result(record), _rates(record), _phases(record), _files(files)]
+    parts = [_ending(record), _quality(record), _result(record), _rates(record), _phases(record), _files(files)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -41,6 +41,14 @@ def _result(record: Record) -> str:
     if max(map(len, whole)) > WIDTH:
         whole = _aligned([line[:3] for line in lines]) + _aligned([line[3:] for line in lines])
     return "\n".join(["Result ('/' is not reported)", *(f"  {line}" for line in whole)])
+
+
+def _quality(record: Record) -> str:
+    """Returns a line for each figure of how good predictions are."""
+    known = [(each, number(each.value)) for each in record.quality or () if each.value is not None]
+    width = max((len(value) for _, value in known), default=0)
+    lines = [f"  {each.name:<12}{value:>{width}} {each.unit:<12}  {each.of}" for each, value in known]
+    return "\n".join(["Quality", *lines]) if lines else ""
 
 
 def _rates(record: Record) -> str:

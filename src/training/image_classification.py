@@ -22,8 +22,10 @@ from src.training.prediction import (
     BenchmarkOptions,
     Prediction,
     PredictionJob,
+    Quality,
     TimedBatches,
     check_csv,
+    split_in_words,
     time_calls,
     warm_up,
 )
@@ -186,8 +188,11 @@ class ImageClassificationTask(Task):
         write_classes(found, datamodule.file_names(split), self.class_names, job.output)
         clock.mark("evaluation")
         is_known = (found.labels != UNKNOWN).all()
-        top1 = self.final_metric.record(float((found.classes == found.labels).mean())) if is_known else None
-        return Prediction(timed.samples, timed.latencies_s, {"predictions": job.output}, top1, timed.loaded_latencies_s)
+        share = float((found.classes == found.labels).mean())
+        words = split_in_words(wanted, "images", split, wanted * (job.has_trained_data and split == "train"))
+        quality = [Quality("top-1", 100 * share, "%", f"right, {words}")] if is_known else []
+        judged, files = self.final_metric.record(share) if is_known else None, {"predictions": job.output}
+        return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
     def _prediction_data(self, job: PredictionJob) -> ImageDataModule:
         """Returns the configured images, of the network's size and number of classes, ready to be loaded."""

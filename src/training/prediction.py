@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,16 @@ class PredictionJob:
     graph: bool  # capture the model's work in CUDA graphs
     datamodule: Callable[..., Any]  # instantiates the configured one; arguments override the config's
     options: dict[str, Any]  # the model's own, from its config's `predict`
+    has_trained_data: bool = False  # the data is that of the training: its splits say what was trained on
+
+
+class Quality(NamedTuple):
+    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words."""
+
+    name: str
+    value: float
+    unit: str
+    of: str
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Prediction:
     `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
     `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
     `tokens`: real and processed ones of all samples, where they have any.
+    `quality`: how good the predictions are, as far as the truth is known.
     """
 
     samples: int
@@ -45,6 +56,7 @@ class Prediction:
     final_metric: dict[str, Any] | None = None
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
+    quality: list[Quality] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,12 @@ class BenchmarkOptions:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UserError(f"model.predict.repeats={self.repeats} times nothing; give 1 or more")
+
+
+def split_in_words(count: int, what: str, split: str, trained_on: int) -> str:
+    """Returns `count` samples in words, with their split and how many of them were trained on."""
+    seen = "" if not trained_on else ", all trained on" if trained_on == count else f", {trained_on:,} trained on"
+    return f"{count:,} {what} of the {split} split{seen}"
 
 
 class TimedBatches(Generic[B]):

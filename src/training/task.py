@@ -30,6 +30,7 @@ from src.training.schedule import Schedule, ScheduledRate
 from src.training.step import TrainStep
 
 T = TypeVar("T")
+RUN = "run_config"  # a key of checkpoints: the data and the precision of the training
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Task(pl.LightningModule):
         self.output_dir: Path | None = None  # where evaluations may write files
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task
+        self.run_config: Any = None  # likewise: the data and the precision
         self.waiting = Waiting(torch.device("cpu"))  # for other ranks, in this training
         self.after_step: Callable[[pl.Trainer], None] | None = None  # called when a batch's callbacks are done
         self._step: TrainStep | None = None
@@ -208,6 +210,7 @@ class Task(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = masked(self.model_config, "model")
+        checkpoint[RUN] = self.run_config
         for state in checkpoint.get("optimizer_states", ()):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there

@@ -51,11 +51,11 @@ def tiny_distilbert(home: Path, *overrides: str, padding: str = "packed") -> Dic
     return composed("train", *tiny_overrides(home, padding), *overrides)
 
 
-def tiny_prediction(home: Path, *overrides: str, padding: str = "packed") -> DictConfig:
-    """Composes the config of a prediction in batches of 8 that writes to `home`/predicted."""
-    return composed(
-        "predict", "model=distilbert", f"datamodule.padding={padding}", "datamodule.max_length=16",
+def tiny_prediction(home: Path, *overrides: str, padding: str = "packed") -> list[str]:
+    """Returns the overrides of a prediction in batches of 8 that writes to `home`/predicted."""
+    return [
+        "model=distilbert", f"datamodule.padding={padding}", "datamodule.max_length=16",
         f"datamodule.raw={home / 'raw'}", f"datamodule.vocabulary={home / 'raw'}", "precision=fp32", "hardware=cpu",
         "batch_size=8", f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
         f"output_dir={home / 'predicted'}", *overrides,
-    )  # fmt: skip
+    ]  # fmt: skip

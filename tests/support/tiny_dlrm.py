@@ -41,10 +41,10 @@ def tiny_dlrm(home: Path, *overrides: str, data: tuple[str, ...] = ON_DEVICE, mo
     return composed("train", *tiny_overrides(home, data, model), *overrides)
 
 
-def tiny_prediction(home: Path, *overrides: str, data: tuple[str, ...] = ON_DISK) -> DictConfig:
-    """Composes the config of a prediction in batches of 16 that writes to `home`/predicted."""
+def tiny_prediction(home: Path, *overrides: str, data: tuple[str, ...] = ON_DISK) -> list[str]:
+    """Returns the overrides of a prediction in batches of 16 that writes to `home`/predicted."""
     mine = [
         "model=dlrm", *data, "precision=fp32", "hardware=cpu", "batch_size=16", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",
     ]  # fmt: skip
-    return composed("predict", *mine, *overrides)
+    return [*mine, *overrides]

@@ -33,13 +33,13 @@ def tiny_mobilenet(home: Path, *overrides: str, data: tuple[str, ...] = SYNTHETI
     return composed("train", *tiny_overrides(home, data), *overrides)
 
 
-def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
-    """Composes the config of a prediction in batches of 4 that writes to `home`/predicted."""
+def tiny_prediction(home: Path, *overrides: str) -> list[str]:
+    """Returns the overrides of a prediction in batches of 4 that writes to `home`/predicted."""
     mine = [
         "model=mobilenet_v1", "precision=fp32", "hardware=cpu", "batch_size=4", f"data_root={home / 'data'}",
         f"output_root={home / 'outputs'}", f"output_dir={home / 'predicted'}",
     ]  # fmt: skip
-    return composed("predict", *mine, *overrides)
+    return [*mine, *overrides]
 
 
 def picture(height: int, width: int, seed: int = 0, mode: str = "RGB") -> Image.Image:

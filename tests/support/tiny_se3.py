@@ -39,7 +39,7 @@ def tiny_se3(home: Path, *overrides: str) -> DictConfig:
     return composed("train", *overridden, *overrides)
 
 
-def tiny_prediction(home: Path, *overrides: str) -> DictConfig:
-    """Returns the config of a prediction of the same molecules that writes to `home`/predicted."""
+def tiny_prediction(home: Path, *overrides: str) -> list[str]:
+    """Returns the overrides of a prediction of the same molecules that writes to `home`/predicted."""
     overridden = [*molecules_in(home), "precision=fp32", "hardware=cpu", f"output_dir={home / 'predicted'}"]
-    return composed("predict", *overridden, *overrides)
+    return [*overridden, *overrides]

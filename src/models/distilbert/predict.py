@@ -20,7 +20,15 @@ from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
 from src.models.distilbert.plots import confusion_picture
 from src.system.files import write_csv
-from src.training.prediction import Prediction, PredictionJob, TimedBatches, check_csv, warm_up
+from src.training.prediction import (
+    Prediction,
+    PredictionJob,
+    Quality,
+    TimedBatches,
+    check_csv,
+    split_in_words,
+    warm_up,
+)
 from src.training.task import FinalMetric
 
 NAMES = ("negative", "positive")  # of SST-2's labels 0 and 1
@@ -90,7 +98,10 @@ def predict_sentences(
     files, accuracy = write_labels(text, np.concatenate(found), labels, job.output)
     clock.mark("evaluation")
     judged = None if accuracy is None else metric.record(accuracy)
-    return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s)
+    split, known = datamodule.predict, int((labels != UNLABELLED).sum())
+    words = split_in_words(known, "sentences", split, known * (job.has_trained_data and split == "train"))
+    quality = [] if accuracy is None else [Quality("accuracy", 100 * accuracy, "%", f"right, {words}")]
+    return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
 def sentences_of(datamodule: SST2DataModule) -> Sentences:

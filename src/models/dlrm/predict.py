@@ -19,8 +19,10 @@ from src.training.prediction import (
     BenchmarkOptions,
     Prediction,
     PredictionJob,
+    Quality,
     TimedBatches,
     check_csv,
+    split_in_words,
     time_calls,
     warm_up,
 )
@@ -62,7 +64,11 @@ def predict_clicks(
     area = write_scores(np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted], job.output)
     clock.mark("evaluation")
     judged = None if area is None else metric.record(area)
-    return Prediction(timed.samples, timed.latencies_s, {"predictions": job.output}, judged, timed.loaded_latencies_s)
+    count, split = min(wanted, sum(map(len, scores))), datamodule.predict
+    words = split_in_words(count, "rows", split, count * (job.has_trained_data and split == "train"))
+    quality = [] if area is None else [Quality("AUC", area, "", f"area under the ROC curve, {words}")]
+    files = {"predictions": job.output}
+    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
 def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> float | None:

@@ -17,7 +17,7 @@ from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
 from src.system.files import write_csv, write_text
-from src.training.prediction import Prediction, PredictionJob, TimedBatches
+from src.training.prediction import Prediction, PredictionJob, Quality, TimedBatches
 
 LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 
@@ -65,8 +65,13 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
         files |= write_interpolation(way, output)
     clock.mark("evaluation")
-    validity = {"name": "validity", "value": 100 * len(valid) / job.num_samples, "target": None, "reached": None}
-    return Prediction(len(latencies) * job.batch_size, latencies, files, validity)
+    share = 100 * len(valid) / job.num_samples
+    held = f"{len(valid):,} of {job.num_samples:,} molecules are valid; {output.name} holds these"
+    quality = [Quality("validity", share, "%", held)]
+    if valid:
+        quality.append(Quality("uniqueness", 100 * len(set(valid)) / len(valid), "%", "of the valid ones are distinct"))
+    validity = {"name": "validity", "value": share, "target": None, "reached": None}
+    return Prediction(len(latencies) * job.batch_size, latencies, files, validity, quality=quality)
 
 
 def generated(

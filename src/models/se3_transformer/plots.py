@@ -1,11 +1,13 @@
 """Pictures of predictions."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
 from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
+from src.training.prediction import Quality
 
 DENSITY_FROM = 2000  # molecules from which a density is drawn instead of points
 
@@ -14,10 +16,10 @@ def parity_picture(
     predicted: Float[np.ndarray, " molecules"],
     true: Float[np.ndarray, " molecules"],
     quantity: str,
-    unit: str,
+    errors: Sequence[Quality],
     path: Path,
 ) -> None:
-    """Writes a picture of predicted against true values, with the line of equality and the mean absolute error.
+    """Writes a picture of predicted against true values, with the line of equality and the errors.
 
     Raises UserError if the file cannot be written.
     """
@@ -36,11 +38,12 @@ def parity_picture(
         picture.colorbar(cells, ax=axes, shrink=0.7).set_label("molecules", color=FAINT, size=9)
     axes.plot([low, high], [low, high], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    shown = f" in {unit}" if unit else ""
+    shown = f" in {errors[0].unit}" if errors[0].unit else ""
     axes.set_xlabel(f"true {quantity}{shown}", color=INK)
     axes.set_ylabel(f"predicted {quantity}{shown}", color=INK)
-    mae = np.abs(predicted - true).mean()
     axes.set_title(f"{quantity} of {len(true):,} molecules", loc="left", size=11, weight="bold", color=INK)
-    axes.text(0.04, 0.94, f"mean absolute error {mae:.4g} {unit}".rstrip(), transform=axes.transAxes, size=9, color=INK)
+    lines = "\n".join(f"{name} {value:.4g} {unit}".rstrip() for name, value, unit, _ in errors)
+    axes.text(0.04, 0.96, lines, transform=axes.transAxes, size=9, color=INK, va="top")
+    axes.text(0.98, 0.02, errors[0].of.partition(", ")[2], transform=axes.transAxes, size=7, color=FAINT, ha="right")
     style_axes(axes, grid="both")
     save_picture(picture, path)

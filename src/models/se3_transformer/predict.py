@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from src.batches.molecular_graphs import GraphBatch
@@ -16,7 +16,16 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.se3_transformer.plots import parity_picture
 from src.system.files import write_csv
-from src.training.prediction import Prediction, PredictionJob, TimedBatches, check_csv, synchronize, warm_up
+from src.training.prediction import (
+    Prediction,
+    PredictionJob,
+    Quality,
+    TimedBatches,
+    check_csv,
+    split_in_words,
+    synchronize,
+    warm_up,
+)
 from src.training.task import FinalMetric
 
 
@@ -76,10 +85,12 @@ def predict_molecules(
                 predictions.append(values[: batch.count])
     clock.mark("other")
     values = np.concatenate(predictions)
-    files, error = write_values(values, datamodule, loader.index.numpy()[: len(values)], quantity, job.output)
+    rows = loader.index.numpy()[: len(values)]
+    trained = np.isin(rows, datamodule.splits["train"]) if job.has_trained_data else np.zeros(len(rows), bool)
+    files, quality = write_values(values, datamodule, rows, trained, quantity, job.output)
     clock.mark("evaluation")
-    judged = None if error is None else quantity.metric.record(error)
-    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s)
+    judged = quantity.metric.record(quality[0].value) if quality else None
+    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
 def timed_as_published(
@@ -105,25 +116,45 @@ def write_values(
     predictions: Float[np.ndarray, " molecules"],
     datamodule: GraphDataModule,
     rows: Int[np.ndarray, " molecules"],
+    trained: Bool[np.ndarray, " molecules"],
     quantity: Quantity,
     output: Path,
-) -> tuple[dict[str, Path], float | None]:
-    """Writes a line for each molecule: its name, the quantity, prediction, true value or nothing, and the unit.
+) -> tuple[dict[str, Path], list[Quality]]:
+    """Writes a line for each molecule: its name, the quantity, prediction, true value or nothing, the unit, and whether
+    it was trained on.
 
-    Returns the files and the mean absolute error. Without true values there is no error and no parity picture.
+    Returns the files and the errors, the mean absolute one first. Without true values there is none and no picture.
     """
     data = datamodule.data
     assert data is not None
     true = data.target(datamodule.task)[rows].astype(np.float64)
     known = np.isfinite(true)
     lines = (
-        [data.names[row], quantity.name, f"{value:.6f}", f"{target:.6f}" if np.isfinite(target) else "", quantity.unit]
-        for row, value, target in zip(rows, predictions, true, strict=True)
-    )
-    write_csv(output, ["molecule", "quantity", "predicted", "true", "unit"], lines)
+        [data.names[row], quantity.name, f"{value:.6f}", f"{target:.6f}" if np.isfinite(target) else "", quantity.unit,
+         "yes" if seen else "no"]
+        for row, value, target, seen in zip(rows, predictions, true, trained, strict=True)
+    )  # fmt: skip
+    write_csv(output, ["molecule", "quantity", "predicted", "true", "unit", "trained_on"], lines)
     files = {"predictions": output}
     if not known.any():
-        return files, None
+        return files, []
+    predictions, true = predictions[known], true[known]
+    words = split_in_words(len(true), "molecules", datamodule.predict, int(trained[known].sum()))
+    quality = errors_of(predictions, true, quantity, words)
     files["parity"] = output.with_suffix(".png")
-    parity_picture(predictions[known], true[known], quantity.name, quantity.unit, files["parity"])
-    return files, float(np.abs(predictions - true)[known].mean())
+    parity_picture(predictions, true, quantity.name, quality, files["parity"])
+    return files, quality
+
+
+def errors_of(
+    predicted: Float[np.ndarray, " molecules"], true: Float[np.ndarray, " molecules"], quantity: Quantity, of: str
+) -> list[Quality]:
+    """Returns mean absolute and root mean square error, and R2 unless all true values are equal."""
+    error = predicted - true
+    found = [
+        Quality("MAE", float(np.abs(error).mean()), quantity.unit, f"mean absolute error, {of}"),
+        Quality("RMSE", float(np.sqrt((error**2).mean())), quantity.unit, "root mean square error"),
+    ]
+    if true.std() > 0:
+        found.append(Quality("R2", float(1 - (error**2).mean() / true.var()), "", "share of the variance explained"))
+    return found

@@ -173,10 +173,10 @@ class SE3TransformerTask(Task):
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts molecules of a file or a split; see `src.models.se3_transformer.predict`."""
         datamodule = self.check_datamodule(job.datamodule())
-        if datamodule.task is not None and datamodule.task != self.quantity:
-            datamodule = job.datamodule(task=self.quantity)  # the true values of what the checkpoint predicts
-        datamodule.device = self.device
+        datamodule.device, datamodule.task = self.device, None
         datamodule.prepare_data()
+        if self.quantity in datamodule.source(datamodule.data_dir).units:
+            datamodule.task = self.quantity  # the true values of what the checkpoint predicts
         datamodule.setup("predict")
         self.molecule = mean_molecule(datamodule.loader(datamodule.predict))
         quantity = Quantity(self.quantity, self.unit_of_quantity, self.final_metric)

@@ -16,9 +16,9 @@ from src.errors import UserError
 from src.models.distilbert.plots import confusion_picture
 from src.models.distilbert.predict import confusion
 from src.models.distilbert.task import DistilBertTask
-from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train
+from tests.support.composing import composed, prediction_of
 from tests.support.tiny_distilbert import NUM_DEV, tiny_distilbert, tiny_prediction
 
 TEXT = ["word1 good word2", "bad", '"lovely", word3 said', "word5 word6"]
@@ -38,7 +38,7 @@ def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
 
     def predicted(*overrides: str, **options: Any) -> Record:
         checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
-        return predict(tiny_prediction(home, f"output_dir={tmp_path}", checkpoint, *overrides, **options))
+        return prediction_of(tiny_prediction(home, f"output_dir={tmp_path}", checkpoint, *overrides, **options))
 
     return predicted
 
@@ -60,7 +60,7 @@ def expected_probabilities(home: Path, sentences: str | list[str]) -> np.ndarray
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: DistilBertTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
-    data: Any = instantiate(tiny_prediction(home).datamodule)
+    data: Any = instantiate(composed("predict", *tiny_prediction(home)).datamodule)
     data.setup("predict")
     tokens = sentences if isinstance(sentences, str) else data.encode(sentences, "test")
     with torch.no_grad():
@@ -89,7 +89,9 @@ def test_the_csv_has_every_sentence_of_the_dev_set_in_order(
 
 
 def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    evaluated, found = read_record(home / "run").final_metric, predicted().final_metric
+    record = predicted()
+    evaluated, found = read_record(home / "run").final_metric, record.final_metric
+    assert record.quality and record.quality[0].of == f"right, {NUM_DEV} sentences of the dev split"
     assert found is not None and evaluated is not None
     assert (found.name, found.value, found.target) == ("acc", evaluated.value, evaluated.target)
 

@@ -15,9 +15,9 @@ from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.task import DLRMTask
-from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train
+from tests.support.composing import composed, prediction_of
 from tests.support.tiny_dlrm import CARDINALITIES, ON_DEVICE, ON_DISK, tiny_dlrm, tiny_prediction
 
 ROWS = 100  # of the test split
@@ -37,7 +37,7 @@ def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
 
     def predicted(*overrides: str, **options: Any) -> Record:
         checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
-        return predict(tiny_prediction(home, f"output_dir={tmp_path}", checkpoint, *overrides, **options))
+        return prediction_of(tiny_prediction(home, f"output_dir={tmp_path}", checkpoint, *overrides, **options))
 
     return predicted
 
@@ -52,7 +52,7 @@ def expected_rows(home: Path) -> tuple[np.ndarray, np.ndarray]:
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: DLRMTask = instantiate(saved["model_config"]["task"])
     task.load_state_dict(saved["state_dict"])
-    data: Any = instantiate(tiny_prediction(home).datamodule)
+    data: Any = instantiate(composed("predict", *tiny_prediction(home)).datamodule)
     data.setup("predict")
     (batch,) = data.loader("test", batch_size=ROWS)
     with torch.no_grad():
@@ -72,7 +72,9 @@ def test_the_csv_has_every_row_in_order(home: Path, predicted: Callable[..., Rec
 
 def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
     evaluated = read_record(home / "run").final_metric
-    found = predicted("datamodule.predict=test").final_metric
+    record = predicted("datamodule.predict=test")
+    found = record.final_metric
+    assert record.quality and record.quality[0].of.endswith(f"{record.samples} rows of the test split")
     assert found is not None and evaluated is not None and found.value is not None
     assert (found.name, found.value, found.target) == ("auc", evaluated.value, evaluated.target)
 
@@ -132,7 +134,7 @@ def test_without_a_checkpoint_the_tables_come_from_the_data(
         return forward(self, clicks)
 
     monkeypatch.setattr(DLRM, "forward", looking)
-    record = predict(tiny_prediction(home, f"output_dir={tmp_path}", "num_samples=16", f"precision={precision}"))
+    record = prediction_of(tiny_prediction(home, f"output_dir={tmp_path}", "num_samples=16", f"precision={precision}"))
     assert record.status == "done"
     assert seen[-1] == (CARDINALITIES, dtype)
 
@@ -143,7 +145,7 @@ def test_without_a_checkpoint_the_tables_come_from_the_data(
         (["output=clicks.txt"], "output=clicks.txt: predictions are written as csv; give a name that ends in .csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split; choose from "),
         (["model.predict.repeats=0"], "model.predict.repeats=0 times nothing; give 1 or more"),
-        (["model=dlrm_dcnv2"], "is a checkpoint of dlrm; add model=dlrm"),
+        (["model=dlrm_dcnv2"], "is a checkpoint of dlrm; leave out model=dlrm_dcnv2"),
     ],
 )
 def test_bad_options_are_errors(overrides: list[str], words: str, predicted: Callable[..., Record]) -> None:

@@ -12,9 +12,9 @@ import torch
 from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.mobilenet_v1.task import MobileNetV1Task
-from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train
+from tests.support.composing import composed, prediction_of
 from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_prediction, write_folders
 
 
@@ -33,7 +33,7 @@ def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
     def predicted(*overrides: str, data: str = "image_folder", folder: Path = home / "images") -> Record:
         checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
         where = f"datamodule={data}", f"datamodule.data_dir={folder}", "datamodule.threads=2"
-        return predict(tiny_prediction(home, *where, f"output_dir={tmp_path}", checkpoint, *overrides))
+        return prediction_of(tiny_prediction(home, *where, f"output_dir={tmp_path}", checkpoint, *overrides))
 
     return predicted
 
@@ -48,7 +48,9 @@ def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
     saved = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
     task: MobileNetV1Task = instantiate(saved["model_config"]["task"]).eval()
     task.load_state_dict(saved["state_dict"])
-    config = tiny_prediction(home, "datamodule=image_folder", f"datamodule.data_dir={home / 'images'}")
+    config = composed(
+        "predict", *tiny_prediction(home, "datamodule=image_folder", f"datamodule.data_dir={home / 'images'}")
+    )
     data: Any = instantiate(config.datamodule, num_classes=3, image_size=32)
     data.setup("predict")
     (batch,) = data.loader("val", batch_size=15)
@@ -69,7 +71,9 @@ def test_the_csv_has_every_image_in_order(home: Path, predicted: Callable[..., R
 
 
 def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
-    evaluated, found = read_record(home / "run").final_metric, predicted().final_metric
+    record = predicted()
+    evaluated, found = read_record(home / "run").final_metric, record.final_metric
+    assert record.quality and record.quality[0].of == "right, 15 images of the val split"
     assert found is not None and evaluated is not None
     assert (found.name, found.value) == ("top1", evaluated.value)
 
@@ -111,7 +115,7 @@ def test_the_benchmark_times_one_batch(predicted: Callable[..., Record], tmp_pat
 def test_synthetic_images_need_no_checkpoint(tmp_path: Path) -> None:
     """Random weights are enough for timing; images without files are numbered."""
     sizes = "datamodule.num_classes=3", "datamodule.image_size=32", "model.task.network.width_multiplier=0.125"
-    record = predict(tiny_prediction(tmp_path, "datamodule=image_synthetic", *sizes, "num_samples=6"))
+    record = prediction_of(tiny_prediction(tmp_path, "datamodule=image_synthetic", *sizes, "num_samples=6"))
     rows = rows_of(tmp_path / "predicted" / "predictions.csv")
     assert [row["file"] for row in rows] == [str(number) for number in range(6)]
     assert record.samples == 8  # two batches were timed
@@ -133,4 +137,4 @@ def test_bad_options_are_errors(overrides: tuple[str, ...], message: str, predic
 def test_data_without_images_is_an_error(home: Path, tmp_path: Path) -> None:
     checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
     with pytest.raises(UserError, match="MobileNetV1 needs images"):
-        predict(tiny_prediction(home, "datamodule=criteo_resident", f"output_dir={tmp_path}", checkpoint))
+        prediction_of(tiny_prediction(home, "datamodule=criteo_resident", f"output_dir={tmp_path}", checkpoint))

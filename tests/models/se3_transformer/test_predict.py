@@ -10,11 +10,13 @@ import pytest
 
 from src.errors import UserError
 from src.models.se3_transformer.plots import parity_picture
+from src.models.se3_transformer.predict import Quantity, errors_of
 from src.models.se3_transformer.task import SE3TransformerTask
 from src.predict import predict
 from src.report.record import Record, read_record
 from src.run import train
-from tests.support.composing import composed
+from src.training.task import FinalMetric
+from tests.support.composing import composed, prediction_of
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
 
@@ -33,7 +35,7 @@ def predicted(home: Path, tmp_path: Path) -> Callable[..., Record]:
     def predicted(*overrides: str) -> Record:
         checkpoint = home / "run" / "checkpoints" / "best.ckpt"
         folder = f"output_dir={tmp_path}"
-        return predict(tiny_prediction(home, folder, f"ckpt_path={checkpoint}", "batch_size=10", *overrides))
+        return prediction_of(tiny_prediction(home, folder, f"ckpt_path={checkpoint}", "batch_size=10", *overrides))
 
     return predicted
 
@@ -57,7 +59,7 @@ def test_every_molecule_is_in_the_csv_once_with_its_true_value(
 ) -> None:
     record = predicted()
     rows = rows_of(tmp_path / "predictions.csv")
-    assert list(rows[0]) == ["molecule", "quantity", "predicted", "true", "unit"]
+    assert list(rows[0]) == ["molecule", "quantity", "predicted", "true", "unit", "trained_on"]
     lines = (home / "chains.csv").read_text().splitlines()[1:]
     smiles, energies = zip(*(line.split(",") for line in lines), strict=True)
     assert [row["molecule"] for row in rows] == [f"chains.csv line {i} ({text})" for i, text in enumerate(smiles, 2)]
@@ -67,6 +69,29 @@ def test_every_molecule_is_in_the_csv_once_with_its_true_value(
     assert record.final_metric is not None
     assert (record.final_metric.name, record.final_metric.value) == ("energy_mae", pytest.approx(error, abs=1e-5))
     assert (tmp_path / "predictions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_errors_are_those_of_their_formulas_and_say_what_was_trained_on(
+    predicted: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quality = predicted().quality
+    assert quality is not None
+    mae, rmse, r2 = quality
+    rows = rows_of(tmp_path / "predictions.csv")
+    true, found = (np.array([float(row[name]) for row in rows]) for name in ("true", "predicted"))
+    assert mae.value == pytest.approx(np.abs(found - true).mean(), rel=1e-4)
+    assert rmse.value == pytest.approx(np.sqrt(((found - true) ** 2).mean()), rel=1e-4)
+    assert r2.value == pytest.approx(1 - ((found - true) ** 2).sum() / ((true - true.mean()) ** 2).sum(), rel=1e-3)
+    assert [row["trained_on"] for row in rows].count("yes") == 52
+    assert "MAE" in capsys.readouterr().out and mae.of.endswith("64 molecules of the all split, 52 trained on")
+
+
+def test_of_another_file_nothing_was_trained_on(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes((home / "chains.csv").read_bytes())
+    record = predicted(f"datamodule.source.file={copy}", f"datamodule.data_dir={tmp_path / 'prepared'}")
+    assert {row["trained_on"] for row in rows_of(tmp_path / "predictions.csv")} == {"no"}
+    assert record.quality and record.quality[0].of == "mean absolute error, 64 molecules of the all split"
 
 
 def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
@@ -80,9 +105,17 @@ def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Cal
 def test_without_true_values_there_is_no_metric_and_no_picture(
     predicted: Callable[..., Record], tmp_path: Path
 ) -> None:
-    record = predicted("datamodule.task=null")
+    file = tmp_path / "unlabelled.smiles"
+    file.write_text("CCO\nCCN\n", encoding="utf-8")
+    record = predicted(
+        "datamodule.task=null", f"datamodule.source.file={file}", f"datamodule.data_dir={tmp_path / 'd'}"
+    )
     assert {row["true"] for row in rows_of(tmp_path / "predictions.csv")} == {""}
     assert record.final_metric is None and not (tmp_path / "predictions.png").exists()
+
+
+def test_true_values_of_what_the_checkpoint_predicts_are_found(predicted: Callable[..., Record]) -> None:
+    assert predicted("datamodule.task=null").final_metric is not None
 
 
 def test_passes_repeat_until_there_are_enough_samples(
@@ -144,7 +177,7 @@ def composed_zinc() -> Any:
 
 
 def test_molecules_without_coordinates_are_refused(home: Path, tmp_path: Path) -> None:
-    config = tiny_prediction(home, f"output_dir={tmp_path}")
+    config = composed("predict", *tiny_prediction(home, f"output_dir={tmp_path}"))
     config.datamodule = composed_zinc()
     with pytest.raises(UserError, match="needs atoms in space; give datamodule=qm9"):
         predict(config)
@@ -153,5 +186,7 @@ def test_molecules_without_coordinates_are_refused(home: Path, tmp_path: Path) -
 @pytest.mark.parametrize("count", [1, 3000])
 def test_parity_picture_of_one_and_of_many_molecules(count: int, tmp_path: Path) -> None:
     values: Any = np.linspace(-1, 1, count)
-    parity_picture(values + 0.1, values, "homo", "eV", tmp_path / "parity.png")
+    homo = Quantity("homo", "eV", FinalMetric("homo_mae", "min", None))
+    errors = errors_of(values + 0.1, values, homo, "of the test split")
+    parity_picture(values + 0.1, values, "homo", errors, tmp_path / "parity.png")
     assert (tmp_path / "parity.png").stat().st_size > 10_000

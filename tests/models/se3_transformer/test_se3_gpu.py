@@ -12,10 +12,10 @@ from torch import Tensor
 
 from src.config.complete import complete
 from src.measure.clock import Clock
-from src.predict import predict
 from src.run import Job, build, fit, quieten
 from src.training.step import TrainStep
 from src.training.task import Task
+from tests.support.composing import prediction_of
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
 # torch warns about TF32, with other words in every release.
@@ -125,7 +125,7 @@ def test_evaluations_and_predictions_in_graphs_equal_the_eager_ones(tmp_path: Pa
         job, _, _ = trained(tmp_path, *often, "seed=4", f"execution.graph={graph}", f"output_dir={tmp_path / 'run'}")
         figures[graph] = job.task.metrics
         checkpoint = tmp_path / "run" / "checkpoints" / "best.ckpt"
-        record = predict(
+        record = prediction_of(
             tiny_prediction(
                 tmp_path, "hardware=auto", f"ckpt_path={checkpoint}", "datamodule.predict=test", "batch_size=8",
                 f"execution.graph={graph}", "num_samples=40",

@@ -1,0 +1,136 @@
+"""A prediction configured as its checkpoint was trained; what the command line gives comes first."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from src.config.schema import Precision
+from src.config.settings import CONF
+from src.system.masking import MASK, masked
+
+NAME = re.compile(r"\w+")  # of a file in conf, without its ending
+OF_PREDICTIONS = ("batch_size", "test_batch_size", "predict")  # keys of a datamodule that training does not decide
+OF_THE_SAMPLES = ("source", "raw", "data_dir", "seed")  # those that say which samples there are, in which splits
+OF_THE_MODEL = ("vocabulary", "max_length")  # those that the weights depend on, whatever the data
+CPU_INSTEAD = {"tf32": "fp32"}  # precisions that only a GPU has
+
+
+def training_choices(config: DictConfig) -> dict[str, Any]:
+    """Returns what a checkpoint says of its run beside the model: the data, its config group, and the precision."""
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    group = next((name for key, name in choices.items() if key.split("@")[0] == "datamodule"), config.datamodule.name)
+    data = masked(OmegaConf.to_container(config.datamodule), "datamodule")
+    return {"group": str(group), "datamodule": data, "precision": config.precision.name}
+
+
+def name_model(arguments: Sequence[str]) -> list[str]:
+    """Returns predict.py's arguments, with the checkpoint's model=... in front where none is given."""
+    paths = [text.partition("=")[2] for text in arguments if text.startswith("ckpt_path=")]
+    if len(paths) != 1 or is_given("model", arguments):
+        return list(arguments)
+    import torch  # after the arguments are known to need it
+
+    try:
+        checkpoint = torch.load(paths[0].strip("'\""), map_location="cpu", weights_only=True, mmap=True)
+        name = checkpoint["model_config"]["name"]
+    except Exception:  # the prediction reads it again and says what is wrong
+        return list(arguments)
+    known = isinstance(name, str) and is_in("model", name)
+    return [f"model={name}", *arguments] if known else list(arguments)
+
+
+def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
+    """Sets the precision and the datamodule of a prediction to those of the training; says where they differ.
+
+    Args:
+        trained: what `training_choices` returned, from a file that may not be trusted: plain values of it are taken,
+            classes and functions are those of conf.
+        given: the command line's overrides. A precision or datamodule that it names stays, but for the keys of
+            OF_THE_MODEL, which the weights depend on.
+    """
+    if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
+        return
+    set_data_as_trained(config, trained, given)
+    name = trained.get("precision")
+    if not isinstance(name, str) or not is_in("precision", name):
+        return
+    if is_given("precision", given):
+        if config.precision.name != name:
+            print(f"note: precision={config.precision.name} as given; the checkpoint was trained with {name}")
+        return
+    on_cpu = config.hardware.accelerator == "cpu"
+    here = group_of("precision", CPU_INSTEAD.get(name, name) if on_cpu else name)
+    config.precision = OmegaConf.merge(OmegaConf.structured(Precision), here)
+    if config.precision.name != name:
+        print(f"note: precision={config.precision.name}; the checkpoint was trained with {name}, which a CPU has not")
+
+
+def set_data_as_trained(config: DictConfig, trained: dict[str, Any], given: Sequence[str]) -> None:
+    values = dict(plain_values(trained["datamodule"]))
+    group = trained.get("group")
+    if is_given("datamodule", given):
+        own = config.datamodule
+        for key in values.keys() & set(OF_THE_MODEL) & own.keys():
+            if not is_given(f"datamodule.{key}", given):
+                OmegaConf.update(own, key, values[key])
+    elif isinstance(group, str) and is_in("datamodule", group):
+        data = group_of("datamodule", group)
+        for key, value in values.items():
+            if key not in OF_PREDICTIONS and not (key == "data_dir" and not is_here(value, given)):
+                OmegaConf.update(data, key, value, force_add=True)
+        for text in given:
+            key = text.partition("=")[0].lstrip("+")
+            if key.startswith("datamodule."):
+                OmegaConf.update(data, key.partition(".")[2], OmegaConf.select(config, key), force_add=True)
+        config.datamodule = data
+
+
+def has_trained_data(config: DictConfig, trained: Any) -> bool:
+    """Returns whether a prediction's samples and splits are those of the training, as `training_choices` told them."""
+    if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
+        return False
+    own = OmegaConf.to_container(config.datamodule)
+    assert isinstance(own, dict)
+    here, there = (
+        {key: value for key, value in plain_values(each) if key.split(".")[0] in OF_THE_SAMPLES}
+        for each in (own, trained["datamodule"])
+    )
+    return here == there
+
+
+def plain_values(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields numbers, texts and lists of them by dotted key; no names of classes, and nothing that was a secret."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from plain_values(value, f"{prefix}{key}.")
+        elif key not in ("_target_", "_partial_") and MASK not in str(value) and "${" not in str(value):
+            yield f"{prefix}{key}", value
+
+
+def is_here(folder: Any, given: Sequence[str]) -> bool:
+    return isinstance(folder, str) and not is_given("data_root", given) and Path(folder).is_dir()
+
+
+def is_given(key: str, given: Sequence[str]) -> bool:
+    """Returns whether an override sets the key or the config group."""
+    return any(text.lstrip("+").startswith((f"{key}=", f"{key}@")) for text in given)
+
+
+def is_in(group: str, name: str) -> bool:
+    return bool(NAME.fullmatch(name)) and (CONF / group / f"{name}.yaml").exists()
+
+
+def group_of(group: str, name: str) -> DictConfig:
+    """Returns a choice of a config group, not resolved."""
+    running = GlobalHydra.instance().is_initialized()  # by an entry point
+    with nullcontext() if running else initialize_config_dir(str(CONF), version_base="1.3"):
+        found = compose(f"{group}/{name}")[group]
+    OmegaConf.set_struct(found, False)
+    return found

@@ -1,0 +1,101 @@
+"""A prediction takes model, precision and data from the checkpoint; the command line's own choices come first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from src.config.complete import complete_prediction
+from src.config.trained import name_model, training_choices
+from tests.support.composing import composed
+from tests.support.tiny_se3 import molecules_in
+
+TRAINED = [
+    "model=se3_transformer", "datamodule=molecule_file", "datamodule.source.file=my.xyz", "datamodule.task=energy",
+    "datamodule.edges.kind=radius", "+datamodule.source.workers=1", "datamodule.name=mine", "precision=tf32", "seed=7",
+    "output_dir=unused",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    """Returns what a checkpoint of TRAINED says of its run."""
+    config = composed("train", *TRAINED)
+    OmegaConf.resolve(config)
+    return training_choices(config) | {"group": "molecule_file"}
+
+
+def prediction(trained: Any, *given: str) -> DictConfig:
+    given = ("model=se3_transformer", "hardware=cpu", "output_dir=unused", *given)
+    return complete_prediction(composed("predict", *given), trained, given)
+
+
+def test_data_and_seed_are_those_of_the_training(trained: dict[str, Any]) -> None:
+    data = prediction(trained).datamodule
+    assert (data.name, data.task, data.seed) == ("mine", "energy", 7)
+    assert (data.source.file, data.source.workers, data.edges.kind) == ("my.xyz", 1, "radius")
+    assert data.predict == "all" and data.batch_size == 1600  # of a prediction
+    assert data.source._target_ == "src.datamodules.graphs.files.load"
+
+
+def test_what_the_command_line_gives_comes_first(trained: dict[str, Any]) -> None:
+    data = prediction(trained, "datamodule=molecule_file", "datamodule.source.file=other.xyz").datamodule
+    assert (data.name, data.source.file, data.edges.kind) == ("molecule_file", "other.xyz", "bonds")
+    data = prediction(trained | {"group": "qm9"}, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
+    assert (data.task, data.source.skip_bad, data.source.file) == ("gap", True, "my.xyz")
+
+
+def test_a_precision_that_a_cpu_has_not_is_said(trained: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert prediction(trained).precision.name == "fp32"
+    assert (
+        capsys.readouterr().out == "note: precision=fp32; the checkpoint was trained with tf32, which a CPU has not\n"
+    )
+    assert prediction(trained | {"precision": "amp"}).precision.lightning == "16-mixed"
+    assert capsys.readouterr().out == ""
+    assert prediction(trained, "precision=bf16").precision.name == "bf16"
+    assert capsys.readouterr().out == "note: precision=bf16 as given; the checkpoint was trained with tf32\n"
+
+
+def test_words_keep_their_numbers_with_other_sentences() -> None:
+    trained = {
+        "group": "sst2",
+        "precision": "fp32",
+        "datamodule": {"vocabulary": "FOLDER", "max_length": 64, "raw": "x"},
+    }
+    given = "model=distilbert", "hardware=cpu", "output_dir=unused", "datamodule=sst2"
+    found = complete_prediction(composed("predict", *given), trained, given).datamodule
+    assert (found.vocabulary, found.max_length, found.raw) == ("FOLDER", 64, None)
+
+
+@pytest.mark.parametrize("group", ["../model/dlrm", "strange", 3, None])
+def test_a_datamodule_that_is_not_in_conf_is_not_made(trained: dict[str, Any], group: Any) -> None:
+    assert prediction(trained | {"group": group}).datamodule.name == "qm9"
+
+
+def test_a_checkpoint_names_no_class_of_the_data(trained: dict[str, Any]) -> None:
+    evil = trained | {
+        "datamodule": trained["datamodule"] | {"_target_": "os.system", "source": {"_target_": "os.rmdir"}}
+    }
+    data = prediction(evil).datamodule
+    assert (data._target_, data.source._target_) == (
+        "src.datamodules.graphs.datamodule.GraphDataModule", "src.datamodules.graphs.files.load"
+    )  # fmt: skip
+
+
+def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({"model_config": {"name": "dlrm"}, "state_dict": {}}, path)
+    assert name_model([f"ckpt_path={path}", "num_samples=3"]) == ["model=dlrm", f"ckpt_path={path}", "num_samples=3"]
+    for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=nowhere"]):
+        assert name_model(arguments) == arguments
+    torch.save({"model_config": {"name": "../x"}, "state_dict": {}}, path)
+    assert name_model([f"ckpt_path={path}"]) == [f"ckpt_path={path}"]
+
+
+def test_every_part_that_a_checkpoint_keeps_is_plain(tmp_path: Path) -> None:
+    config = composed("train", *molecules_in(tmp_path), "output_dir=unused")
+    OmegaConf.resolve(config)
+    torch.save(training_choices(config), tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["datamodule"]["task"] == "energy"
