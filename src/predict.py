@@ -13,7 +13,7 @@ from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
-from src.config.trained import has_trained_data
+from src.config.trained import RUN, has_trained_data
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
 from src.launch.failures import is_out_of_memory
@@ -28,7 +28,7 @@ from src.run import described
 from src.system.masking import MASK, mask_error
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
-from src.training.task import RUN, Task, wanted
+from src.training.task import Task, wanted
 
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 

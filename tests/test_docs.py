@@ -95,10 +95,14 @@ def one_job(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
 def test_commands_compose(page: Path) -> None:
     """So every key and option in them exists."""
+    trained: list[str] = []
     for words in commands(page):
         if "model=small_resnet" in words:
             continue  # tests/test_add_a_model.py runs it
-        composed(words[0].removesuffix(".py"), *one_job(words))
+        if words[0] == "train.py":
+            trained = [word for word in words if word.startswith(("model=", "datamodule="))]
+        named = trained if words[0] == "predict.py" and not any(word.startswith("model=") for word in words) else []
+        composed(words[0].removesuffix(".py"), *named, *one_job(words))  # a checkpoint names its model and data
 
 
 def test_the_commands_were_found() -> None:

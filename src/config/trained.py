@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -15,6 +15,7 @@ from src.config.schema import Precision
 from src.config.settings import CONF
 from src.system.masking import MASK, masked
 
+RUN = "run_config"  # a checkpoint's key: the data and the precision of the training
 NAME = re.compile(r"\w+")  # of a file in conf, without its ending
 OF_PREDICTIONS = ("batch_size", "test_batch_size", "predict")  # keys of a datamodule that training does not decide
 OF_THE_SAMPLES = ("source", "raw", "data_dir", "seed")  # those that say which samples there are, in which splits
@@ -31,7 +32,10 @@ def training_choices(config: DictConfig) -> dict[str, Any]:
 
 
 def name_model(arguments: Sequence[str]) -> list[str]:
-    """Returns predict.py's arguments, with the checkpoint's model=... in front where none is given."""
+    """Returns predict.py's arguments, with the checkpoint's model=... and datamodule=... in front where not given.
+
+    The other arguments can then name these groups' keys.
+    """
     paths = [text.partition("=")[2] for text in arguments if text.startswith("ckpt_path=")]
     if len(paths) != 1 or is_given("model", arguments):
         return list(arguments)
@@ -39,11 +43,11 @@ def name_model(arguments: Sequence[str]) -> list[str]:
 
     try:
         checkpoint = torch.load(paths[0].strip("'\""), map_location="cpu", weights_only=True, mmap=True)
-        name = checkpoint["model_config"]["name"]
+        named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
     except Exception:  # the prediction reads it again and says what is wrong
         return list(arguments)
-    known = isinstance(name, str) and is_in("model", name)
-    return [f"model={name}", *arguments] if known else list(arguments)
+    known = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
+    return [*(f"{group}={name}" for group, name in known.items()), *arguments]
 
 
 def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
@@ -52,14 +56,14 @@ def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
     Args:
         trained: what `training_choices` returned, from a file that may not be trusted: plain values of it are taken,
             classes and functions are those of conf.
-        given: the command line's overrides. A precision or datamodule that it names stays, but for the keys of
-            OF_THE_MODEL, which the weights depend on.
+        given: the command line's overrides. A precision or another datamodule that it names stays, but for the keys of
+            OF_THE_MODEL, which the weights depend on; of the same datamodule the keys that it names.
     """
     if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
         return
     set_data_as_trained(config, trained, given)
     name = trained.get("precision")
-    if not isinstance(name, str) or not is_in("precision", name):
+    if not is_in(name, "precision"):
         return
     if is_given("precision", given):
         if config.precision.name != name:
@@ -75,12 +79,12 @@ def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
 def set_data_as_trained(config: DictConfig, trained: dict[str, Any], given: Sequence[str]) -> None:
     values = dict(plain_values(trained["datamodule"]))
     group = trained.get("group")
-    if is_given("datamodule", given):
+    if is_given("datamodule", given) and f"datamodule={group}" not in given:
         own = config.datamodule
         for key in values.keys() & set(OF_THE_MODEL) & own.keys():
             if not is_given(f"datamodule.{key}", given):
                 OmegaConf.update(own, key, values[key])
-    elif isinstance(group, str) and is_in("datamodule", group):
+    elif is_in(group, "datamodule"):
         data = group_of("datamodule", group)
         for key, value in values.items():
             if key not in OF_PREDICTIONS and not (key == "data_dir" and not is_here(value, given)):
@@ -123,8 +127,9 @@ def is_given(key: str, given: Sequence[str]) -> bool:
     return any(text.lstrip("+").startswith((f"{key}=", f"{key}@")) for text in given)
 
 
-def is_in(group: str, name: str) -> bool:
-    return bool(NAME.fullmatch(name)) and (CONF / group / f"{name}.yaml").exists()
+def is_in(name: Any, group: str) -> TypeGuard[str]:
+    """Returns whether this names a choice of a config group."""
+    return isinstance(name, str) and bool(NAME.fullmatch(name)) and (CONF / group / f"{name}.yaml").exists()
 
 
 def group_of(group: str, name: str) -> DictConfig:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from src.config.schema import Execution
+from src.config.trained import RUN
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
@@ -30,7 +31,6 @@ from src.training.schedule import Schedule, ScheduledRate
 from src.training.step import TrainStep
 
 T = TypeVar("T")
-RUN = "run_config"  # a key of checkpoints: the data and the precision of the training
 
 
 @dataclass(frozen=True)

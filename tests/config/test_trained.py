@@ -42,7 +42,9 @@ def test_data_and_seed_are_those_of_the_training(trained: dict[str, Any]) -> Non
 
 def test_what_the_command_line_gives_comes_first(trained: dict[str, Any]) -> None:
     data = prediction(trained, "datamodule=molecule_file", "datamodule.source.file=other.xyz").datamodule
-    assert (data.name, data.source.file, data.edges.kind) == ("molecule_file", "other.xyz", "bonds")
+    assert (data.name, data.source.file, data.edges.kind) == ("mine", "other.xyz", "radius")
+    data = prediction(trained, "datamodule=qm9").datamodule
+    assert (data.name, data.task, data.edges.kind) == ("qm9", "homo", "bonds")
     data = prediction(trained | {"group": "qm9"}, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
     assert (data.task, data.source.skip_bad, data.source.file) == ("gap", True, "my.xyz")
 
@@ -60,7 +62,7 @@ def test_a_precision_that_a_cpu_has_not_is_said(trained: dict[str, Any], capsys:
 
 def test_words_keep_their_numbers_with_other_sentences() -> None:
     trained = {
-        "group": "sst2",
+        "group": "token_synthetic",
         "precision": "fp32",
         "datamodule": {"vocabulary": "FOLDER", "max_length": 64, "raw": "x"},
     }
@@ -88,6 +90,9 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     torch.save({"model_config": {"name": "dlrm"}, "state_dict": {}}, path)
     assert name_model([f"ckpt_path={path}", "num_samples=3"]) == ["model=dlrm", f"ckpt_path={path}", "num_samples=3"]
+    torch.save({"model_config": {"name": "dlrm"}, "run_config": {"group": "criteo"}}, path)
+    assert name_model([f"ckpt_path={path}"]) == ["model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
+    assert name_model([f"ckpt_path={path}", "datamodule=x"]) == ["model=dlrm", f"ckpt_path={path}", "datamodule=x"]
     for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=nowhere"]):
         assert name_model(arguments) == arguments
     torch.save({"model_config": {"name": "../x"}, "state_dict": {}}, path)
