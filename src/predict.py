@@ -156,6 +156,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "samples": prediction.samples,
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
         "final_metric": prediction.final_metric,
+        "history": [dict(prediction.metrics)] if prediction.metrics else [],
         "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }

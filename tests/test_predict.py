@@ -40,7 +40,7 @@ def test_the_molecules_have_their_properties_beside_them(checkpoint: Path, tmp_p
     predicted(tmp_path, f"ckpt_path={checkpoint}")
     rows = rows_of(tmp_path / "molecules.csv")
     assert len(rows) == 10
-    assert list(rows[0]) == ["smiles", "qed", "logp", "sas"]
+    assert list(rows[0]) == ["smiles", "qed", "logp", "sas", "plogp"]
     for row in rows:
         molecule = Chem.MolFromSmiles(row["smiles"])
         assert float(row["qed"]) == pytest.approx(qed(molecule), abs=1e-4)

@@ -1,8 +1,8 @@
 """Timed prediction: the job, its result, and what every model's prediction shares."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,7 @@ class Prediction:
     `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
     `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
     `tokens`: real and processed ones of all samples, where they have any.
+    `metrics`: further figures, which become a row of the record's history.
     """
 
     samples: int
@@ -45,6 +46,7 @@ class Prediction:
     final_metric: dict[str, Any] | None = None
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
