@@ -167,6 +167,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
         "final_metric": prediction.final_metric,
         "quality": [each._asdict() for each in prediction.quality],
+        "history": [dict(prediction.metrics)] if prediction.metrics else [],
         "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }

@@ -41,7 +41,7 @@ def test_the_molecules_have_their_properties_beside_them(checkpoint: Path, tmp_p
     predicted(tmp_path, f"ckpt_path={checkpoint}")
     rows = rows_of(tmp_path / "molecules.csv")
     assert len(rows) == 10
-    assert list(rows[0]) == ["smiles", "qed", "logp", "sas"]
+    assert list(rows[0]) == ["smiles", "qed", "logp", "sas", "plogp"]
     for row in rows:
         molecule = Chem.MolFromSmiles(row["smiles"])
         assert float(row["qed"]) == pytest.approx(qed(molecule), abs=1e-4)
@@ -87,7 +87,10 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert record.final_metric is not None and record.final_metric.value == 100
     assert record.quality is not None
     validity, uniqueness = record.quality
-    assert (validity.value, validity.of) == (100, "10 of 10 molecules are valid; molecules.csv holds these")
+    assert (validity.value, validity.of) == (
+        100,
+        "10 of 10 molecules are valid after correction; molecules.csv holds these",
+    )
     distinct = {row["smiles"] for row in rows_of(tmp_path / "molecules.csv")}
     assert uniqueness.value == pytest.approx(10 * len(distinct))
     wall = record.phases_s.pop("wall")

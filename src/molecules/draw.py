@@ -18,6 +18,12 @@ def draw_grid(smiles: Sequence[str], path: Path, legends: Sequence[str] | None =
     _draw([Chem.MolFromSmiles(text) for text in smiles], path, legends or [""] * len(smiles))
 
 
+def draw_rows(rows: Sequence[Sequence[str | None]], legends: Sequence[Sequence[str]], path: Path) -> None:
+    """Writes a PNG with these rows of molecules, all of one length; None is drawn as `none`. Raises UserError."""
+    molecules = [_placeholder("none") if text is None else Chem.MolFromSmiles(text) for row in rows for text in row]
+    _draw(molecules, path, [legend for row in legends for legend in row], len(rows[0]))
+
+
 def draw_interpolation(smiles: Sequence[str | None], path: Path) -> None:
     """Writes a PNG of an interpolation from the first molecule to the last; None is a point without a valid molecule.
 
@@ -49,17 +55,19 @@ def _placeholder(label: str) -> Chem.Mol:
     return molecule
 
 
-def _draw(molecules: list[Chem.Mol], path: Path, legends: Sequence[str]) -> None:
+def _draw(molecules: list[Chem.Mol], path: Path, legends: Sequence[str], columns: int = COLUMNS) -> None:
     try:
         from rdkit.Chem.Draw import rdMolDraw2D  # needs X libraries, which a server may lack
     except ImportError as error:
         raise UserError(f"{path} cannot be drawn ({error}): install it (Debian: libxrender1 libxext6)") from None
-    columns = min(COLUMNS, max(len(molecules), 1))
+    columns = min(columns, max(len(molecules), 1))
     rows = max(-(-len(molecules) // columns), 1)
     canvas = rdMolDraw2D.MolDraw2DCairo(columns * CELL[0], rows * CELL[1], *CELL)
     options = canvas.drawOptions()
     options.padding, options.legendFontSize, options.bondLineWidth = 0.08, 16, 2
     options.drawMolsSameScale = False
+    if any("\n" in legend for legend in legends):
+        options.legendFraction, options.padding = 0.18, 0.12  # of the cell: room for two lines
     options.fixedBondLength = 32
     for molecule in molecules:
         rdDepictor.Compute2DCoords(molecule)

@@ -3,7 +3,7 @@ import struct
 import pytest
 
 from src.errors import UserError
-from src.molecules.draw import draw_grid, draw_interpolation
+from src.molecules.draw import draw_grid, draw_interpolation, draw_rows
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -20,6 +20,11 @@ def test_a_grid_has_a_cell_for_each_molecule(tmp_path, neutral):
 def test_an_interpolation_shows_equal_neighbours_once(tmp_path):
     draw_interpolation(["CCO", "CCO", None, "CCN", "CCN", "CCN"], tmp_path / "interpolation.png")
     assert size_of((tmp_path / "interpolation.png").read_bytes()) == (3 * 260, 220)
+
+
+def test_rows_have_a_cell_for_each_molecule_and_for_none(tmp_path):
+    draw_rows([["CCO", "CCN", None], ["CCO", None, "CC"]], [["a\nb"] * 3] * 2, tmp_path / "rows.png")
+    assert size_of((tmp_path / "rows.png").read_bytes()) == (3 * 260, 2 * 220)
 
 
 def test_no_molecules_make_an_empty_picture(tmp_path):

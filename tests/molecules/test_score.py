@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from src.molecules.encode import encode
-from src.molecules.score import Scorer, properties_of, score, score_batch
+from src.molecules.score import Scorer, penalised_logp, properties_of, score, score_batch, similarities_of
 from src.molecules.vocabulary import QM9, ZINC250K
 from src.system.workers import ROOT
 
@@ -58,6 +58,32 @@ def test_workers_return_molecules_and_properties_in_order(neutral):
     assert rated[0].qed == pytest.approx(0.5501, abs=1e-3)
     assert rated[0].logp == pytest.approx(1.3101, abs=1e-3)
     assert rated[0].sas == pytest.approx(1.58, abs=0.01)
+
+
+def test_penalised_logp_is_the_published_sum_of_z_scores():
+    """By hand, from the means and deviations that the published code names."""
+    assert penalised_logp(2.4570953396190123, 3.0525811293166134, 6) == pytest.approx(0.0485696876403053 / 0.28602121)
+    logp = (5 - 2.45709534) / 1.43432440
+    sas = (3.05258113 - 2) / 0.83352070
+    for largest_ring, excess in ((0, 0), (5, 0), (6, 0), (7, 1), (12, 6)):
+        ring = (0.04856969 - excess) / 0.28602121
+        assert penalised_logp(5, 2, largest_ring) == pytest.approx(logp + sas + ring, abs=1e-5)
+
+
+def test_penalised_logp_counts_the_largest_ring():
+    """Rings of 6 and 8 atoms, and of 6 and 10 that share a bond: the 14 atoms around both are no ring of RDKit's."""
+    for smiles, largest_ring in (("C1CCCCC1C1CCCCCCC1", 8), ("C1CCC2CCCCCCCCC2C1", 10), ("CCO", 0)):
+        (rated,) = properties_of([smiles])
+        assert rated.plogp == pytest.approx(penalised_logp(rated.logp, rated.sas, largest_ring))
+
+
+def test_similarity_is_of_morgan_fingerprints_of_radius_2():
+    """Ethane and propane by hand: CH3 and its surroundings of radius 1; CH3, CH2, and theirs."""
+    assert similarities_of([("CC", "CC"), ("CCO", "OCC"), ("CC", "FF")]) == [1, 1, 0]
+    assert similarities_of([("CC", "CCC")]) == [pytest.approx(1 / 5)]
+    pairs = [("CCO", "CCN")] * 70 + [("CC", "CC")]
+    with Scorer(QM9, frozenset(), frozenset(), workers=1) as scorer:
+        assert scorer.similarities(pairs).result() == similarities_of(pairs)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
 from src.models.moflow.network import MoFlow
+from src.models.moflow.optimise import Search, checked_plan
+from src.models.moflow.optimised import write_optimised
 from src.models.moflow.temperatures import check_temperatures, over_temperatures, write_temperatures
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
@@ -31,15 +34,28 @@ class Options:
     interpolate: Sequence[str] | None = None  # two SMILES
     interpolate_steps: int = 20
     temperatures: Sequence[float] | None = None  # whose validity and uniqueness are compared
+    optimise: str | None = None  # of src.models.moflow.optimise, like those below
+    optimise_starts: Any = 100
+    optimise_molecules: int = 20_000
+    optimise_steps: int = 10
+    optimise_similarity: Any = (0, 0.2, 0.4, 0.6)
+
+    def search(self, job: PredictionJob, vocabulary: Vocabulary) -> Search | None:
+        """Returns the property optimisation, if one is asked for. Raises UserError for wrong options or data."""
+        if self.optimise is None:
+            return None
+        how = self.optimise_starts, self.optimise_molecules, self.optimise_steps, self.optimise_similarity
+        return Search(checked_plan(self.optimise, *how), job, vocabulary)
 
 
 def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, clock: Clock) -> Prediction:
     """Generates molecules in batches and writes the valid ones to the job's output, .csv or .smi.
 
     A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
-    worker processes beside it and not counted. A csv has smiles, qed, logp and sas. With `interpolate` also writes the
-    molecules on the way between two, with `temperatures` also the validity and uniqueness of as many molecules at each.
-    Raises UserError for another ending, for SMILES that do not encode and for temperatures of 0 or less.
+    worker processes beside it and not counted. A csv has smiles, qed, logp, sas and plogp. With `interpolate` also
+    writes the molecules on the way between two, with `temperatures` the validity and uniqueness of as many molecules at
+    each, with `optimise` molecules with a higher property. Raises UserError for another ending, for SMILES that do not
+    encode and for temperatures of 0 or less.
     """
     output, steps = job.output, options.interpolate_steps
     if job.num_samples is None:
@@ -50,6 +66,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if options.temperatures is not None:
         check_temperatures(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
+    search, metrics = options.search(job, vocabulary), {}
     nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
         smiles = scorer.build(nodes, edges, options.correct_validity).result()
@@ -61,17 +78,22 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
             sizes = job.num_samples, job.batch_size
             rows = over_temperatures(network, scorer, options.temperatures, *sizes, options.correct_validity)
             files |= write_temperatures(rows, output)
+        if search is not None:
+            found = search.run(network, scorer, options.correct_validity)
+            written, metrics = write_optimised(found, search.plan, output)
+            files |= written
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
         files |= write_interpolation(way, output)
     clock.mark("evaluation")
     share = 100 * len(valid) / job.num_samples
-    held = f"{len(valid):,} of {job.num_samples:,} molecules are valid; {output.name} holds these"
+    corrected = " after correction" if options.correct_validity else ""
+    held = f"{len(valid):,} of {job.num_samples:,} molecules are valid{corrected}; {output.name} holds these"
     quality = [Quality("validity", share, "%", held)]
     if valid:
         quality.append(Quality("uniqueness", 100 * len(set(valid)) / len(valid), "%", "of the valid ones are distinct"))
     validity = {"name": "validity", "value": share, "target": None, "reached": None}
-    return Prediction(len(latencies) * job.batch_size, latencies, files, validity, quality=quality)
+    return Prediction(len(latencies) * job.batch_size, latencies, files, validity, quality=quality, metrics=metrics)
 
 
 def generated(
