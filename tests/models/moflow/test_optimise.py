@@ -154,6 +154,7 @@ def test_pairs_have_the_values_and_similarities_of_rdkit(home: Path, tmp_path: P
     assert figures["optimise_r2"] <= 1
 
 
+@pytest.mark.slow
 def test_given_molecules_are_the_starts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     starts = "model.predict.optimise_starts=['OCC','c1ccccc1C(=O)O',CCO]"
     record = optimised(home, tmp_path, starts, "model.predict.optimise_similarity=0.1")
