@@ -40,7 +40,8 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
         given: the overrides that the config was composed with; the command line's if not given. They come before what
             the checkpoint says of its training.
 
-    Raises what ended it, after the record is on disk; UserError for what the user can mend.
+    Raises what ended it, after the record is on disk; UserError for what the user can mend. A checkpoint that cannot be
+    read leaves no record.
     """
     clock = Clock(run_begin_s())
     given = given_overrides() if given is None else given

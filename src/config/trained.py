@@ -37,7 +37,7 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     The other arguments can then name these groups' keys.
     """
     paths = [text.partition("=")[2] for text in arguments if text.startswith("ckpt_path=")]
-    if len(paths) != 1 or is_given("model", arguments):
+    if len(paths) != 1:
         return list(arguments)
     import torch  # after the arguments are known to need it
 

@@ -93,6 +93,9 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
     torch.save({"model_config": {"name": "dlrm"}, "run_config": {"group": "criteo"}}, path)
     assert name_model([f"ckpt_path={path}"]) == ["model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
     assert name_model([f"ckpt_path={path}", "datamodule=x"]) == ["model=dlrm", f"ckpt_path={path}", "datamodule=x"]
+    own = [f"ckpt_path={path}", "model=dlrm", "datamodule.raw=x"]  # a key that other datamodules lack
+    assert name_model(own) == ["datamodule=criteo", *own]
+    torch.save({"model_config": {"name": "dlrm"}}, path)
     for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=nowhere"]):
         assert name_model(arguments) == arguments
     torch.save({"model_config": {"name": "../x"}, "state_dict": {}}, path)
