@@ -66,7 +66,8 @@ class BatchNorm(nn.Module):
     """torch's BatchNorm over dimension 1 with default settings, for any number of dimensions.
 
     It can run on a single channel, which the fast atom step needs. It does not count batches: the momentum is fixed,
-    and counting would cost one more kernel per layer.
+    and counting would cost one more kernel per layer. With `group`, a training batch is normalised in parts of that
+    many rows of dimension 0, as if each were on a device of its own; the running statistics take the parts' mean.
     """
 
     running_mean: Float[Tensor, " channels"]
@@ -79,6 +80,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
         self.initializing = False
+        self.group: int | None = None
 
     def forward(
         self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
@@ -91,11 +93,36 @@ class BatchNorm(nn.Module):
             _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
             mean, var = mean.to(weight.dtype), var.to(weight.dtype)
         training = self.training and not self.initializing
-        normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
+        if training and self.group is not None and len(values) > self.group:
+            normalised = grouped_batch_norm(values, self.group, mean, var, weight, bias)
+        else:
+            normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
         if row is not None and training:
             self.running_mean.index_copy_(0, row, mean)
             self.running_var.index_copy_(0, row, var)
         return normalised
+
+
+def grouped_batch_norm(
+    values: Float[Tensor, "batch channels *features"],
+    group: int,
+    running_mean: Float[Tensor, " channels"],
+    running_var: Float[Tensor, " channels"],
+    weight: Float[Tensor, " channels"],
+    bias: Float[Tensor, " channels"],
+) -> Float[Tensor, "batch channels *features"]:
+    """Returns values normalised in groups of `group` rows; moves the running statistics to the groups' mean."""
+    groups = values.to(weight.dtype).unflatten(0, (-1, group))
+    dims = [dim for dim in range(groups.dim()) if dim not in (0, 2)]
+    variance, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
+    per_channel = (1, 1, -1) + (1,) * (groups.dim() - 3)
+    scale = torch.rsqrt(variance + BATCH_NORM_EPS) * weight.view(per_channel)
+    normalised = (groups - mean) * scale + bias.view(per_channel)
+    with torch.no_grad():
+        count = groups[0].numel() // groups.shape[2]
+        running_mean.lerp_(mean.mean(0).flatten(), BATCH_NORM_MOMENTUM)
+        running_var.lerp_(variance.mean(0).flatten() * (count / (count - 1)), BATCH_NORM_MOMENTUM)
+    return normalised.flatten(0, 1).to(values.dtype)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.gpu.side_stream import side_stream
-from src.models.moflow.actnorm import ActNorm, initializing
+from src.models.moflow.actnorm import ActNorm, BatchNorm, initializing
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
 from src.models.moflow.bond import BondFlow, Conv3x3
 from src.models.moflow.kernels import Execution
@@ -41,6 +41,7 @@ class MoFlow(nn.Module):
         num_atom_classes: atom classes; 0 is no atom. num_bond_classes: bond kinds; 0 is no bond.
         bond_squeeze: edge length of the blocks that become channels. conv_lu: see `BondFlow`.
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
+        norm_batch: molecules that BatchNorm normalises together in training; None: the batch of the device.
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         execution: `reference` computes the published products literally, `fast` the same with less work.
     """
@@ -59,6 +60,7 @@ class MoFlow(nn.Module):
         gnn_channels: int = 256,
         atom_hidden: Sequence[int] = (512, 64),
         noise_scale: float = 0.6,
+        norm_batch: int | None = None,
         logdet: LogDet = "published",
         execution: Execution = "fast",
     ) -> None:
@@ -73,6 +75,12 @@ class MoFlow(nn.Module):
         sizes = (num_nodes, num_atom_classes, num_bond_classes)
         self.atom_flow = AtomFlow(*sizes, num_atom_flows, gnn_channels, tuple(atom_hidden), logdet, execution)
         self.ln_var = nn.Parameter(torch.zeros(()))
+        self.norm_batch = norm_batch
+        if norm_batch is not None:
+            positions = (num_nodes // bond_squeeze) ** 2
+            for flow, rows in ((self.atom_flow, 1), (self.bond_flow, positions)):  # rows of dimension 0 per molecule
+                for norm in (module for module in flow.modules() if isinstance(module, BatchNorm)):
+                    norm.group = norm_batch * rows
         self.execution = execution
 
     @property
@@ -103,8 +111,14 @@ class MoFlow(nn.Module):
     def initialize(self, nodes: Nodes, edges: Edges) -> None:
         """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
 
-        The ranks must hold equal parameters, and all of them must call it.
+        The ranks must hold equal parameters, and all of them must call it. Raises UserError for a training batch that
+        norm_batch does not divide.
         """
+        if self.norm_batch is not None and len(nodes) > self.norm_batch and len(nodes) % self.norm_batch:
+            raise UserError(
+                f"model.task.network.norm_batch={self.norm_batch} does not divide a device's batch of {len(nodes)}: "
+                "change it or hp.batch_size"
+            )
         if self.initialized:
             return
         _, graph = clean = self.one_hot(nodes, edges)

@@ -8,6 +8,7 @@ from torch import Tensor, distributed
 from torch.multiprocessing.spawn import spawn
 from torch.testing import assert_close
 
+from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.network import MoFlow
 from tests.support.tiny_moflow import make_molecules, make_network, steps_of
@@ -36,6 +37,35 @@ def test_batch_norm_equals_torchs() -> None:
         assert_close(ours(values), theirs(values))
     assert_close(ours.eval()(values), theirs.eval()(values))
     assert_close(ours.running_var, theirs.running_var)
+
+
+@pytest.mark.parametrize("flow", ["atom_flow", "bond_flow"])
+@pytest.mark.parametrize("logdet", ["published", "exact"])
+def test_norm_batch_normalises_as_devices_of_that_batch_do(flow: str, logdet: str) -> None:
+    """Outputs, gradients and running statistics of one batch of 12 against three of 4, each normalised alone."""
+    results = []
+    for norm_batch in (4, None):
+        network = make_network(norm_batch=norm_batch, logdet=logdet)
+        nodes, edges = make_molecules(BATCH)
+        x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=False)
+        x = x + torch.linspace(0, 1, x.numel(), dtype=x.dtype).view(x.shape)
+        before = {name: value.clone() for name, value in network.named_buffers() if "running" in name}
+        outputs, statistics = [], []
+        for rows in [slice(0, BATCH)] if norm_batch else [slice(start, start + 4) for start in (0, 4, 8)]:
+            for name, value in before.items():
+                network.get_buffer(name).copy_(value)
+            z, log_det = network.atom_flow(x[rows], adj[rows]) if flow == "atom_flow" else network.bond_flow(adj[rows])
+            (z.square().sum() + log_det.sum()).backward()
+            outputs.append(torch.cat([z.flatten(1), log_det[:, None]], 1))
+            statistics.append(torch.cat([network.get_buffer(name) for name in before]))
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        results.append((torch.cat(outputs), torch.stack(statistics).mean(0), gradients))
+    assert_close(*results)
+
+
+def test_norm_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match="norm_batch=5 does not divide a device's batch of 12"):
+        make_network(norm_batch=5).initialize(*make_molecules(BATCH))
 
 
 def fix_noise(network: MoFlow, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
