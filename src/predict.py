@@ -1,4 +1,4 @@
-"""One prediction from config to record: load, warm up, time every batch, write the predictions and the record."""
+"""One prediction from config to record: load, predict or time batches, write the predictions and the record."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -132,11 +132,12 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
 
 def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock, has_trained_data: bool) -> Prediction:
     """Lets the task predict, under the configured precision."""
-    if wanted(config.execution.compile, task.device.type == "cuda"):
+    if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
         task.compile_network()
     job = PredictionJob(
         num_samples=config.num_samples,
         batch_size=config.batch_size,
+        benchmark=config.benchmark,
         warmup_batches=config.warmup_batches,
         output=Path(config.output) if config.output else folder / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
@@ -150,7 +151,20 @@ def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock, has_
 
 
 def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
-    """Returns what was measured, as fields of the record."""
+    """Returns what was found, and of a benchmark what was measured, as fields of the record."""
+    figures = {
+        "unit": task.unit,
+        "samples": prediction.samples,
+        "final_metric": prediction.final_metric,
+        "quality": [each._asdict() for each in prediction.quality],
+        "history": [dict(prediction.metrics)] if prediction.metrics else [],
+        "mem": peak_memory(task.device),
+    }
+    return figures | speed_of(task, config, prediction) if config.benchmark else figures
+
+
+def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
+    """Returns what a benchmark measured, as fields of the record."""
     rate, with_loading = ratio(prediction.samples, sum(prediction.latencies_s)), None
     if prediction.loaded_latencies_s is not None:
         with_loading = {
@@ -160,16 +174,10 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
     cost = task.cost()
     peaks = peaks_of(config.precision.name, config.hardware.peak_flops, config.hardware.peak_bandwidth)
     return {
-        "unit": task.unit,
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),
         "with_loading": with_loading,
-        "samples": prediction.samples,
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
-        "final_metric": prediction.final_metric,
-        "quality": [each._asdict() for each in prediction.quality],
-        "history": [dict(prediction.metrics)] if prediction.metrics else [],
-        "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }
 

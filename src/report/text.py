@@ -26,6 +26,9 @@ def _ending(record: Record) -> str:
     batch = f"batch {case.batch_size} {'global' if case.batch_per == 'global' else 'per device'}"
     what = f"{case.model} on {case.datamodule}, {case.hardware} {case.trainer}, {case.precision}, {batch}"
     lines = [f"{record.kind} {record.status}: {what}"]
+    if _is_untimed(record) and record.samples is not None:
+        seconds = number(record.e2e_time_s or 0)
+        lines.append(f"  {record.samples:,} {record.unit} in {seconds} s, start-up included; benchmark=true for timing")
     if record.error:
         where = f" ({record.error.where})" if record.error.where else ""
         lines.append(_short(f"  {record.error.type}: {' '.join(record.error.message.split())}{where}"))
@@ -34,6 +37,8 @@ def _ending(record: Record) -> str:
 
 def _result(record: Record) -> str:
     """Returns the row of the result table; if it is too wide, the figures are below the case."""
+    if _is_untimed(record):
+        return ""
     lines, _ = cells(Table(record.case.model, record.kind, record.unit, [record_row("", record)]))
     left_out = (lines[0].index("batch"), lines[0].index("source"))  # the first line of the summary has them
     lines = [[text for i, text in enumerate(line) if i not in left_out] for line in lines]
@@ -41,6 +46,11 @@ def _result(record: Record) -> str:
     if max(map(len, whole)) > WIDTH:
         whole = _aligned([line[:3] for line in lines]) + _aligned([line[3:] for line in lines])
     return "\n".join(["Result ('/' is not reported)", *(f"  {line}" for line in whole)])
+
+
+def _is_untimed(record: Record) -> bool:
+    """Returns whether this is a prediction that measured no speed."""
+    return record.kind == "predict" and record.throughput is None
 
 
 def _quality(record: Record) -> str:

@@ -87,7 +87,7 @@ def predict_sentences(
         return network(batch).softmax(1)
 
     run = Graphed(probabilities, job.graph)
-    warm_up(run, loader, job.warmup_batches)
+    warm_up(run, loader, job)
     clock.mark("startup")
     timed = TimedBatches[Tokens](run, datamodule.target_device, clock, lambda batch: batch.num_sentences)
     found: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Probabilities of clicks to a csv, and how long batches of a size take: the published benchmark with percentiles."""
+"""Probabilities of clicks to a csv, or how long batches of a size take: the published benchmark with percentiles."""
 
 from itertools import repeat
 from pathlib import Path
@@ -32,7 +32,7 @@ from src.training.task import FinalMetric
 def predict_clicks(
     network: DLRM, datamodule: ClickDataModule, job: PredictionJob, clock: Clock, metric: FinalMetric
 ) -> Prediction:
-    """Scores rows of the datamodule's `predict` split, in order, or times one batch (see BenchmarkOptions).
+    """Scores rows of the datamodule's `predict` split, in order, or times batches (see BenchmarkOptions).
 
     A batch's latency is from its bytes on the host to its probabilities there, as published; data that is on the device
     already is not copied. Raises UserError for no csv as output.
@@ -46,14 +46,16 @@ def predict_clicks(
 
     run = Graphed(probabilities, job.graph)
     loader = datamodule.loader(datamodule.predict, batch_size=job.batch_size)
-    first = next(iter(loader))
-    warm_up(run, repeat(first, max(1, job.warmup_batches)), job.warmup_batches)
+    if job.benchmark:
+        first = next(iter(loader))
+        warm_up(run, repeat(first, max(1, job.warmup_batches)), job)
+        clock.mark("startup")
+        if options.repeats is not None:
+            host = first._replace(data=first.data.cpu().pin_memory() if device.type == "cuda" else first.data.cpu())
+            latencies = time_calls(lambda: run(host.to(device)).cpu(), device, options.repeats)
+            clock.mark("compute")
+            return Prediction(first.count * len(latencies), latencies, {})
     clock.mark("startup")
-    if options.benchmark:
-        host = first._replace(data=first.data.cpu().pin_memory() if device.type == "cuda" else first.data.cpu())
-        latencies = time_calls(lambda: run(host.to(device)).cpu(), device, options.repeats)
-        clock.mark("compute")
-        return Prediction(first.count * len(latencies), latencies, {})
     timed = TimedBatches[ClickBatch](run, device, clock, lambda batch: batch.count)
     wanted = job.num_samples or len(datamodule.splits[datamodule.predict])
     scores: list[np.ndarray] = []
@@ -68,7 +70,8 @@ def predict_clicks(
     words = split_in_words(count, "rows", split, count * (job.has_trained_data and split == "train"))
     quality = [] if area is None else [Quality("AUC", area, "", f"area under the ROC curve, {words}")]
     files = {"predictions": job.output}
-    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    samples = timed.samples if job.benchmark else count
+    return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
 def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> float | None:

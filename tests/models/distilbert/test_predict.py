@@ -122,7 +122,7 @@ def test_split_and_number_of_sentences_can_be_chosen(predicted: Callable[..., Re
 
 
 def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[..., Record]) -> None:
-    record = predicted()
+    record = predicted("benchmark=true")
     assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
     assert record.throughput == pytest.approx(NUM_DEV / (3 * record.latency_s.mean))
     assert record.with_loading is not None and record.with_loading.throughput is not None

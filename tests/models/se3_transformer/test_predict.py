@@ -121,21 +121,29 @@ def test_true_values_of_what_the_checkpoint_predicts_are_found(predicted: Callab
 def test_passes_repeat_until_there_are_enough_samples(
     predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
 ) -> None:
-    record = predicted("num_samples=100", "warmup_batches=3")
+    record = predicted("benchmark=true", "num_samples=100", "warmup_batches=3")
     assert batches == [10, 10, 10, *([10] * 6 + [4]), *[10] * 4]
     assert record.samples == 104
     assert len(rows_of(tmp_path / "predictions.csv")) == 64
 
 
 def test_prediction_stops_after_the_requested_samples(predicted: Callable[..., Record], tmp_path: Path) -> None:
-    assert predicted("num_samples=15").samples == 20
-    assert len(rows_of(tmp_path / "predictions.csv")) == 20
+    assert predicted("num_samples=15").samples == 15
+    assert len(rows_of(tmp_path / "predictions.csv")) == 15
+
+
+def test_without_a_benchmark_every_molecule_is_predicted_once(
+    predicted: Callable[..., Record], batches: list[int]
+) -> None:
+    record = predicted("num_samples=100")
+    assert batches == [10] * 6 + [4]
+    assert record.samples == 64 and record.throughput is None and record.with_loading is None
 
 
 def test_the_record_has_times_with_and_without_loading(
     predicted: Callable[..., Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = predicted()
+    record = predicted("benchmark=true")
     loaded = record.with_loading
     assert loaded is not None and loaded.throughput is not None and loaded.latency_s is not None
     assert record.latency_s is not None and record.latency_s.mean is not None and loaded.latency_s.mean is not None
@@ -149,7 +157,7 @@ def test_the_record_has_times_with_and_without_loading(
 def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_pass(
     predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
 ) -> None:
-    record = predicted("model.predict.protocol=published", "num_samples=60")
+    record = predicted("benchmark=true", "model.predict.protocol=published", "num_samples=60")
     one_pass = [10] * 5 + [2]
     assert batches == one_pass * 3  # the first pass is not counted; two more give at least 60
     assert record.samples == 104 and record.with_loading is None
@@ -160,6 +168,7 @@ def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_
     ("overrides", "message"),
     [
         (["model.predict.protocol=mine"], "protocol=mine: choose exact or published"),
+        (["model.predict.protocol=published"], "protocol=published only times; give benchmark=true"),
         (["output=values.txt"], "output=values.txt: predictions are written as csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split"),
     ],
