@@ -54,8 +54,7 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     try:
         task = load_task(config, checkpoint, given)
         clock.mark("startup")
-        same = has_trained_data(config, (checkpoint or {}).get(RUN))
-        prediction = run_batches(task, config, folder, clock, same)
+        prediction = run_batches(task, make_job(task, config, (checkpoint or {}).get(RUN), given), config, clock)
         files |= prediction.files
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
@@ -99,6 +98,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
     task: Task = instantiate(config.model.task)
     if checkpoint is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
+        task.on_load_checkpoint(checkpoint)
     else:
         print("no ckpt_path: the weights are random, the figures are good for timing alone")
     task.batch_size, task.activation_bytes = config.batch_size, activation_bytes(config.precision)
@@ -130,21 +130,26 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
     return trained
 
 
-def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock, has_trained_data: bool) -> Prediction:
-    """Lets the task predict, under the configured precision."""
-    if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
-        task.compile_network()
-    job = PredictionJob(
+def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str]) -> PredictionJob:
+    """Returns what the task is asked to do; `trained` and `given` are those of `as_trained`."""
+    return PredictionJob(
         num_samples=config.num_samples,
         batch_size=config.batch_size,
         benchmark=config.benchmark,
         warmup_batches=config.warmup_batches,
-        output=Path(config.output) if config.output else folder / task.predictions_name,
+        output=Path(config.output) if config.output else Path(config.output_dir) / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
         datamodule=partial(instantiate, config.datamodule),
         options=dict(config.model.predict),
-        has_trained_data=has_trained_data,
+        has_trained_data=has_trained_data(config, trained),
+        given=given,
     )
+
+
+def run_batches(task: Task, job: PredictionJob, config: DictConfig, clock: Clock) -> Prediction:
+    """Lets the task predict, under the configured precision."""
+    if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
+        task.compile_network()
     dtype = AUTOCAST.get(config.precision.lightning)
     with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
         return task.predict(job, clock)

@@ -1,7 +1,7 @@
 """Timed prediction: the job, its result, and what every model's prediction shares."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ class PredictionJob:
     datamodule: Callable[..., Any]  # instantiates the configured one; arguments override the config's
     options: dict[str, Any]  # the model's own, from its config's `predict`
     has_trained_data: bool = False  # the data is that of the training: its splits say what was trained on
+    given: Sequence[str] = ()  # overrides of the command line
 
 
 class Quality(NamedTuple):

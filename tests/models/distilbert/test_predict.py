@@ -172,6 +172,30 @@ def test_bad_options_are_errors(overrides: list[str], words: str, predicted: Cal
     assert "\n" not in str(refused.value)
 
 
+def test_a_checkpoint_knows_its_words(
+    home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
+) -> None:
+    """Neither the files of the training nor the hub are there."""
+    predicted(f"model.predict.input={text_file}", f"output={tmp_path / 'with_files.csv'}")
+    given = [f"output_dir={tmp_path}", f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", "hardware=cpu"]
+    given += ["model=distilbert", f"model.predict.input={text_file}"]
+    (home / "raw").rename(home / "away")
+    try:
+        prediction_of(given)
+    finally:
+        (home / "away").rename(home / "raw")
+    assert rows_of(tmp_path / "predictions.csv") == rows_of(tmp_path / "with_files.csv")
+
+
+def test_another_vocabulary_of_the_same_size_is_an_error(
+    predicted: Callable[..., Record], home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "vocab.txt"
+    file.write_text((home / "raw" / "vocab.txt").read_text().replace("lovely", "ugly"))
+    with pytest.raises(UserError, match="is 'ugly', not 'lovely'; leave out "):
+        predicted(f"datamodule.vocabulary={file}")
+
+
 def test_another_vocabulary_is_an_error(predicted: Callable[..., Record], home: Path, tmp_path: Path) -> None:
     file = tmp_path / "vocab.txt"
     file.write_text((home / "raw" / "vocab.txt").read_text() + "more\n")
