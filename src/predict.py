@@ -1,12 +1,14 @@
 """One prediction from config to record: load, predict or time batches, write the predictions and the record."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
@@ -14,6 +16,7 @@ from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
+from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
 from src.launch.failures import is_out_of_memory
@@ -54,7 +57,12 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     try:
         task = load_task(config, checkpoint, given)
         clock.mark("startup")
-        prediction = run_batches(task, make_job(task, config, (checkpoint or {}).get(RUN), given), config, clock)
+        job = make_job(task, config, (checkpoint or {}).get(RUN), given)
+        if config.evaluate:
+            parts = {each.split: run_batches(task, each, config, clock) for each in by_split(job, config)}
+            prediction = combined(parts)
+        else:
+            prediction = run_batches(task, job, config, clock)
         files |= prediction.files
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
@@ -143,6 +151,30 @@ def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str])
         options=dict(config.model.predict),
         has_trained_data=has_trained_data(config, trained),
         given=given,
+    )
+
+
+def by_split(job: PredictionJob, config: DictConfig) -> list[PredictionJob]:
+    """Returns a job for each split with known labels: train, then those of validation and test."""
+    data = get_class(config.datamodule._target_)
+    if config.benchmark or not issubclass(data, SplitDataModule):
+        raise UserError("evaluate=true compares the splits of the data; leave it out to time or to predict other files")
+    jobs = []
+    for split in dict.fromkeys(("train", data.val_split, data.test_split)):
+        choice = {"predict": split} if "predict" in config.datamodule else {}
+        output = job.output.with_name(f"{job.output.stem}_{split}{job.output.suffix}")
+        jobs.append(replace(job, split=split, output=output, datamodule=partial(job.datamodule, **choice)))
+    return jobs
+
+
+def combined(parts: dict[str, Prediction]) -> Prediction:
+    """Returns the predictions of several splits as one; the metric that judges them is that of the last split."""
+    return Prediction(
+        samples=sum(part.samples for part in parts.values()),
+        latencies_s=[],
+        files={f"{what} ({split})": path for split, part in parts.items() for what, path in part.files.items()},
+        final_metric=list(parts.values())[-1].final_metric,
+        quality=[each._replace(group=split) for split, part in parts.items() for each in part.quality],
     )
 
 

@@ -118,6 +118,17 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)
 
 
+def test_the_likelihoods_of_the_splits_are_compared(checkpoint: Path, tmp_path: Path) -> None:
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "evaluate=true")
+    assert record.quality is not None and record.samples is not None
+    by_split = {(each.group, each.name): each for each in record.quality}
+    names = ["bits_atom", "bits_bond", "reconstruction"]
+    assert list(by_split) == [(split, name) for split in ("train", "val") for name in names]
+    assert by_split["train", "bits_atom"].of.endswith(", 10 molecules of the train split, all trained on")
+    assert all(each.value is not None and each.value > 0 for each in record.quality if each.unit == "bits")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
 def test_the_seed_decides(checkpoint: Path, tmp_path: Path) -> None:
     for folder, seed in (("a", 1), ("again", 1), ("b", 2)):
         predicted(tmp_path / folder, f"ckpt_path={checkpoint}", f"seed={seed}")

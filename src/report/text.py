@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from src.report.phases import shares
-from src.report.record import Figure, Record
+from src.report.record import Figure, Quality, Record
 from src.report.rows import record_row
 from src.report.table import Table, cells, number
 
@@ -54,11 +54,24 @@ def _is_untimed(record: Record) -> bool:
 
 
 def _quality(record: Record) -> str:
-    """Returns a line for each figure of how good predictions are."""
-    known = [(each, number(each.value)) for each in record.quality or () if each.value is not None]
-    width = max((len(value) for _, value in known), default=0)
-    lines = [f"  {each.name:<12}{value:>{width}} {each.unit:<12}  {each.of}" for each, value in known]
+    """Returns a line for each figure of how good predictions are, and a table of those with a group."""
+    alone = [(each, number(each.value)) for each in record.quality or () if each.value is not None and not each.group]
+    width = max((len(value) for _, value in alone), default=0)
+    lines = [_short(f"  {each.name:<12}{value:>{width}} {each.unit:<12}  {each.of}") for each, value in alone]
+    lines += _by_group([each for each in record.quality or () if each.group])
     return "\n".join(["Quality", *lines]) if lines else ""
+
+
+def _by_group(figures: Sequence[Quality]) -> list[str]:
+    """Returns a line for each figure with a column for each group, then of what the first figure of each is."""
+    groups = {each.group: each.of.partition(", ")[2] for each in reversed(figures)}
+    columns = list(dict.fromkeys(each.group for each in figures))
+    values = {(each.name, each.group): each.value for each in figures}
+    lines = [["", "", *columns]] if figures else []
+    for name, unit in dict.fromkeys((each.name, each.unit) for each in figures):
+        row = (values.get((name, group)) for group in columns)
+        lines.append([name, unit, *("/" if value is None else number(value) for value in row)])
+    return [f"  {line}" for line in _aligned(lines)] + [f"  {group}: {groups[group]}" for group in columns]
 
 
 def _rates(record: Record) -> str:

@@ -31,15 +31,20 @@ class PredictionJob:
     options: dict[str, Any]  # the model's own, from its config's `predict`
     has_trained_data: bool = False  # the data is that of the training: its splits say what was trained on
     given: Sequence[str] = ()  # overrides of the command line
+    split: str | None = None  # of an evaluation, which `datamodule` predicts; None: what the config says
 
 
 class Quality(NamedTuple):
-    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words."""
+    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words.
+
+    Figures with a `group`, such as a split, are compared side by side.
+    """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     of: str
+    group: str = ""
 
 
 @dataclass(frozen=True)

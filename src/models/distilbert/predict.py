@@ -74,6 +74,8 @@ def predict_sentences(
     """
     check_csv(job.output)
     options = Options(**job.options)
+    if options.input is not None and job.split is not None:
+        raise UserError("evaluate=true compares the splits of the data; leave out model.predict.input")
     sentences = sentences_of(datamodule) if options.input is None else read_lines(options.input)
     text, labels = sentences.text[: job.num_samples], sentences.labels[: job.num_samples]
     clock.mark("other")

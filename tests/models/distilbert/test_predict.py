@@ -96,6 +96,13 @@ def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Calla
     assert (found.name, found.value, found.target) == ("acc", evaluated.value, evaluated.target)
 
 
+def test_the_splits_are_compared(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated, quality = read_record(home / "run").final_metric, predicted("evaluate=true").quality
+    assert quality is not None and evaluated is not None and evaluated.value is not None
+    assert [each.group for each in quality] == ["train", "dev"]
+    assert quality[1].value == pytest.approx(100 * evaluated.value)
+
+
 def test_lines_of_a_file_are_labelled(
     home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +169,8 @@ def test_bad_text_is_an_error(
     ("overrides", "words"),
     [
         (["output=labels.txt"], "output=labels.txt: predictions are written as csv; give a name that ends in .csv"),
+        (["model.predict.input=a.txt", "evaluate=true"], "of the data; leave out model.predict.input"),
+        (["benchmark=true", "evaluate=true"], "evaluate=true compares the splits of the data; leave it out to time"),
         (["model.predict.input=nowhere.txt"], "model.predict.input=nowhere.txt cannot be read"),
         (["datamodule.predict=test"], "datamodule.predict=test: there is no such split; choose from train, dev"),
     ],

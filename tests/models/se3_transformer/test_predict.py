@@ -1,6 +1,7 @@
 """Prediction with the SE(3)-Transformer: the csv, the picture and the measured times."""
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,24 @@ def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Cal
     assert record.final_metric is not None
     assert record.final_metric.value == pytest.approx(evaluated["test_at_best_energy_mae"], rel=1e-5)
     assert record.samples == 6
+
+
+def test_the_splits_are_compared(
+    home: Path, predicted: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = predicted("evaluate=true")
+    out = capsys.readouterr().out
+    assert record.quality is not None
+    errors = {each.group: each.value for each in record.quality if each.name == "MAE"}
+    assert list(errors) == ["train", "val", "test"]
+    assert {split: len(rows_of(tmp_path / f"predictions_{split}.csv")) for split in errors} == {
+        "train": 52, "val": 6, "test": 6,
+    }  # fmt: skip
+    assert errors["test"] == pytest.approx(read_record(home / "run").history[-1]["test_at_best_energy_mae"], rel=1e-5)
+    assert record.final_metric is not None and record.final_metric.value == errors["test"]
+    assert record.samples == 64 and read_record(tmp_path).quality == record.quality
+    assert re.search(r"^ +train +val +test\n  MAE ", out, re.MULTILINE)
+    assert "train: 52 molecules of the train split, all trained on" in out
 
 
 def test_without_true_values_there_is_no_metric_and_no_picture(
