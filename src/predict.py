@@ -59,8 +59,8 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
         clock.mark("startup")
         job = make_job(task, config, (checkpoint or {}).get(RUN), given)
         if config.evaluate:
-            parts = {each.split: run_batches(task, each, config, clock) for each in by_split(job, config)}
-            prediction = combined(parts)
+            jobs = by_split(job, config)
+            prediction = combined({split: run_batches(task, each, config, clock) for split, each in jobs.items()})
         else:
             prediction = run_batches(task, job, config, clock)
         files |= prediction.files
@@ -154,16 +154,16 @@ def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str])
     )
 
 
-def by_split(job: PredictionJob, config: DictConfig) -> list[PredictionJob]:
-    """Returns a job for each split with known labels: train, then those of validation and test."""
+def by_split(job: PredictionJob, config: DictConfig) -> dict[str, PredictionJob]:
+    """Returns a job by split with known labels: train, then those of validation and test."""
     data = get_class(config.datamodule._target_)
     if config.benchmark or not issubclass(data, SplitDataModule):
         raise UserError("evaluate=true compares the splits of the data; leave it out to time or to predict other files")
-    jobs = []
+    jobs = {}
     for split in dict.fromkeys(("train", data.val_split, data.test_split)):
         choice = {"predict": split} if "predict" in config.datamodule else {}
         output = job.output.with_name(f"{job.output.stem}_{split}{job.output.suffix}")
-        jobs.append(replace(job, split=split, output=output, datamodule=partial(job.datamodule, **choice)))
+        jobs[split] = replace(job, split=split, output=output, datamodule=partial(job.datamodule, **choice))
     return jobs
 
 

@@ -18,6 +18,7 @@ from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.system.files import write_csv
+from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     BenchmarkOptions,
     Prediction,
@@ -189,12 +190,18 @@ class ImageClassificationTask(Task):
             *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
         )
         write_classes(found, datamodule.file_names(split), self.class_names, job.output)
-        clock.mark("evaluation")
         is_known = (found.labels != UNKNOWN).all()
         share = float((found.classes == found.labels).mean())
+        files = {"predictions": job.output}
+        if is_known:
+            files["confusion"] = job.output.with_suffix(".png")
+            names = self.class_names or [str(number) for number in range(self.network.num_classes)]
+            counts = confusion(found.classes, found.labels, len(names))
+            confusion_picture(counts, names, "images", files["confusion"])
+        clock.mark("evaluation")
         words = split_in_words(wanted, "images", split, wanted * (job.has_trained_data and split == "train"))
         quality = [Quality("top-1", 100 * share, "%", f"right, {words}")] if is_known else []
-        judged, files = self.final_metric.record(share) if is_known else None, {"predictions": job.output}
+        judged = self.final_metric.record(share) if is_known else None
         samples = timed.samples if job.benchmark else wanted
         return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 

@@ -13,8 +13,6 @@ import torch
 
 from src.config.instantiate import instantiate
 from src.errors import UserError
-from src.models.distilbert.plots import confusion_picture
-from src.models.distilbert.predict import confusion
 from src.models.distilbert.task import DistilBertTask
 from src.report.record import Record, read_record
 from src.run import train
@@ -135,15 +133,6 @@ def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[...,
     assert record.with_loading is not None and record.with_loading.throughput is not None
     assert record.with_loading.throughput < record.throughput
     assert record.utilisation is not None and record.utilisation.flops_per_s
-
-
-def test_confusion_counts_true_and_predicted_labels(tmp_path: Path) -> None:
-    labels, true = np.array([0, 1, 1, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 0, 1, 0])
-    counts = confusion(labels, true)
-    assert counts.tolist() == [[2, 2], [1, 2]]
-    for name, shown in (("few.png", counts), ("none.png", counts * 0)):
-        confusion_picture(shown, ["negative", "positive"], tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,15 @@ def test_the_csv_has_every_row_in_order(home: Path, predicted: Callable[..., Rec
     assert record.samples == ROWS
 
 
-def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     evaluated = read_record(home / "run").final_metric
     record = predicted("datamodule.predict=test")
     found = record.final_metric
     assert record.quality and record.quality[0].of.endswith(f"{record.samples} rows of the test split")
     assert found is not None and evaluated is not None and found.value is not None
+    assert [each.name for each in record.quality] == ["AUC", "AP", "log loss"]
+    drawn = (tmp_path / "predictions.svg").read_text()
+    assert f"AUC {found.value:.4f}" in drawn and f"Average precision {record.quality[1].value:.4f}" in drawn
     assert (found.name, found.value, found.target) == ("auc", evaluated.value, evaluated.target)
 
 
@@ -93,7 +96,7 @@ def test_without_a_number_all_rows_are_scored(predicted: Callable[..., Record], 
 def test_rows_of_one_label_have_no_auc(predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted("num_samples=1", "batch_size=1")
     assert len(rows_of(tmp_path / "predictions.csv")) == 1
-    assert record.final_metric is None
+    assert record.final_metric is None and not (tmp_path / "predictions.png").exists()
 
 
 def test_the_record_has_both_clocks(predicted: Callable[..., Record]) -> None:
