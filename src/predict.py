@@ -194,7 +194,6 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "samples": prediction.samples,
         "final_metric": prediction.final_metric,
         "quality": [each._asdict() for each in prediction.quality],
-        "history": [dict(prediction.metrics)] if prediction.metrics else [],
         "mem": peak_memory(task.device),
     }
     return figures | speed_of(task, config, prediction) if config.benchmark else figures

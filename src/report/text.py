@@ -55,16 +55,17 @@ def _is_untimed(record: Record) -> bool:
 
 def _quality(record: Record) -> str:
     """Returns a line for each figure of how good predictions are, and a table of those with a group."""
-    alone = [(each, number(each.value)) for each in record.quality or () if each.value is not None and not each.group]
-    width = max((len(value) for _, value in alone), default=0)
-    lines = [_short(f"  {each.name:<12}{value:>{width}} {each.unit:<12}  {each.of}") for each, value in alone]
+    alone = [each for each in record.quality or () if each.value is not None and not each.group]
+    texts = [[each.name, number(each.value or 0), each.unit, each.of] for each in alone]
+    width = max((len(value) for _, value, _, _ in texts), default=0)
+    lines = [f"  {line}" for line in _aligned([[name, value.rjust(width), *rest] for name, value, *rest in texts])]
     lines += _by_group([each for each in record.quality or () if each.group])
     return "\n".join(["Quality", *lines]) if lines else ""
 
 
 def _by_group(figures: Sequence[Quality]) -> list[str]:
     """Returns a line for each figure with a column for each group, then of what the first figure of each is."""
-    groups = {each.group: each.of.partition(", ")[2] for each in reversed(figures)}
+    groups = {each.group: each.of.partition(", ")[2].removeprefix("of ") for each in reversed(figures)}
     columns = list(dict.fromkeys(each.group for each in figures))
     values = {(each.name, each.group): each.value for each in figures}
     lines = [["", "", *columns]] if figures else []

@@ -1,7 +1,7 @@
 """Timed prediction: the job, its result, and what every model's prediction shares."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -55,7 +55,6 @@ class Prediction:
     `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
     `tokens`: real and processed ones of all samples, where they have any.
     `quality`: how good the predictions are, as far as the truth is known.
-    `metrics`: further figures, which become a row of the record's history.
     """
 
     samples: int
@@ -65,7 +64,6 @@ class Prediction:
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
     quality: list[Quality] = field(default_factory=list)
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if options.temperatures is not None:
         check_temperatures(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
-    search, metrics = options.search(job, vocabulary), {}
+    search, optimised = options.search(job, vocabulary), list[Quality]()
     nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
         smiles = scorer.build(nodes, edges, options.correct_validity).result()
@@ -79,7 +79,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
             files |= write_temperatures(rows, output)
         if search is not None:
             found = search.run(network, scorer, options.correct_validity)
-            written, metrics = write_optimised(found, search.plan, output)
+            written, optimised = write_optimised(found, search.plan, output)
             files |= written
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
@@ -93,7 +93,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         quality.append(Quality("uniqueness", 100 * len(set(valid)) / len(valid), "%", "of the valid ones are distinct"))
     validity = {"name": "validity", "value": share, "target": None, "reached": None}
     made = len(latencies) * job.batch_size if job.benchmark else job.num_samples
-    return Prediction(made, latencies, files, validity, quality=quality, metrics=metrics)
+    return Prediction(made, latencies, files, validity, quality=quality + optimised)
 
 
 def generated(
