@@ -1,12 +1,14 @@
-"""One prediction from config to record: load, warm up, time every batch, write the predictions and the record."""
+"""One prediction from config to record: load, predict or time batches, write the predictions and the record."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
@@ -14,6 +16,7 @@ from src.config.complete import complete_prediction
 from src.config.instantiate import check_packages, instantiate
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
+from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
 from src.launch.failures import is_out_of_memory
@@ -54,8 +57,12 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     try:
         task = load_task(config, checkpoint, given)
         clock.mark("startup")
-        same = has_trained_data(config, (checkpoint or {}).get(RUN))
-        prediction = run_batches(task, config, folder, clock, same)
+        job = make_job(task, config, (checkpoint or {}).get(RUN), given)
+        if config.evaluate:
+            jobs = by_split(job, config)
+            prediction = combined({split: run_batches(task, each, config, clock) for split, each in jobs.items()})
+        else:
+            prediction = run_batches(task, job, config, clock)
         files |= prediction.files
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
@@ -99,6 +106,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
     task: Task = instantiate(config.model.task)
     if checkpoint is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
+        task.on_load_checkpoint(checkpoint)
     else:
         print("no ckpt_path: the weights are random, the figures are good for timing alone")
     task.batch_size, task.activation_bytes = config.batch_size, activation_bytes(config.precision)
@@ -130,27 +138,69 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
     return trained
 
 
-def run_batches(task: Task, config: DictConfig, folder: Path, clock: Clock, has_trained_data: bool) -> Prediction:
-    """Lets the task predict, under the configured precision."""
-    if wanted(config.execution.compile, task.device.type == "cuda"):
-        task.compile_network()
-    job = PredictionJob(
+def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str]) -> PredictionJob:
+    """Returns what the task is asked to do; `trained` and `given` are those of `as_trained`."""
+    return PredictionJob(
         num_samples=config.num_samples,
         batch_size=config.batch_size,
+        benchmark=config.benchmark,
         warmup_batches=config.warmup_batches,
-        output=Path(config.output) if config.output else folder / task.predictions_name,
+        output=Path(config.output) if config.output else Path(config.output_dir) / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
         datamodule=partial(instantiate, config.datamodule),
         options=dict(config.model.predict),
-        has_trained_data=has_trained_data,
+        has_trained_data=has_trained_data(config, trained),
+        given=given,
     )
+
+
+def by_split(job: PredictionJob, config: DictConfig) -> dict[str, PredictionJob]:
+    """Returns a job by split with known labels: train, then those of validation and test."""
+    data = get_class(config.datamodule._target_)
+    if config.benchmark or not issubclass(data, SplitDataModule):
+        raise UserError("evaluate=true compares the splits of the data; leave it out to time or to predict other files")
+    jobs = {}
+    for split in dict.fromkeys(("train", data.val_split, data.test_split)):
+        choice = {"predict": split} if "predict" in config.datamodule else {}
+        output = job.output.with_name(f"{job.output.stem}_{split}{job.output.suffix}")
+        jobs[split] = replace(job, split=split, output=output, datamodule=partial(job.datamodule, **choice))
+    return jobs
+
+
+def combined(parts: dict[str, Prediction]) -> Prediction:
+    """Returns the predictions of several splits as one; the metric that judges them is that of the last split."""
+    return Prediction(
+        samples=sum(part.samples for part in parts.values()),
+        latencies_s=[],
+        files={f"{what} ({split})": path for split, part in parts.items() for what, path in part.files.items()},
+        final_metric=list(parts.values())[-1].final_metric,
+        quality=[each._replace(group=split) for split, part in parts.items() for each in part.quality],
+    )
+
+
+def run_batches(task: Task, job: PredictionJob, config: DictConfig, clock: Clock) -> Prediction:
+    """Lets the task predict, under the configured precision."""
+    if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
+        task.compile_network()
     dtype = AUTOCAST.get(config.precision.lightning)
     with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
         return task.predict(job, clock)
 
 
 def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
-    """Returns what was measured, as fields of the record."""
+    """Returns what was found, and of a benchmark what was measured, as fields of the record."""
+    figures = {
+        "unit": task.unit,
+        "samples": prediction.samples,
+        "final_metric": prediction.final_metric,
+        "quality": [each._asdict() for each in prediction.quality],
+        "mem": peak_memory(task.device),
+    }
+    return figures | speed_of(task, config, prediction) if config.benchmark else figures
+
+
+def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
+    """Returns what a benchmark measured, as fields of the record."""
     rate, with_loading = ratio(prediction.samples, sum(prediction.latencies_s)), None
     if prediction.loaded_latencies_s is not None:
         with_loading = {
@@ -160,16 +210,10 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
     cost = task.cost()
     peaks = peaks_of(config.precision.name, config.hardware.peak_flops, config.hardware.peak_bandwidth)
     return {
-        "unit": task.unit,
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),
         "with_loading": with_loading,
-        "samples": prediction.samples,
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
-        "final_metric": prediction.final_metric,
-        "quality": [each._asdict() for each in prediction.quality],
-        "history": [dict(prediction.metrics)] if prediction.metrics else [],
-        "mem": peak_memory(task.device),
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }
 

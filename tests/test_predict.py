@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(folder: Path, *overrides: str) -> Record:
     """Returns the record of 10 corrected molecules in batches of 4, with no word about the network."""
-    mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4", "warmup_batches=2"]
+    mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4"]
     given = [*mine, "model.predict.correct_validity=true", *overrides]
     return predict(composed("predict", *given), given)
 
@@ -67,14 +67,34 @@ def test_every_batch_is_whole_and_only_those_after_the_warm_up_count(
         return sample(self, batch_size, *rest)
 
     monkeypatch.setattr(MoFlow, "sample", counted)
-    record = predicted(tmp_path, f"ckpt_path={checkpoint}")
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "benchmark=true", "warmup_batches=2")
     assert sizes == [4] * (2 + 3)
     assert record.samples == 12
     assert len(rows_of(tmp_path / "molecules.csv")) == 10
 
 
+@pytest.mark.parametrize(("batch", "made"), [(4, [4] * 3), (9, [5] * 2), (512, [10])])
+def test_without_a_benchmark_nothing_is_made_that_is_not_needed(
+    batch: int,
+    made: list[int],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes: list[int] = []
+    sample = MoFlow.sample
+    monkeypatch.setattr(MoFlow, "sample", lambda net, size, *rest: (sizes.append(size), sample(net, size, *rest))[1])
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", f"batch_size={batch}")
+    assert sizes == made
+    assert record.samples == 10 and len(rows_of(tmp_path / "molecules.csv")) == 10
+    assert (record.throughput, record.latency_s, record.utilisation) == (None, None, None)
+    out = capsys.readouterr().out
+    assert "10 molecules in " in out and "latency" not in out and "Result" not in out
+
+
 def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
-    record = predicted(tmp_path, f"ckpt_path={checkpoint}")
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "benchmark=true", "warmup_batches=2")
     assert read_record(tmp_path).to_dict() == record.to_dict()
     assert (record.kind, record.status, record.unit) == ("predict", "done", "molecules")
     assert record.case.model == "moflow"
@@ -98,6 +118,17 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)
 
 
+def test_the_likelihoods_of_the_splits_are_compared(checkpoint: Path, tmp_path: Path) -> None:
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "evaluate=true")
+    assert record.quality is not None and record.samples is not None
+    by_split = {(each.group, each.name): each for each in record.quality}
+    names = ["bits_atom", "bits_bond", "reconstruction"]
+    assert list(by_split) == [(split, name) for split in ("train", "val") for name in names]
+    assert by_split["train", "bits_atom"].of.endswith(", 10 molecules of the train split, all trained on")
+    assert all(each.value is not None and each.value > 0 for each in record.quality if each.unit == "bits")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
 def test_the_seed_decides(checkpoint: Path, tmp_path: Path) -> None:
     for folder, seed in (("a", 1), ("again", 1), ("b", 2)):
         predicted(tmp_path / folder, f"ckpt_path={checkpoint}", f"seed={seed}")
@@ -112,7 +143,7 @@ def test_a_checkpoint_decides_more_than_the_command(checkpoint: Path, tmp_path: 
 
 
 def test_random_weights_serve_for_timing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = predicted(tmp_path, *(f"model.task.network.{size}" for size in NETWORK))
+    record = predicted(tmp_path, *(f"model.task.network.{size}" for size in NETWORK), "benchmark=true")
     assert record.samples == 12
     assert "the weights are random" in capsys.readouterr().out
 

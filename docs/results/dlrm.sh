@@ -25,7 +25,7 @@ ranks() {  # GPUS NAME option=value ...: the same on several GPUs
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
   [[ $1 == ${ROWS:-*} ]] || return 0
   "$python" predict.py -m hydra/launcher=basic "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
-    datamodule.steps_per_epoch=1 model.predict.benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
+    datamodule.steps_per_epoch=1 benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
     batch_size=2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384,32768 "${@:2}"
 }
 

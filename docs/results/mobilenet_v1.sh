@@ -27,7 +27,7 @@ case $what in
     speed augmented_64_amp precision=amp
     speed augmented_256_amp precision=amp hp.batch_size=256 ;;
   predict)
-    "$python" predict.py -m hydra/launcher=basic "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic model.predict.benchmark=true \
+    "$python" predict.py -m hydra/launcher=basic "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic benchmark=true \
       precision=amp "hydra.sweep.dir=$out" 'hydra.sweep.subdir=predict_${batch_size}' batch_size=1,8,64,256 ;;
   cifar10)
     "$python" train.py "${common[@]}" experiment=mobilenet_cifar10 logger=none callbacks=bare "output_dir=$out/cifar10" ;;

@@ -18,7 +18,7 @@ train() {  # NAME option=value ...
 }
 generate() {  # NAME option=value ...
   [[ $1 == ${ROWS:-*} ]] || return 0
-  "$python" predict.py "output_root=$out/hydra" "output_dir=$out/$1" num_samples=204800 "${@:2}"
+  "$python" predict.py "output_root=$out/hydra" "output_dir=$out/$1" benchmark=true num_samples=204800 "${@:2}"
 }
 
 case $what in

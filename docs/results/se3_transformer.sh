@@ -18,7 +18,7 @@ train() {  # NAME option=value ...
 }
 predict() {  # NAME option=value ...: untrained, as published; rates do not depend on the weights
   [[ $1 == ${ROWS:-*} ]] || return 0
-  "$python" predict.py "${common[@]}" "output_dir=$out/$1" datamodule.predict=train num_samples=200000 "${@:2}"
+  "$python" predict.py "${common[@]}" "output_dir=$out/$1" benchmark=true datamodule.predict=train num_samples=200000 "${@:2}"
 }
 
 case $what in

@@ -140,7 +140,9 @@ class PredictConfig:
     ckpt_path: str | None = None  # trained weights; null: random ones, good for timing alone
     num_samples: int | None = 10000  # null: as many as the data has
     batch_size: int = 512  # samples predicted at once
-    warmup_batches: int = 5  # run first and left out: compilation, graph capture
+    benchmark: bool = False  # time batches: rates and latencies after warm-up, compilation and graph capture
+    warmup_batches: int = 5  # of a benchmark, run first and left out
+    evaluate: bool = False  # predict train, validation and test split, each up to num_samples, and compare them
     output: str | None = None  # file of the predictions; in the run's folder if not given
     sweep: Sweep = field(default_factory=Sweep)
     hp: dict[str, Any] = field(default_factory=no_training)  # models and datamodules refer to it; unused

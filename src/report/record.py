@@ -86,12 +86,13 @@ class FinalMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words."""
+    """One figure of how good predictions are: its unit ("" for none), of what it is, in words, and its group if any."""
 
     name: str
     value: Figure = None
     unit: str = ""
     of: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,10 @@ class WithLoading:
 
 
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
-_ADDED_LATER = ("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib", "quality")
+_ADDED_LATER = (
+    *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
+    *("quality", "quality.group"),
+)
 
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady"),

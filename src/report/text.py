@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from src.report.phases import shares
-from src.report.record import Figure, Record
+from src.report.record import Figure, Quality, Record
 from src.report.rows import record_row
 from src.report.table import Table, cells, number
 
@@ -26,6 +26,9 @@ def _ending(record: Record) -> str:
     batch = f"batch {case.batch_size} {'global' if case.batch_per == 'global' else 'per device'}"
     what = f"{case.model} on {case.datamodule}, {case.hardware} {case.trainer}, {case.precision}, {batch}"
     lines = [f"{record.kind} {record.status}: {what}"]
+    if _is_untimed(record) and record.samples is not None:
+        seconds = number(record.e2e_time_s or 0)
+        lines.append(f"  {record.samples:,} {record.unit} in {seconds} s, start-up included; benchmark=true for timing")
     if record.error:
         where = f" ({record.error.where})" if record.error.where else ""
         lines.append(_short(f"  {record.error.type}: {' '.join(record.error.message.split())}{where}"))
@@ -34,6 +37,8 @@ def _ending(record: Record) -> str:
 
 def _result(record: Record) -> str:
     """Returns the row of the result table; if it is too wide, the figures are below the case."""
+    if _is_untimed(record):
+        return ""
     lines, _ = cells(Table(record.case.model, record.kind, record.unit, [record_row("", record)]))
     left_out = (lines[0].index("batch"), lines[0].index("source"))  # the first line of the summary has them
     lines = [[text for i, text in enumerate(line) if i not in left_out] for line in lines]
@@ -43,12 +48,31 @@ def _result(record: Record) -> str:
     return "\n".join(["Result ('/' is not reported)", *(f"  {line}" for line in whole)])
 
 
+def _is_untimed(record: Record) -> bool:
+    """Returns whether this is a prediction that measured no speed."""
+    return record.kind == "predict" and record.throughput is None
+
+
 def _quality(record: Record) -> str:
-    """Returns a line for each figure of how good predictions are."""
-    known = [(each, number(each.value)) for each in record.quality or () if each.value is not None]
-    width = max((len(value) for _, value in known), default=0)
-    lines = [f"  {each.name:<12}{value:>{width}} {each.unit:<12}  {each.of}" for each, value in known]
+    """Returns a line for each figure of how good predictions are, and a table of those with a group."""
+    alone = [each for each in record.quality or () if each.value is not None and not each.group]
+    texts = [[each.name, number(each.value or 0), each.unit, each.of] for each in alone]
+    width = max((len(value) for _, value, _, _ in texts), default=0)
+    lines = [f"  {line}" for line in _aligned([[name, value.rjust(width), *rest] for name, value, *rest in texts])]
+    lines += _by_group([each for each in record.quality or () if each.group])
     return "\n".join(["Quality", *lines]) if lines else ""
+
+
+def _by_group(figures: Sequence[Quality]) -> list[str]:
+    """Returns a line for each figure with a column for each group, then of what the first figure of each is."""
+    groups = {each.group: each.of.partition(", ")[2].removeprefix("of ") for each in reversed(figures)}
+    columns = list(dict.fromkeys(each.group for each in figures))
+    values = {(each.name, each.group): each.value for each in figures}
+    lines = [["", "", *columns]] if figures else []
+    for name, unit in dict.fromkeys((each.name, each.unit) for each in figures):
+        row = (values.get((name, group)) for group in columns)
+        lines.append([name, unit, *("/" if value is None else number(value) for value in row)])
+    return [f"  {line}" for line in _aligned(lines)] + [f"  {group}: {groups[group]}" for group in columns]
 
 
 def _rates(record: Record) -> str:

@@ -1,6 +1,7 @@
 """Builds dataclasses from plain JSON values and checks the types; errors name the key."""
 
 import difflib
+import re
 import types
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
@@ -12,7 +13,8 @@ T = TypeVar("T")
 def build(cls: type[T], data: dict[str, Any], where: str = "", optional: Collection[str] = ()) -> T:
     """Returns an instance of the dataclass `cls` with the values of `data`, nested dataclasses included.
 
-    Every field is required except those in `optional`, nested ones as 'case.precision'. `where` is the prefix of the
+    Every field is required except those in `optional`, nested ones as 'case.precision', of a list's items without
+    their number. `where` is the prefix of the
     keys ('case.').
     Raises ValueError that names the first key that is unknown, missing or of the wrong type.
     """
@@ -23,7 +25,7 @@ def build(cls: type[T], data: dict[str, Any], where: str = "", optional: Collect
             hint = f"did you mean '{where}{near[0]}'?" if near else f"the keys are {', '.join(names)}"
             raise ValueError(f"unknown key '{where}{key}': {hint}")
     for name in names:
-        if name not in data and f"{where}{name}" not in optional:
+        if name not in data and re.sub(r"\[\d+\]", "", f"{where}{name}") not in optional:
             raise ValueError(f"missing key '{where}{name}'")
     hints = get_type_hints(cls)
     return cls(**{key: _value(hints[key], value, f"{where}{key}", optional) for key, value in data.items()})

@@ -18,6 +18,7 @@ from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.system.files import write_csv
+from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     BenchmarkOptions,
     Prediction,
@@ -157,27 +158,30 @@ class ImageClassificationTask(Task):
             print("on the evaluation set: " + "; ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
-        """Classifies images of the datamodule's `predict` split, in order, or times one batch (see BenchmarkOptions).
+        """Classifies images of the datamodule's `predict` split, in order, or times batches (see BenchmarkOptions).
 
         A batch's latency is from its bytes on the device to its classes and probabilities on the host; with loading it
-        includes the decoding. The benchmark's is from bytes on the host. Raises UserError for no csv as output.
+        includes the decoding. That of one batch is from bytes on the host. Raises UserError for no csv as output.
         """
         options = BenchmarkOptions(**job.options)
         check_csv(job.output)
         datamodule = self._prediction_data(job)
         run, device = Graphed(self._best, job.graph), self.device
         split = datamodule.predict
-        first = on_device(next(iter(datamodule.loader(split, batch_size=job.batch_size))), device)
-        warm_up(run, repeat(first, max(1, job.warmup_batches)), job.warmup_batches)
+        loader = datamodule.loader(split, batch_size=job.batch_size)
+        if job.benchmark:
+            first = on_device(next(iter(loader)), device)
+            warm_up(run, repeat(first, max(1, job.warmup_batches)), job)
+            clock.mark("startup")
+            if options.repeats is not None:
+                host = ImageBatch(*(t.cpu().pin_memory() if device.type == "cuda" else t for t in first))
+                latencies = time_calls(lambda: [t.cpu() for t in run(on_device(host, device))], device, options.repeats)
+                clock.mark("compute")
+                return Prediction(len(first.labels) * len(latencies), latencies, {})
         clock.mark("startup")
-        if options.benchmark:
-            host = ImageBatch(*(t.cpu().pin_memory() if device.type == "cuda" else t for t in first))
-            latencies = time_calls(lambda: [t.cpu() for t in run(on_device(host, device))], device, options.repeats)
-            clock.mark("compute")
-            return Prediction(len(first.labels) * len(latencies), latencies, {})
         wanted = min(job.num_samples or datamodule.splits[split], datamodule.splits[split])
         timed = TimedBatches[ImageBatch](run, device, clock, lambda batch: len(batch.labels))
-        batches = (on_device(batch, device) for batch in datamodule.loader(split, batch_size=job.batch_size))
+        batches = (on_device(batch, device) for batch in loader)
         parts = [
             Classified(classes, probabilities, batch.labels.cpu().numpy())
             for batch, (probabilities, classes) in timed.over(batches, wanted)
@@ -186,13 +190,20 @@ class ImageClassificationTask(Task):
             *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
         )
         write_classes(found, datamodule.file_names(split), self.class_names, job.output)
-        clock.mark("evaluation")
         is_known = (found.labels != UNKNOWN).all()
         share = float((found.classes == found.labels).mean())
+        files = {"predictions": job.output}
+        if is_known:
+            files["confusion"] = job.output.with_suffix(".png")
+            names = self.class_names or [str(number) for number in range(self.network.num_classes)]
+            counts = confusion(found.classes, found.labels, len(names))
+            confusion_picture(counts, names, "images", files["confusion"])
+        clock.mark("evaluation")
         words = split_in_words(wanted, "images", split, wanted * (job.has_trained_data and split == "train"))
         quality = [Quality("top-1", 100 * share, "%", f"right, {words}")] if is_known else []
-        judged, files = self.final_metric.record(share) if is_known else None, {"predictions": job.output}
-        return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+        judged = self.final_metric.record(share) if is_known else None
+        samples = timed.samples if job.benchmark else wanted
+        return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
     def _prediction_data(self, job: PredictionJob) -> ImageDataModule:
         """Returns the configured images, of the network's size and number of classes, ready to be loaded."""

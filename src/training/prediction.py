@@ -1,7 +1,7 @@
 """Timed prediction: the job, its result, and what every model's prediction shares."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,25 +19,32 @@ B = TypeVar("B")
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """What predict.py asks of a task: `num_samples` in batches, timed after `warmup_batches`, written to `output`."""
+    """What predict.py asks of a task: `num_samples` in batches, written to `output`; for a benchmark also timed."""
 
     num_samples: int | None  # None: as many as the data has
     batch_size: int
+    benchmark: bool  # time batches of one size after `warmup_batches`; else nothing runs that is not asked for
     warmup_batches: int
     output: Path
     graph: bool  # capture the model's work in CUDA graphs
     datamodule: Callable[..., Any]  # instantiates the configured one; arguments override the config's
     options: dict[str, Any]  # the model's own, from its config's `predict`
     has_trained_data: bool = False  # the data is that of the training: its splits say what was trained on
+    given: Sequence[str] = ()  # overrides of the command line
+    split: str | None = None  # of an evaluation, which `datamodule` predicts; None: what the config says
 
 
 class Quality(NamedTuple):
-    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words."""
+    """One figure of how good predictions are: its unit ("" for none), and of what it is, in words.
+
+    Figures with a `group`, such as a split, are compared side by side.
+    """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     of: str
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,6 @@ class Prediction:
     `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
     `tokens`: real and processed ones of all samples, where they have any.
     `quality`: how good the predictions are, as far as the truth is known.
-    `metrics`: further figures, which become a row of the record's history.
     """
 
     samples: int
@@ -58,21 +64,19 @@ class Prediction:
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
     quality: list[Quality] = field(default_factory=list)
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """Options of models with a benchmark mode: `predict` in the model's yaml.
+    """Options of models whose benchmark is of one batch: `predict` in the model's yaml.
 
-    benchmark: time one batch `repeats` times and write no predictions.
+    repeats: benchmark=true times one batch so often and writes no predictions; None: it times the split's batches.
     """
 
-    benchmark: bool = False
-    repeats: int = 200
+    repeats: int | None = 200
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
+        if self.repeats is not None and self.repeats < 1:
             raise UserError(f"model.predict.repeats={self.repeats} times nothing; give 1 or more")
 
 
@@ -122,15 +126,20 @@ class TimedBatches(Generic[B]):
             yield batch, result
 
 
-def warm_up(run: Graphed[Any], batches: Iterable[Any], count: int) -> None:
-    """Runs the first `count` batches, and the first batch of every shape until it is captured."""
+def warm_up(run: Graphed[Any], batches: Iterable[Any], job: PredictionJob) -> None:
+    """Runs the first batches of a benchmark, and the first batch of every shape until it is captured.
+
+    Without a benchmark it runs nothing: a graph is captured at the fourth batch of a shape, so few batches need none.
+    """
+    if not job.benchmark:
+        return
     seen: set[tuple[torch.Size, ...]] = set()
     for number, batch in enumerate(batches):
         shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         if shapes not in seen:
             seen.add(shapes)
             run.warm_up(batch)
-        elif number < count:
+        elif number < job.warmup_batches:
             run(batch)
 
 

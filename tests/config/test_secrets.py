@@ -86,7 +86,7 @@ def test_a_prediction_is_given_again_what_its_checkpoint_leaves_out(home: Path, 
     """What a checkpoint names of the environment is not looked up: somebody else may have written it."""
     asked = ["model=mobilenet_v1", "datamodule=image_synthetic", "datamodule.image_size=32", "hardware=cpu",
              f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", f"output_root={tmp_path}",
-             "num_samples=8", "batch_size=8", "warmup_batches=0", "model.predict.benchmark=true"]  # fmt: skip
+             "num_samples=8", "batch_size=8", "warmup_batches=0", "benchmark=true"]  # fmt: skip
     lacks = run("predict.py", *asked, *tiny_sizes())
     assert lacks.returncode == 2 and "Traceback" not in lacks.stderr
     assert "give it again as model.task.network.width_multiplier=VALUE" in lacks.stderr

@@ -1,9 +1,11 @@
+import math
 import struct
 
 import pytest
 
 from src.errors import UserError
-from src.molecules.draw import draw_grid, draw_interpolation, draw_rows
+from src.molecules import draw
+from src.molecules.draw import _fitting, draw_grid, draw_interpolation, draw_rows
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -14,7 +16,28 @@ def size_of(png: bytes) -> tuple[int, int]:
 def test_a_grid_has_a_cell_for_each_molecule(tmp_path, neutral):
     draw_grid(neutral[:7], tmp_path / "new" / "grid.png", [f"QED {i}" for i in range(7)])
     assert size_of((tmp_path / "new" / "grid.png").read_bytes()) == (5 * 260, 2 * 220)
-    assert len(list((tmp_path / "new").iterdir())) == 1
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"grid.png", "grid.svg"}
+    assert (tmp_path / "new" / "grid.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_cells_grow_with_the_largest_molecule(tmp_path):
+    draw_grid(["CCO", "C" * 30, "CCN"], tmp_path / "grid.png")
+    width, height = size_of((tmp_path / "grid.png").read_bytes())
+    assert (width, height) == (2 * fitting_cell(30), 2 * 220)
+
+
+def fitting_cell(atoms):
+    """Returns the width in pixels of a cell in which each bond of a zigzag chain has 18 pixels, 10% free at a side."""
+    return int((atoms - 1) * 18 * math.sin(math.radians(60)) / 0.8)
+
+
+def test_legends_have_the_smiles_and_are_cut_at_the_width_of_the_cell(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(draw, "_draw", lambda molecules, path, legends: seen.extend(legends))
+    draw_grid(["CCO"], tmp_path / "grid.png", ["QED 0.4"])
+    draw_interpolation(["CCO", None, "CCN"], tmp_path / "way.png")
+    assert seen == ["QED 0.4: CCO", "0%: CCO", "50%", "100%: CCN"]
+    assert _fitting("short\n" + 40 * "C", 260) == "short\n" + 29 * "C" + "..."
 
 
 def test_an_interpolation_shows_equal_neighbours_once(tmp_path):

@@ -42,6 +42,12 @@ class MoleculeDataModule(SplitDataModule):
             nodes, edges = (torch.from_numpy(np.array(array)) for array in (self.data.nodes, self.data.edges))
             self.tensors = nodes.to(self.target_device), edges.to(self.target_device)
 
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the molecules of these row numbers as a batch."""
+        assert self.tensors is not None
+        nodes, edges = (tensor[rows.to(tensor.device)] for tensor in self.tensors)
+        return nodes, edges
+
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> ResidentLoader:
         assert self.tensors is not None
         self.check_split(split)

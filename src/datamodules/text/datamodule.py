@@ -45,6 +45,10 @@ class TokenDataModule(SplitDataModule):
     def words(self) -> tuple[int, str]:
         """Returns the size of the vocabulary, which bounds token ids, and the file or key that defines it."""
 
+    def word_pieces(self) -> tuple[str, ...]:
+        """Returns the vocabulary's word pieces by id; none where tokens have no text."""
+        return ()
+
     def loader(self, split: str | TokenData, /, *, train: bool = False, batch_size: int | None = None) -> TokenLoader:
         """Batches of a split, or of other sentences, for this rank, on its device; in their order unless `train`.
 

@@ -55,6 +55,9 @@ class SST2DataModule(TokenDataModule):
     def words(self) -> tuple[int, str]:
         return self.vocabulary.size, str(self.vocabulary.path)
 
+    def word_pieces(self) -> tuple[str, ...]:
+        return self.vocabulary.pieces
+
     def prepare_data(self) -> None:
         self._prepared()
 
@@ -81,10 +84,11 @@ class SST2DataModule(TokenDataModule):
 
     def _prepared(self) -> Path:
         """Returns the folder of tokens, prepared if necessary; there is one for each vocabulary and set of files."""
+        digest = self.vocabulary.sha256  # a missing vocabulary is told before anything is downloaded
         files = self.files()
         origin = {
             "layout": LAYOUT,
-            "vocabulary": self.vocabulary.sha256,
+            "vocabulary": digest,
             "files": {path.name: sha256_of(path) for path in files.values()},
         }
         digest = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:12]

@@ -1,5 +1,6 @@
 """Uncased BERT vocabularies and their tokenizer, from the Hugging Face hub or a local folder."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from tokenizers import Encoding
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
 from src.batches.tokens import PAD, UNLABELLED
-from src.datamodules.download import sha256_of
+from src.datamodules.download import from_hub, sha256_of
 from src.datamodules.text.data import TokenData
 from src.errors import UserError
 from src.system.progress import item_progress
@@ -28,20 +29,16 @@ class Vocabulary:
 
     Args:
         source: a folder with a vocab.txt (a converted model's too), such a file, or a name on the hub.
+        pieces: the word pieces if they are known already; `source` then says where from.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, pieces: Sequence[str] = ()) -> None:
         """Raises UserError for a missing or invalid vocabulary."""
-        self.path = _found(source)
-        self.sha256 = sha256_of(self.path)
-        try:
-            pieces = self.path.read_text(encoding="utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.path} is not UTF-8 ({error.reason}): give BERT's vocab.txt") from error
-        while pieces and not pieces[-1]:
-            pieces.pop()
-        self.ids = {piece: row for row, piece in enumerate(pieces)}
-        self.size = len(pieces)
+        self.path = Path(source) if pieces else _found(source)
+        self.pieces = tuple(pieces) or _read(self.path)
+        self.sha256 = hashlib.sha256("\n".join((*pieces, "")).encode()).hexdigest() if pieces else sha256_of(self.path)
+        self.ids = {piece: row for row, piece in enumerate(self.pieces)}
+        self.size = len(self.pieces)
         missing = [piece for piece in SPECIAL if piece not in self.ids]
         if missing:
             raise UserError(f"{self.path} has no line {missing[0]}: give BERT's vocab.txt")
@@ -79,6 +76,17 @@ class Vocabulary:
         return TokenData(ids, starts, np.full(len(parts), UNLABELLED) if labels is None else labels)
 
 
+def _read(path: Path) -> tuple[str, ...]:
+    """Returns the lines of a file, without empty ones at its end. Raises UserError if it is not UTF-8."""
+    try:
+        pieces = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}): give BERT's vocab.txt") from error
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    return tuple(pieces)
+
+
 def _found(source: str) -> Path:
     """Returns the vocab.txt of a folder, the file itself, or the hub's. Raises UserError if there is none."""
     path = Path(source).expanduser()
@@ -90,23 +98,10 @@ def _found(source: str) -> Path:
         return path
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
         raise UserError(f"datamodule.vocabulary={source}: there is no such file or folder; give one with {FILE}")
-    return _from_hub(source)
-
-
-def _from_hub(name: str) -> Path:
-    """Returns the hub's vocab.txt; a cached one is used without a request to the hub."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     try:
-        try:
-            return Path(hf_hub_download(name, FILE, local_files_only=True))
-        except LocalEntryNotFoundError:
-            return Path(hf_hub_download(name, FILE))
-    except (OSError, ValueError) as error:
-        is_unreachable = isinstance(error, LocalEntryNotFoundError)
-        reason = "it cannot be reached" if is_unreachable else str(error).partition("\n")[0].rstrip(".")
+        return from_hub(source, FILE)
+    except FileNotFoundError as error:
         raise UserError(
-            f"datamodule.vocabulary={name} is not a local folder, and the Hugging Face hub does not provide it "
-            f"({reason}): give datamodule.vocabulary=FOLDER with its {FILE}"
-        ) from error
+            f"datamodule.vocabulary={source} is not a local folder, and the Hugging Face hub does not provide it "
+            f"({error}): give datamodule.vocabulary=FOLDER with its {FILE}"
+        ) from None

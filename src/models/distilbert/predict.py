@@ -18,8 +18,8 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
-from src.models.distilbert.plots import confusion_picture
 from src.system.files import write_csv
+from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     Prediction,
     PredictionJob,
@@ -74,6 +74,8 @@ def predict_sentences(
     """
     check_csv(job.output)
     options = Options(**job.options)
+    if options.input is not None and job.split is not None:
+        raise UserError("evaluate=true compares the splits of the data; leave out model.predict.input")
     sentences = sentences_of(datamodule) if options.input is None else read_lines(options.input)
     text, labels = sentences.text[: job.num_samples], sentences.labels[: job.num_samples]
     clock.mark("other")
@@ -87,7 +89,7 @@ def predict_sentences(
         return network(batch).softmax(1)
 
     run = Graphed(probabilities, job.graph)
-    warm_up(run, loader, job.warmup_batches)
+    warm_up(run, loader, job)
     clock.mark("startup")
     timed = TimedBatches[Tokens](run, datamodule.target_device, clock, lambda batch: batch.num_sentences)
     found: list[np.ndarray] = []
@@ -150,14 +152,6 @@ def write_labels(
     if not is_known.any():
         return files, None
     files["confusion"] = output.with_suffix(".png")
-    confusion_picture(confusion(labels, true), NAMES, files["confusion"])
+    counts = confusion(labels[is_known], true[is_known], len(NAMES))
+    confusion_picture(counts, NAMES, "sentences", files["confusion"])
     return files, float((labels == true).mean())
-
-
-def confusion(
-    labels: Int64[np.ndarray, " sentences"], true: Int64[np.ndarray, " sentences"]
-) -> Int64[np.ndarray, "2 2"]:
-    """Returns how many sentences of each true label (row) got each label (column)."""
-    counts = np.zeros((len(NAMES), len(NAMES)), np.int64)
-    np.add.at(counts, (true, labels), 1)
-    return counts

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.batches.tokens import PackedTokens, PaddedTokens
+from src.config.trained import is_given
 from src.datamodules.base import DataModule
 from src.datamodules.text.datamodule import TokenDataModule
 from src.datamodules.text.sst2 import SST2DataModule
+from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -26,6 +28,7 @@ from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
 RANDOM = "random"
+VOCABULARY = "vocabulary"  # a checkpoint's key: the word pieces by id, one a line
 NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end
 
 
@@ -74,6 +77,7 @@ class DistilBertTask(Task):
         self.final_metric = FinalMetric("acc", "max", target)
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.pieces: tuple[str, ...] = ()  # the word pieces that the weights know, by id
         self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
 
     def bind_data(self, datamodule: DataModule) -> None:
@@ -85,6 +89,7 @@ class DistilBertTask(Task):
                 f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "
                 f"belongs to them as datamodule.vocabulary"
             )
+        self._know(sentences.word_pieces(), source)
         if sentences.max_length > sizes.max_position_embeddings:
             raise UserError(
                 f"datamodule.max_length={sentences.max_length} is beyond the network's "
@@ -92,6 +97,25 @@ class DistilBertTask(Task):
             )
         if self.model_config is not None:  # so that a checkpoint is read without the files that training began with
             self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes)}
+
+    def _know(self, pieces: tuple[str, ...], source: str) -> None:
+        """Takes the vocabulary, or checks it. Raises UserError where it is not the one of the weights."""
+        for line, (mine, other) in enumerate(zip(self.pieces, pieces, strict=False), 1):
+            if mine != other:
+                raise UserError(
+                    f"vocabularies differ: line {line} of {source} is {other!r}, not {mine!r}; leave out "
+                    "datamodule.vocabulary for a prediction, or give that of the training"
+                )
+        self.pieces = self.pieces or pieces
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.pieces:
+            checkpoint[VOCABULARY] = "\n".join(self.pieces)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if VOCABULARY in checkpoint:
+            self._know(tuple(checkpoint[VOCABULARY].split("\n")), "the checkpoint's")
 
     def setup(self, stage: str) -> None:
         self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
@@ -180,6 +204,8 @@ class DistilBertTask(Task):
         if not isinstance(datamodule, SST2DataModule):
             raise UserError("predict.py judges text; give datamodule=sst2")
         datamodule.device = self.device
+        if self.pieces and not is_given("datamodule.vocabulary", job.given):
+            datamodule.vocabulary = Vocabulary("the checkpoint", self.pieces)
         self.bind_data(datamodule)
         return predict_sentences(self.network, datamodule, job, clock, self.final_metric, self.count_work)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from src.datamodules.download import from_hub
 from src.errors import UserError
 from src.models.distilbert.network import DistilBert, Sizes
 from src.training.checkpoints import shown
@@ -33,17 +33,13 @@ def find(source: str, *names: str) -> Path:
             if (Path(source) / name).is_file():
                 return Path(source) / name
         raise UserError(f"{source} has no {' or '.join(names)}; give a folder with {CONFIG} and {FILES[0]}")
-    reason = ""
-    for is_cached in (True, False):  # cached files need no request to the hub
-        for name in names:
-            try:
-                return Path(hf_hub_download(source, name, local_files_only=is_cached))
-            except (OSError, ValueError) as error:
-                reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-    raise UserError(
-        f"{source} is not a local folder, and the hub has no {' or '.join(names)} of that name ({reason}); give the "
-        f"path of a local folder with {CONFIG} and {FILES[0]}"
-    )
+    try:
+        return from_hub(source, *names)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{source} is not a local folder, and the hub gives no {' or '.join(names)} of that name ({error}); give "
+            f"model.task.weights=FOLDER with {CONFIG} and {FILES[0]}, or model.task.weights=random"
+        ) from None
 
 
 def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:

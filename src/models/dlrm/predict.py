@@ -1,4 +1,4 @@
-"""Probabilities of clicks to a csv, and how long batches of a size take: the published benchmark with percentiles."""
+"""Probabilities of clicks to a csv, or how long batches of a size take: the published benchmark with percentiles."""
 
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +13,9 @@ from src.datamodules.clicks.criteo import ClickDataModule
 from src.gpu.cuda_graphs import Graphed
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
+from src.measure.curves import log_loss, separation
 from src.models.dlrm.network import DLRM
+from src.models.dlrm.plots import clicks_picture
 from src.system.files import write_csv
 from src.training.prediction import (
     BenchmarkOptions,
@@ -32,7 +34,7 @@ from src.training.task import FinalMetric
 def predict_clicks(
     network: DLRM, datamodule: ClickDataModule, job: PredictionJob, clock: Clock, metric: FinalMetric
 ) -> Prediction:
-    """Scores rows of the datamodule's `predict` split, in order, or times one batch (see BenchmarkOptions).
+    """Scores rows of the datamodule's `predict` split, in order, or times batches (see BenchmarkOptions).
 
     A batch's latency is from its bytes on the host to its probabilities there, as published; data that is on the device
     already is not copied. Raises UserError for no csv as output.
@@ -46,14 +48,16 @@ def predict_clicks(
 
     run = Graphed(probabilities, job.graph)
     loader = datamodule.loader(datamodule.predict, batch_size=job.batch_size)
-    first = next(iter(loader))
-    warm_up(run, repeat(first, max(1, job.warmup_batches)), job.warmup_batches)
+    if job.benchmark:
+        first = next(iter(loader))
+        warm_up(run, repeat(first, max(1, job.warmup_batches)), job)
+        clock.mark("startup")
+        if options.repeats is not None:
+            host = first._replace(data=first.data.cpu().pin_memory() if device.type == "cuda" else first.data.cpu())
+            latencies = time_calls(lambda: run(host.to(device)).cpu(), device, options.repeats)
+            clock.mark("compute")
+            return Prediction(first.count * len(latencies), latencies, {})
     clock.mark("startup")
-    if options.benchmark:
-        host = first._replace(data=first.data.cpu().pin_memory() if device.type == "cuda" else first.data.cpu())
-        latencies = time_calls(lambda: run(host.to(device)).cpu(), device, options.repeats)
-        clock.mark("compute")
-        return Prediction(first.count * len(latencies), latencies, {})
     timed = TimedBatches[ClickBatch](run, device, clock, lambda batch: batch.count)
     wanted = job.num_samples or len(datamodule.splits[datamodule.predict])
     scores: list[np.ndarray] = []
@@ -61,22 +65,44 @@ def predict_clicks(
     for batch, found in timed.over(loader, wanted):
         scores.append(found)
         labels.append(batch.clicks().labels.cpu().numpy())
-    area = write_scores(np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted], job.output)
-    clock.mark("evaluation")
-    judged = None if area is None else metric.record(area)
-    count, split = min(wanted, sum(map(len, scores))), datamodule.predict
+    found, true = np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted]
+    write_scores(found, true, job.output)
+    count, split = len(found), datamodule.predict
     words = split_in_words(count, "rows", split, count * (job.has_trained_data and split == "train"))
-    quality = [] if area is None else [Quality("AUC", area, "", f"area under the ROC curve, {words}")]
-    files = {"predictions": job.output}
-    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    quality, pictures = judge(found, true, words, job.output)
+    files = {"predictions": job.output, **pictures}
+    judged = metric.record(quality[0].value) if quality else None
+    clock.mark("evaluation")
+    samples = timed.samples if job.benchmark else count
+    return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
-def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> float | None:
-    """Writes a line for each row: its number, its probability and its label. Returns the AUC, if both labels occur."""
+def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> None:
+    """Writes a line for each row: its number, its probability and its label."""
     pairs = zip(scores, labels, strict=True)
     rows = ((number, f"{score:.6f}", int(label)) for number, (score, label) in enumerate(pairs))
     write_csv(output, ["row", "probability", "label"], rows)
+
+
+def judge(
+    scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], words: str, output: Path
+) -> tuple[list[Quality], dict[str, Path]]:
+    """Returns how good the scores are, the AUC first, and the picture of it; neither where only one label occurs.
+
+    Args:
+        words: what the rows are.
+    """
     auc = ExactAUC()
     auc.update(torch.from_numpy(scores), torch.from_numpy(labels))
     area = auc.compute()
-    return None if np.isnan(area) else area
+    if np.isnan(area):
+        return [], {}
+    curves, path = separation(scores, labels), output.with_suffix(".png")
+    clicked = f"average precision; {(labels != 0).mean():.2%} of the rows have a click"
+    quality = [
+        Quality("AUC", area, "", f"area under the ROC curve, {words}"),
+        Quality("AP", curves.average_precision, "", clicked),
+        Quality("log loss", log_loss(scores, labels), "nats", "binary cross entropy"),
+    ]
+    clicks_picture(scores, labels, curves, area, words, path)
+    return quality, {"curves": path}

@@ -51,11 +51,10 @@ class Options:
 def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, clock: Clock) -> Prediction:
     """Generates molecules in batches and writes the valid ones to the job's output, .csv or .smi.
 
-    A batch's latency runs from the call to the arrays on the host; building molecules and their properties is done by
-    worker processes beside it and not counted. A csv has smiles, qed, logp, sas and plogp. With `interpolate` also
-    writes the molecules on the way between two, with `temperatures` the validity and uniqueness of as many molecules at
-    each, with `optimise` molecules with a higher property. Raises UserError for another ending, for SMILES that do not
-    encode and for temperatures of 0 or less.
+    A batch's latency runs from the call to the arrays on the host, without the building of molecules. A csv has smiles,
+    qed, logp, sas and plogp. With `interpolate` also writes the molecules on the way between two, with `temperatures`
+    the validity and uniqueness of as many molecules at each, with `optimise` molecules with a higher property. Raises
+    UserError for another ending, for SMILES that do not encode and for temperatures of 0 or less.
     """
     output, steps = job.output, options.interpolate_steps
     if job.num_samples is None:
@@ -66,7 +65,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if options.temperatures is not None:
         check_temperatures(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
-    search, metrics = options.search(job, vocabulary), {}
+    search, optimised = options.search(job, vocabulary), list[Quality]()
     nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
         smiles = scorer.build(nodes, edges, options.correct_validity).result()
@@ -80,7 +79,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
             files |= write_temperatures(rows, output)
         if search is not None:
             found = search.run(network, scorer, options.correct_validity)
-            written, metrics = write_optimised(found, search.plan, output)
+            written, optimised = write_optimised(found, search.plan, output)
             files |= written
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
@@ -93,7 +92,8 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if valid:
         quality.append(Quality("uniqueness", 100 * len(set(valid)) / len(valid), "%", "of the valid ones are distinct"))
     validity = {"name": "validity", "value": share, "target": None, "reached": None}
-    return Prediction(len(latencies) * job.batch_size, latencies, files, validity, quality=quality, metrics=metrics)
+    made = len(latencies) * job.batch_size if job.benchmark else job.num_samples
+    return Prediction(made, latencies, files, validity, quality=quality + optimised)
 
 
 def generated(
@@ -101,11 +101,13 @@ def generated(
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Returns nodes and edges of `num_samples` molecules on the host, and the seconds of each batch.
 
-    Every batch is a full one, so that each latency is of the same work; surplus molecules are dropped.
+    All batches have one size, and surplus molecules are dropped. It is the job's in a benchmark; else it is smaller
+    where as many batches then hold them all.
     """
-    sample = Graphed(lambda: network.sample(job.batch_size, temperature), job.graph)
-    timed = TimedBatches[int](lambda _: sample(), network.ln_var.device, clock, lambda _: job.batch_size)
-    for _ in range(max(job.warmup_batches, sample.warmup + 1 if job.graph else 0)):
+    size = job.batch_size if job.benchmark else -(-num_samples // -(-num_samples // job.batch_size))
+    sample = Graphed(lambda: network.sample(size, temperature), job.graph)
+    timed = TimedBatches[int](lambda _: sample(), network.ln_var.device, clock, lambda _: size)
+    for _ in range(max(job.warmup_batches, sample.warmup + 1 if job.graph else 0) if job.benchmark else 0):
         sample()
     clock.mark("startup")
     batches = [arrays for _, arrays in timed.over(count(), num_samples)]

@@ -9,11 +9,11 @@ from src.errors import UserError
 from src.models.moflow.optimise import PROPERTIES, Found, Optimised, Plan, Start
 from src.molecules.draw import draw_rows
 from src.system.files import write_csv
+from src.training.prediction import Quality
 
 ROWS = 4  # of the picture, for each group of starts
 BEST = 3  # as the paper lists
 HEADER = ["group", "start", "start_value", "found", "found_value", "similarity", "delta"]
-Figures = dict[str, float | None]
 Pairs = dict[tuple[Start, float], Found | None]
 
 
@@ -34,17 +34,24 @@ def best_new(optimised: Optimised) -> list[Found]:
     return sorted(new.values(), key=lambda found: found.value, reverse=True)[:BEST]
 
 
-def figures_of(pairs: Pairs, optimised: Optimised) -> Figures:
+def figures_of(pairs: Pairs, optimised: Optimised, goal: str) -> list[Quality]:
     """Returns R2, the best values, and for each group and delta the success rate in percent and means of successes."""
-    figures: Figures = {"optimise_r2": optimised.r2}
-    figures |= {f"optimise_best_{i}": found.value for i, found in enumerate(best_new(optimised), 1)}
+    title = PROPERTIES[goal]
+    figures = [Quality("R2", optimised.r2, "", f"of the regressor of {title} on held-out latents")]
+    best = enumerate(best_new(optimised), 1)
+    figures += [
+        Quality(f"best {i}", found.value, title, f"{found.smiles}, not in the training set") for i, found in best
+    ]
     for group, delta in dict.fromkeys((start.group, delta) for start, delta in pairs):
         chosen = [found for (start, limit), found in pairs.items() if (start.group, limit) == (group, delta)]
         successes = [found for found in chosen if found is not None]
-        name = f"{group}_{delta:g}"
-        figures[f"{name}_success"] = 100 * len(successes) / len(chosen)
-        figures[f"{name}_improvement"] = mean([found.value - found.start.value for found in successes])
-        figures[f"{name}_similarity"] = mean([found.similarity for found in successes])
+        gain = mean([found.value - found.start.value for found in successes])
+        words, title_at = f"with a better molecule, of {len(chosen)} starts", f"similarity >= {delta:g}"
+        figures += [
+            Quality(f"{title_at}: improved", 100 * len(successes) / len(chosen), "%", words, group),
+            Quality(f"{title_at}: mean improvement", gain, title, words, group),
+            Quality(f"{title_at}: mean similarity", mean([found.similarity for found in successes]), "", words, group),
+        ]
     return figures
 
 
@@ -52,16 +59,15 @@ def mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def write_optimised(optimised: Optimised, plan: Plan, output: Path) -> tuple[dict[str, Path], Figures]:
-    """Writes OUTPUT_optimised.csv and .png next to `output` and prints the figures; returns the files and the figures.
+def write_optimised(optimised: Optimised, plan: Plan, output: Path) -> tuple[dict[str, Path], list[Quality]]:
+    """Writes OUTPUT_optimised.csv and .png next to `output`; returns the files and the figures.
 
     If the picture cannot be drawn, prints why and returns the csv alone.
     """
     pairs = best_pairs(optimised, plan.deltas)
-    figures = figures_of(pairs, optimised)
+    figures = figures_of(pairs, optimised, plan.goal)
     table, picture = (output.with_name(f"{output.stem}_optimised{ending}") for ending in (".csv", ".png"))
     write_csv(table, HEADER, [row_of(*key, found) for key, found in pairs.items()])
-    print(described(figures, optimised, plan))
     files = {"optimised": table}
     try:
         draw_pairs(pairs, plan, picture)
@@ -74,22 +80,6 @@ def write_optimised(optimised: Optimised, plan: Plan, output: Path) -> tuple[dic
 def row_of(start: Start, delta: float, found: Found | None) -> list[str]:
     end = [found.smiles, f"{found.value:.4f}", f"{found.similarity:.4f}"] if found else [""] * 3
     return [start.group, start.smiles, f"{start.value:.4f}", *end, f"{delta:g}"]
-
-
-def described(figures: Figures, optimised: Optimised, plan: Plan) -> str:
-    """Returns the figures as a table for the terminal."""
-    title = PROPERTIES[plan.goal]
-    lines = [f"Optimised {title} (R2 of its regressor on held-out latents: {optimised.r2:.2f})"]
-    lines.append(f"  {'starts':<10}{'similarity':>12}{'improved':>10}{'mean improvement':>18}{'mean similarity':>17}")
-    for group in dict.fromkeys(start.group for start in optimised.starts):
-        count = sum(start.group == group for start in optimised.starts)
-        for delta in plan.deltas:
-            rate, more, alike = (figures[f"{group}_{delta:g}_{x}"] for x in ("success", "improvement", "similarity"))
-            means = "".join(f"{'/' if x is None else f'{x:.3f}':>{width}}" for x, width in ((more, 18), (alike, 17)))
-            lines.append(f"  {f'{count} {group}':<12}{f'>= {delta:g}':>10}{rate:>9.1f}%{means}")
-    lines.append("Best found that are not in the training set")
-    lines += [f"  {found.value:.4f}  {found.smiles}" for found in best_new(optimised)] or ["  none"]
-    return "\n".join(["", *lines, ""])
 
 
 def draw_pairs(pairs: Pairs, plan: Plan, path: Path) -> None:

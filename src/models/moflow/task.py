@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor, distributed
 from torchmetrics import MeanMetric
 
@@ -19,7 +20,7 @@ from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
 from src.molecules.distances import check_installed, distances
 from src.molecules.score import Scorer
-from src.training.prediction import Prediction, PredictionJob
+from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -111,7 +112,9 @@ class MoFlowTask(Task):
 
     def on_test_epoch_end(self) -> None:
         smiles = self._judge(self.final_molecules)
-        self.metrics["reconstruction"] = self._reconstruction()
+        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
+        self.metrics["reconstruction"] = self._reconstruction(datamodule, rows)
         if self.distances:
             self.metrics |= self._distances([text for text in smiles if text is not None])
         if self.trainer.is_global_zero and self.output_dir is not None:
@@ -168,18 +171,38 @@ class MoFlowTask(Task):
             distributed.broadcast_object_list(found)
         return found[0]
 
-    def _reconstruction(self) -> float:
-        """Returns the percentage of training molecules that encoding and decoding reproduce, in full float32."""
-        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
+    def _reconstruction(self, datamodule: MoleculeDataModule, rows: Int64[Tensor, " molecules"]) -> float:
+        """Returns the percentage of these molecules that encoding and decoding reproduce, in full float32."""
         same = 0
         with exact_products(self.device):
             for part in rows.split(self.sample_batch):
-                nodes, edges = (tensor[part.to(tensor.device)] for tensor in datamodule.tensors)
+                nodes, edges = datamodule.rows(part)
                 nodes_again, edges_again = self.network.reconstruct(nodes, edges)
                 whole = (nodes_again == nodes).all(1) & (edges_again == edges).flatten(1).all(1)
                 same += int(whole.sum())
         return 100 * same / len(rows)
+
+    def _split_evaluated(self, job: PredictionJob, split: str) -> Prediction:
+        """Returns bits per dimension and reconstruction of the first `num_samples` molecules of a split."""
+        datamodule: MoleculeDataModule = self.check_datamodule(job.datamodule())
+        datamodule.device = self.device
+        datamodule.setup("predict")
+        count = min(job.num_samples or len(datamodule.splits[split]), len(datamodule.splits[split]))
+        rows = torch.from_numpy(np.asarray(datamodule.splits[split][:count]))
+        bits = torch.zeros(2, dtype=torch.float64)
+        for part in rows.split(job.batch_size):
+            found = self.network.likelihood(*datamodule.rows(part))
+            bits += len(part) * torch.stack([each.double().cpu() for each in found])
+        atom, bond = (bits / count).tolist()
+        words = split_in_words(count, "molecules", split, count * (job.has_trained_data and split == "train"))
+        same = self._reconstruction(datamodule, rows)
+        quality = [
+            Quality("bits_atom", atom, "bits", f"per dimension of the atoms, {words}"),
+            Quality("bits_bond", bond, "bits", f"per dimension of the bonds, {words}"),
+            Quality("reconstruction", same, "%", f"the same after encoding and decoding, {words}"),
+        ]
+        judged = FinalMetric("bits_atom", "min", None).record(atom)
+        return Prediction(count, [], {}, judged, quality=quality)
 
     @torch.no_grad()
     def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -202,7 +225,9 @@ class MoFlowTask(Task):
             self._scorer = None
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
-        """Generates molecules; see `src.models.moflow.generate`."""
+        """Generates molecules; see `src.models.moflow.generate`. An evaluation is of a split's likelihood instead."""
+        if job.split is not None:
+            return self._split_evaluated(job, job.split)
         usual = {"temperature": self.temperature, "correct_validity": self.correct_validity}
         options = Options(**usual | {name: value for name, value in job.options.items() if value is not None})
         return generate_molecules(self.network, job, options, clock)

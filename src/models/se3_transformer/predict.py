@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,27 +70,31 @@ def predict_molecules(
     check_csv(job.output)
     run = Graphed(predicted, job.graph)
     if options.protocol == "published":
+        if not job.benchmark:
+            raise UserError("model.predict.protocol=published only times; give benchmark=true, or leave it out")
         samples, latencies = timed_as_published(run, datamodule, job, clock)
         return Prediction(samples, latencies, {})
     loader = datamodule.loader(datamodule.predict, batch_size=job.batch_size)
-    warm_up(run, loader, job.warmup_batches)
+    warm_up(run, loader, job)
     clock.mark("startup")
     timed = TimedBatches[GraphBatch](run, datamodule.target_device, clock, lambda batch: batch.count)
     wanted = job.num_samples or len(loader.index)
+    wanted = wanted if job.benchmark else min(wanted, len(loader.index))
     predictions: list[np.ndarray] = []
-    while timed.samples < wanted:  # more molecules than the split has: passes over it again, for timing
+    while timed.samples < wanted:  # a benchmark of more molecules than the split has passes over it again
         is_first = not timed.samples
         for batch, values in timed.over(loader, wanted):
             if is_first:
                 predictions.append(values[: batch.count])
     clock.mark("other")
-    values = np.concatenate(predictions)
+    values = np.concatenate(predictions)[:wanted]
     rows = loader.index.numpy()[: len(values)]
     trained = np.isin(rows, datamodule.splits["train"]) if job.has_trained_data else np.zeros(len(rows), bool)
     files, quality = write_values(values, datamodule, rows, trained, quantity, job.output)
     clock.mark("evaluation")
     judged = quantity.metric.record(quality[0].value) if quality else None
-    return Prediction(timed.samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    samples = timed.samples if job.benchmark else len(values)
+    return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
 def timed_as_published(
@@ -98,7 +102,7 @@ def timed_as_published(
 ) -> tuple[int, list[float]]:
     """Returns molecules, and the seconds from each batch's start to the next, over whole passes after the first."""
     loader = datamodule.loader("train", train=True, batch_size=job.batch_size)
-    warm_up(run, loader, len(loader))
+    warm_up(run, loader, replace(job, warmup_batches=len(loader)))
     clock.mark("startup")
     passes = -(-(job.num_samples or len(loader.index)) // len(loader.index))
     starts: list[float] = []

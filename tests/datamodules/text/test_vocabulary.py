@@ -1,14 +1,18 @@
 """Vocabularies: sources, tokenisation and errors."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 
 from src.batches.tokens import UNLABELLED
+from src.datamodules import download
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.vocabulary import CHUNK, Vocabulary
 from src.errors import UserError
@@ -91,6 +95,28 @@ def test_a_missing_vocabulary_is_refused(tmp_path: Path) -> None:
         Vocabulary(str(tmp_path))
     with pytest.raises(UserError, match="there is no such file or folder"):
         Vocabulary(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_hub_that_does_not_answer_is_asked_once(
+    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port refuses connections, or accepts them and says nothing."""
+    monkeypatch.setattr(download, "HUB_S", 0.5)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        for name, value in (
+            ("HF_HUB_OFFLINE", False),
+            ("HF_HUB_CACHE", str(tmp_path)),
+            ("ENDPOINT", "http://{}:{}".format(*server.getsockname())),
+        ):
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        begin = time.monotonic()
+        with pytest.raises(UserError, match=r"nobody/nothing is not a local folder.*\(it cannot be reached\)"):
+            Vocabulary("nobody/nothing")
+        assert time.monotonic() - begin < 2
 
 
 def test_the_error_of_an_unreachable_hub_asks_for_a_folder(tmp_path: Path) -> None:

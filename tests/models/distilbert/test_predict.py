@@ -13,8 +13,6 @@ import torch
 
 from src.config.instantiate import instantiate
 from src.errors import UserError
-from src.models.distilbert.plots import confusion_picture
-from src.models.distilbert.predict import confusion
 from src.models.distilbert.task import DistilBertTask
 from src.report.record import Record, read_record
 from src.run import train
@@ -96,6 +94,13 @@ def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Calla
     assert (found.name, found.value, found.target) == ("acc", evaluated.value, evaluated.target)
 
 
+def test_the_splits_are_compared(home: Path, predicted: Callable[..., Record]) -> None:
+    evaluated, quality = read_record(home / "run").final_metric, predicted("evaluate=true").quality
+    assert quality is not None and evaluated is not None and evaluated.value is not None
+    assert [each.group for each in quality] == ["train", "dev"]
+    assert quality[1].value == pytest.approx(100 * evaluated.value)
+
+
 def test_lines_of_a_file_are_labelled(
     home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
 ) -> None:
@@ -122,21 +127,12 @@ def test_split_and_number_of_sentences_can_be_chosen(predicted: Callable[..., Re
 
 
 def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[..., Record]) -> None:
-    record = predicted()
+    record = predicted("benchmark=true")
     assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
     assert record.throughput == pytest.approx(NUM_DEV / (3 * record.latency_s.mean))
     assert record.with_loading is not None and record.with_loading.throughput is not None
     assert record.with_loading.throughput < record.throughput
     assert record.utilisation is not None and record.utilisation.flops_per_s
-
-
-def test_confusion_counts_true_and_predicted_labels(tmp_path: Path) -> None:
-    labels, true = np.array([0, 1, 1, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 0, 1, 0])
-    counts = confusion(labels, true)
-    assert counts.tolist() == [[2, 2], [1, 2]]
-    for name, shown in (("few.png", counts), ("none.png", counts * 0)):
-        confusion_picture(shown, ["negative", "positive"], tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
@@ -162,6 +158,8 @@ def test_bad_text_is_an_error(
     ("overrides", "words"),
     [
         (["output=labels.txt"], "output=labels.txt: predictions are written as csv; give a name that ends in .csv"),
+        (["model.predict.input=a.txt", "evaluate=true"], "of the data; leave out model.predict.input"),
+        (["benchmark=true", "evaluate=true"], "evaluate=true compares the splits of the data; leave it out to time"),
         (["model.predict.input=nowhere.txt"], "model.predict.input=nowhere.txt cannot be read"),
         (["datamodule.predict=test"], "datamodule.predict=test: there is no such split; choose from train, dev"),
     ],
@@ -170,6 +168,30 @@ def test_bad_options_are_errors(overrides: list[str], words: str, predicted: Cal
     with pytest.raises(UserError, match=words) as refused:
         predicted(*overrides)
     assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_knows_its_words(
+    home: Path, predicted: Callable[..., Record], text_file: Path, tmp_path: Path
+) -> None:
+    """Neither the files of the training nor the hub are there."""
+    predicted(f"model.predict.input={text_file}", f"output={tmp_path / 'with_files.csv'}")
+    given = [f"output_dir={tmp_path}", f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", "hardware=cpu"]
+    given += ["model=distilbert", f"model.predict.input={text_file}"]
+    (home / "raw").rename(home / "away")
+    try:
+        prediction_of(given)
+    finally:
+        (home / "away").rename(home / "raw")
+    assert rows_of(tmp_path / "predictions.csv") == rows_of(tmp_path / "with_files.csv")
+
+
+def test_another_vocabulary_of_the_same_size_is_an_error(
+    predicted: Callable[..., Record], home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "vocab.txt"
+    file.write_text((home / "raw" / "vocab.txt").read_text().replace("lovely", "ugly"))
+    with pytest.raises(UserError, match="is 'ugly', not 'lovely'; leave out "):
+        predicted(f"datamodule.vocabulary={file}")
 
 
 def test_another_vocabulary_is_an_error(predicted: Callable[..., Record], home: Path, tmp_path: Path) -> None:

@@ -141,9 +141,9 @@ def test_missing_files_are_errors(folder: Path, monkeypatch: pytest.MonkeyPatch)
         read_sizes(str(folder))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in ("nobody-there/no-such-model", "no/such/folder"):
-        with pytest.raises(UserError, match=f"{name} is not a local folder, and the hub has no config.json") as refused:
+        with pytest.raises(UserError, match=f"{name} is not a local folder, and the hub gives no config") as refused:
             read_sizes(name)
-        assert "give the path of a local folder" in str(refused.value) and "\n" not in str(refused.value)
+        assert "give model.task.weights=FOLDER with" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_error_for_a_bert_names_the_converter(tmp_path: Path) -> None:

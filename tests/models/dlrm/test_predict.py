@@ -70,19 +70,22 @@ def test_the_csv_has_every_row_in_order(home: Path, predicted: Callable[..., Rec
     assert record.samples == ROWS
 
 
-def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
+def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     evaluated = read_record(home / "run").final_metric
     record = predicted("datamodule.predict=test")
     found = record.final_metric
     assert record.quality and record.quality[0].of.endswith(f"{record.samples} rows of the test split")
     assert found is not None and evaluated is not None and found.value is not None
+    assert [each.name for each in record.quality] == ["AUC", "AP", "log loss"]
+    drawn = (tmp_path / "predictions.svg").read_text()
+    assert f"AUC {found.value:.4f}" in drawn and f"Average precision {record.quality[1].value:.4f}" in drawn
     assert (found.name, found.value, found.target) == ("auc", evaluated.value, evaluated.target)
 
 
 def test_split_and_number_of_rows_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted("datamodule.predict=train", "num_samples=20", f"output={tmp_path / 'own' / 'clicks.csv'}")
     assert len(rows_of(tmp_path / "own" / "clicks.csv")) == 20
-    assert record.samples == 32  # two batches of 16 were timed
+    assert record.samples == 20
 
 
 def test_without_a_number_all_rows_are_scored(predicted: Callable[..., Record], tmp_path: Path) -> None:
@@ -93,11 +96,11 @@ def test_without_a_number_all_rows_are_scored(predicted: Callable[..., Record], 
 def test_rows_of_one_label_have_no_auc(predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted("num_samples=1", "batch_size=1")
     assert len(rows_of(tmp_path / "predictions.csv")) == 1
-    assert record.final_metric is None
+    assert record.final_metric is None and not (tmp_path / "predictions.png").exists()
 
 
 def test_the_record_has_both_clocks(predicted: Callable[..., Record]) -> None:
-    record = predicted()
+    record = predicted("benchmark=true", "model.predict.repeats=null")
     assert record.latency_s is not None and record.latency_s.mean is not None and record.throughput is not None
     assert record.throughput == pytest.approx(ROWS / (7 * record.latency_s.mean))
     assert record.with_loading is not None and record.with_loading.throughput is not None
@@ -115,7 +118,7 @@ def test_the_benchmark_repeats_one_batch_and_writes_nothing(
         return forward(self, clicks)
 
     monkeypatch.setattr(DLRM, "forward", counting)
-    record = predicted("model.predict.benchmark=true", "model.predict.repeats=10", "batch_size=32", "warmup_batches=2")
+    record = predicted("benchmark=true", "model.predict.repeats=10", "batch_size=32", "warmup_batches=2")
     assert seen == [32] * (2 + 10)
     assert record.samples == 320 and record.final_metric is None and record.with_loading is None
     assert record.latency_s is not None and record.latency_s.p50 is not None

@@ -118,12 +118,16 @@ def test_the_best_found_molecule_is_similar_enough_and_better_than_its_start() -
 
 
 def test_figures_are_over_starts_and_their_successes() -> None:
-    figures = figures_of(best_pairs(FOUND, [0, 0.6]), FOUND)
-    assert figures["optimise_r2"] == 0.25
-    assert (figures["lowest_0_success"], figures["lowest_0.6_success"], figures["highest_0_success"]) == (100, 0, 0)
-    assert figures["lowest_0_improvement"] == pytest.approx(0.5) and figures["lowest_0_similarity"] == 0.1
-    assert figures["lowest_0.6_improvement"] is None
-    assert [figures[f"optimise_best_{i}"] for i in (1, 2, 3)] == [0.9, 0.5, 0.2]
+    figures = {(each.group, each.name): each.value for each in figures_of(best_pairs(FOUND, [0, 0.6]), FOUND, "qed")}
+    assert figures["", "R2"] == 0.25
+    lowest, highest = (
+        {name: value for (group, name), value in figures.items() if group == chosen} for chosen in ("lowest", "highest")
+    )
+    assert (lowest["similarity >= 0: improved"], highest["similarity >= 0: improved"]) == (100, 0)
+    assert lowest["similarity >= 0.6: improved"] == 0 and lowest["similarity >= 0.6: mean improvement"] is None
+    assert lowest["similarity >= 0: mean improvement"] == pytest.approx(0.5)
+    assert lowest["similarity >= 0: mean similarity"] == 0.1
+    assert [figures["", f"best {i}"] for i in (1, 2, 3)] == [0.9, 0.5, 0.2]
 
 
 def test_the_best_molecules_are_new() -> None:
@@ -148,10 +152,11 @@ def test_pairs_have_the_values_and_similarities_of_rdkit(home: Path, tmp_path: P
     highest = {row["start"]: float(row["start_value"]) for row in rows if row["group"] == "highest"}
     assert len(lowest) == len(highest) == 2 and max(lowest.values()) < min(highest.values())
     assert (tmp_path / "molecules_optimised.png").stat().st_size > 1000
-    figures = record.history[0]
+    assert record.quality is not None
+    figures = {(each.group, each.name): each.value for each in record.quality}
     rate = 100 * sum(bool(row["found"]) for row in rows if (row["group"], row["delta"]) == ("lowest", "0")) / 2
-    assert figures["lowest_0_success"] == rate
-    assert figures["optimise_r2"] <= 1
+    assert figures["lowest", "similarity >= 0: improved"] == rate
+    assert (figures["", "R2"] or 0) <= 1
 
 
 @pytest.mark.slow
@@ -163,12 +168,10 @@ def test_given_molecules_are_the_starts(home: Path, tmp_path: Path, capsys: pyte
     assert [(row["group"], row["start"], row["delta"]) for row in rows] == [
         ("given", text, "0.1") for text in canonical
     ]
-    assert {name for name in record.history[0] if name.startswith("given")} == {
-        "given_0.1_success",
-        "given_0.1_improvement",
-        "given_0.1_similarity",
-    }
-    assert "2 given" in capsys.readouterr().out
+    assert [each.name.partition(": ")[2] for each in record.quality or () if each.group == "given"] == [
+        "improved", "mean improvement", "mean similarity",
+    ]  # fmt: skip
+    assert "given: 2 starts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

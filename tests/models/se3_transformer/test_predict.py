@@ -1,6 +1,7 @@
 """Prediction with the SE(3)-Transformer: the csv, the picture and the measured times."""
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,24 @@ def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Cal
     assert record.samples == 6
 
 
+def test_the_splits_are_compared(
+    home: Path, predicted: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = predicted("evaluate=true")
+    out = capsys.readouterr().out
+    assert record.quality is not None
+    errors = {each.group: each.value for each in record.quality if each.name == "MAE"}
+    assert list(errors) == ["train", "val", "test"]
+    assert {split: len(rows_of(tmp_path / f"predictions_{split}.csv")) for split in errors} == {
+        "train": 52, "val": 6, "test": 6,
+    }  # fmt: skip
+    assert errors["test"] == pytest.approx(read_record(home / "run").history[-1]["test_at_best_energy_mae"], rel=1e-5)
+    assert record.final_metric is not None and record.final_metric.value == errors["test"]
+    assert record.samples == 64 and read_record(tmp_path).quality == record.quality
+    assert re.search(r"^ +train +val +test\n  MAE ", out, re.MULTILINE)
+    assert "train: 52 molecules of the train split, all trained on" in out
+
+
 def test_without_true_values_there_is_no_metric_and_no_picture(
     predicted: Callable[..., Record], tmp_path: Path
 ) -> None:
@@ -121,21 +140,29 @@ def test_true_values_of_what_the_checkpoint_predicts_are_found(predicted: Callab
 def test_passes_repeat_until_there_are_enough_samples(
     predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
 ) -> None:
-    record = predicted("num_samples=100", "warmup_batches=3")
+    record = predicted("benchmark=true", "num_samples=100", "warmup_batches=3")
     assert batches == [10, 10, 10, *([10] * 6 + [4]), *[10] * 4]
     assert record.samples == 104
     assert len(rows_of(tmp_path / "predictions.csv")) == 64
 
 
 def test_prediction_stops_after_the_requested_samples(predicted: Callable[..., Record], tmp_path: Path) -> None:
-    assert predicted("num_samples=15").samples == 20
-    assert len(rows_of(tmp_path / "predictions.csv")) == 20
+    assert predicted("num_samples=15").samples == 15
+    assert len(rows_of(tmp_path / "predictions.csv")) == 15
+
+
+def test_without_a_benchmark_every_molecule_is_predicted_once(
+    predicted: Callable[..., Record], batches: list[int]
+) -> None:
+    record = predicted("num_samples=100")
+    assert batches == [10] * 6 + [4]
+    assert record.samples == 64 and record.throughput is None and record.with_loading is None
 
 
 def test_the_record_has_times_with_and_without_loading(
     predicted: Callable[..., Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = predicted()
+    record = predicted("benchmark=true")
     loaded = record.with_loading
     assert loaded is not None and loaded.throughput is not None and loaded.latency_s is not None
     assert record.latency_s is not None and record.latency_s.mean is not None and loaded.latency_s.mean is not None
@@ -149,7 +176,7 @@ def test_the_record_has_times_with_and_without_loading(
 def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_pass(
     predicted: Callable[..., Record], tmp_path: Path, batches: list[int]
 ) -> None:
-    record = predicted("model.predict.protocol=published", "num_samples=60")
+    record = predicted("benchmark=true", "model.predict.protocol=published", "num_samples=60")
     one_pass = [10] * 5 + [2]
     assert batches == one_pass * 3  # the first pass is not counted; two more give at least 60
     assert record.samples == 104 and record.with_loading is None
@@ -160,6 +187,7 @@ def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_
     ("overrides", "message"),
     [
         (["model.predict.protocol=mine"], "protocol=mine: choose exact or published"),
+        (["model.predict.protocol=published"], "protocol=published only times; give benchmark=true"),
         (["output=values.txt"], "output=values.txt: predictions are written as csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split"),
     ],

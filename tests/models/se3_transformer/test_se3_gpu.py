@@ -128,7 +128,7 @@ def test_evaluations_and_predictions_in_graphs_equal_the_eager_ones(tmp_path: Pa
         record = prediction_of(
             tiny_prediction(
                 tmp_path, "hardware=auto", f"ckpt_path={checkpoint}", "datamodule.predict=test", "batch_size=8",
-                f"execution.graph={graph}", "num_samples=40",
+                f"execution.graph={graph}", "num_samples=40", "benchmark=true",
             )
         )  # fmt: skip
         with (tmp_path / "predicted" / "predictions.csv").open(newline="", encoding="utf-8") as file:
