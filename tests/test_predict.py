@@ -177,11 +177,14 @@ def test_the_way_from_one_molecule_to_another(checkpoint: Path, tmp_path: Path) 
 
 
 def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
-    predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.temperatures=[0.01,1.5]")
-    cold, hot = ({k: float(v) for k, v in row.items()} for row in rows_of(tmp_path / "molecules_temperatures.csv"))
+    predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.temperatures=[0.01,1.5,[1.5,0.01]]")
+    cold, hot, mixed = (
+        {k: float(v) for k, v in row.items()} for row in rows_of(tmp_path / "molecules_temperatures.csv")
+    )
     assert (cold["temperature"], hot["temperature"]) == (0.01, 1.5)
     assert cold["validity"] == hot["validity"] == 100  # corrected
     assert cold["uniqueness"] == cold["valid_unique"] == 10  # one molecule ten times
+    assert (mixed["temperature"], mixed["bond_temperature"]) == (1.5, 0.01)
     assert hot["uniqueness"] > 50 and hot["median_qed"] != cold["median_qed"]
     assert (tmp_path / "molecules_temperatures.png").stat().st_size > 1000
 
@@ -189,7 +192,8 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model.predict.temperatures=[0.3,0]"], r"temperatures=\[0.3, 0\]: give numbers above 0"),
+        (["model.predict.temperatures=[0.3,0]"], r"temperatures=0: give a number above 0, or two"),
+        (["model.predict.temperature=[0.3,0.2,0.1]"], r"temperature=\[0.3, 0.2, 0.1\]: give a number above 0, or two"),
         (["model.predict.temperatures=[]"], r"temperatures=\[\]: give numbers above 0"),
         (
             ["model.predict.interpolate=['CCO','C1CC']"],

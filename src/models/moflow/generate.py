@@ -15,7 +15,7 @@ from src.models.moflow.interpolate import encoded_ends, interpolated, write_inte
 from src.models.moflow.network import MoFlow
 from src.models.moflow.optimise import Search, checked_plan
 from src.models.moflow.optimised import write_optimised
-from src.models.moflow.temperatures import check_temperatures, over_temperatures, write_temperatures
+from src.models.moflow.temperatures import Temperature, over_temperatures, temperatures_of, write_temperatures
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
@@ -29,11 +29,11 @@ LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 class Options:
     """MoFlow's own of a prediction: conf/model/moflow.yaml, `predict`."""
 
-    temperature: float
+    temperature: Temperature
     correct_validity: bool
     interpolate: Sequence[str] | None = None  # two SMILES
     interpolate_steps: int = 20
-    temperatures: Sequence[float] | None = None  # whose validity and uniqueness are compared
+    temperatures: Sequence[Any] | None = None  # whose validity and uniqueness are compared
     optimise: str | None = None  # of src.models.moflow.optimise, like those below
     optimise_starts: Any = 100
     optimise_molecules: int = 20_000
@@ -62,8 +62,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
     vocabulary = vocabulary_of(network)
-    if options.temperatures is not None:
-        check_temperatures(options.temperatures)
+    compared = None if options.temperatures is None else temperatures_of(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
     search, optimised = options.search(job, vocabulary), list[Quality]()
     nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
@@ -73,9 +72,9 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
         write_molecules(valid, properties, output)
         files = {"molecules": output, **picture_of(valid, scorer, output.with_suffix(".png"))}
-        if options.temperatures is not None:
+        if compared is not None:
             sizes = job.num_samples, job.batch_size
-            rows = over_temperatures(network, scorer, options.temperatures, *sizes, options.correct_validity)
+            rows = over_temperatures(network, scorer, compared, *sizes, options.correct_validity)
             files |= write_temperatures(rows, output)
         if search is not None:
             found = search.run(network, scorer, options.correct_validity)
@@ -97,7 +96,7 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
 
 
 def generated(
-    network: MoFlow, job: PredictionJob, num_samples: int, temperature: float, clock: Clock
+    network: MoFlow, job: PredictionJob, num_samples: int, temperature: Temperature, clock: Clock
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Returns nodes and edges of `num_samples` molecules on the host, and the seconds of each batch.
 

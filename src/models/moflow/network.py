@@ -221,14 +221,18 @@ class MoFlow(nn.Module):
 
     @torch.no_grad()
     def sample(
-        self, batch_size: int, temperature: float, generator: torch.Generator | None = None
+        self, batch_size: int, temperature: float | Sequence[float], generator: torch.Generator | None = None
     ) -> tuple[Nodes, Edges]:
-        """Returns molecules at latents drawn from the prior, its standard deviation multiplied by `temperature`."""
+        """Returns molecules at latents drawn from the prior, its standard deviation multiplied by `temperature`.
+
+        Two temperatures are that of the atoms and that of the bonds.
+        """
         device, dtype = self.ln_var.device, self.ln_var.dtype
-        sigma = temperature * torch.exp(self.ln_var / 2)
+        factors = (temperature, temperature) if isinstance(temperature, int | float) else temperature
+        sigma = torch.exp(self.ln_var / 2)
         shapes = (self.num_nodes, self.num_atom_classes), (self.num_bond_classes, self.num_nodes, self.num_nodes)
         drawn = [torch.randn(batch_size, *shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
-        z_atom, z_bond = (z * sigma for z in drawn)
+        z_atom, z_bond = (z * (sigma * factor) for z, factor in zip(drawn, factors, strict=True))
         return self.decode(z_atom, z_bond)
 
     @torch.no_grad()

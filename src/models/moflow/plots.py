@@ -47,19 +47,29 @@ def properties_picture(sets: dict[str, Sequence[Properties]], path: Path) -> Non
 
 
 def temperatures_picture(rows: Sequence[dict[str, float]], path: Path) -> None:
-    """Writes validity, uniqueness and their product over the temperature. Raises UserError if it cannot be written."""
+    """Writes validity, uniqueness and their product by temperature. Raises UserError if it cannot be written.
+
+    Temperatures that differ between atoms and bonds stand side by side, as they were given.
+    """
     picture = new_picture(5.6, 3.6)
     axes = picture.subplots()
-    temperatures = [row["temperature"] for row in rows]
+    pairs = [(row["temperature"], row["bond_temperature"]) for row in rows]
+    names = [f"{atoms:g}" if atoms == bonds else f"{atoms:g}, {bonds:g}" for atoms, bonds in pairs]
+    is_line = all(atoms == bonds for atoms, bonds in pairs)
+    places = [atoms for atoms, _ in pairs] if is_line else range(len(rows))
     for colour, (name, label) in zip(CURVES, LINES.items(), strict=False):
-        axes.plot(temperatures, [row[name] for row in rows], color=colour, linewidth=1.6, marker="o", markersize=4,
-                  label=label)  # fmt: skip
+        axes.plot(places, [row[name] for row in rows], color=colour, linewidth=1.6 if is_line else 0, marker="o",
+                  markersize=4, label=label)  # fmt: skip
+    if not is_line:
+        axes.set_xticks(places, names)
     axes.set(ylim=(-2, 104))
     axes.set_yticks(range(0, 101, 20), [f"{share}%" for share in range(0, 101, 20)])
-    axes.set_xlabel("temperature", size=8, color=FAINT, loc="right", labelpad=1)
+    axes.set_xlabel(
+        "temperature" if is_line else "temperature of atoms, of bonds", size=8, color=FAINT, loc="right", labelpad=1
+    )
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
-    best = max(rows, key=lambda row: row["valid_unique"])
-    title = f"best at {best['temperature']:g}: {best['valid_unique']:.1f}% valid and unique"
+    share, best = max((row["valid_unique"], name) for row, name in zip(rows, names, strict=True))
+    title = f"best at {best}: {share:.1f}% valid and unique"
     axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
     style_axes(axes)
     save_picture(picture, path)

@@ -18,6 +18,7 @@ from src.measure.roofline import Cost
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of
 from src.models.moflow.network import MoFlow
+from src.models.moflow.temperatures import temperature_of
 from src.molecules.distances import check_installed, distances
 from src.molecules.score import Scorer
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
@@ -35,7 +36,7 @@ class MoFlowTask(Task):
     Args:
         network, optimizer, schedule: see Task.
         target: NUV in percent that counts as reached, or None.
-        temperature: of sampling; the latent's standard deviation is multiplied by it.
+        temperature: of sampling; the latent's standard deviation is multiplied by it. Two: of atoms and of bonds.
         correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
         eval_batch: molecules generated at each evaluation, over all ranks.
         final_molecules: molecules generated after training, over all ranks.
@@ -57,7 +58,7 @@ class MoFlowTask(Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         target: float | None = 87.9,
-        temperature: float = 0.3,
+        temperature: float | Sequence[float] = 0.3,
         correct_validity: bool = False,
         eval_batch: int = 100,
         final_molecules: int = 10_000,
@@ -68,7 +69,8 @@ class MoFlowTask(Task):
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
-        self.temperature, self.correct_validity = temperature, correct_validity
+        self.temperature = temperature_of(temperature, "model.task.temperature")
+        self.correct_validity = correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
         self.reconstructed, self.distances = reconstructed, distances
         if distances:
@@ -229,7 +231,10 @@ class MoFlowTask(Task):
         if job.split is not None:
             return self._split_evaluated(job, job.split)
         usual = {"temperature": self.temperature, "correct_validity": self.correct_validity}
-        options = Options(**usual | {name: value for name, value in job.options.items() if value is not None})
+        given = {name: value for name, value in job.options.items() if value is not None}
+        if "temperature" in given:
+            given["temperature"] = temperature_of(given["temperature"], "model.predict.temperature")
+        options = Options(**usual | given)
         return generate_molecules(self.network, job, options, clock)
 
 

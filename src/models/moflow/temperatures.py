@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -14,18 +15,35 @@ from src.system.files import write_csv
 
 KEY = "model.predict.temperatures"
 RATED = 1000  # distinct valid molecules whose properties are computed
-COLUMNS = ("temperature", "validity", "uniqueness", "valid_unique", *(f"median_{name}" for name in Properties._fields))
+Temperature = float | tuple[float, float]  # of atoms and bonds
+COLUMNS = (
+    "temperature",
+    "bond_temperature",
+    "validity",
+    "uniqueness",
+    "valid_unique",
+    *(f"median_{name}" for name in Properties._fields),
+)
 
 
-def check_temperatures(temperatures: Sequence[float]) -> None:
-    """Raises UserError unless there are temperatures, each above 0."""
-    if not temperatures or any(not isinstance(t, int | float) or t <= 0 for t in temperatures):
-        raise UserError(f"{KEY}={list(temperatures)}: give numbers above 0, such as [0.3,0.5,0.7]")
+def temperature_of(value: Any, key: str) -> Temperature:
+    """Returns one temperature, or those of atoms and bonds. Raises UserError naming `key` for anything else."""
+    numbers = [value] if isinstance(value, int | float) else list(value) if isinstance(value, Sequence) else []
+    if not 1 <= len(numbers) <= 2 or not all(isinstance(t, int | float) and t > 0 for t in numbers):
+        raise UserError(f"{key}={value}: give a number above 0, or two, of atoms and bonds, such as [0.4,0.2]")
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def temperatures_of(values: Sequence[Any]) -> list[Temperature]:
+    """Returns the temperatures to compare. Raises UserError unless there are some, each above 0."""
+    if not values:
+        raise UserError(f"{KEY}=[]: give numbers above 0, such as [0.3,0.5,0.7]")
+    return [temperature_of(value, f"a temperature of {KEY}") for value in values]
 
 
 @torch.no_grad()
 def over_temperatures(
-    network: MoFlow, scorer: Scorer, temperatures: Sequence[float], count: int, batch: int, correct_validity: bool
+    network: MoFlow, scorer: Scorer, temperatures: Sequence[Temperature], count: int, batch: int, correct_validity: bool
 ) -> list[dict[str, float]]:
     """Generates `count` molecules at each temperature; returns what COLUMNS names of each.
 
@@ -42,7 +60,8 @@ def over_temperatures(
         scores = score_batch(smiles, frozenset())
         rated = scorer.properties(list(dict.fromkeys(filter(None, smiles)))[:RATED]).result()
         medians = [median(column) for column in zip(*rated, strict=True)] or [float("nan")] * len(Properties._fields)
-        values = temperature, scores.validity, scores.uniqueness, scores.nuv, *medians
+        pair = (temperature, temperature) if isinstance(temperature, int | float) else temperature
+        values = *pair, scores.validity, scores.uniqueness, scores.nuv, *medians
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 

@@ -131,10 +131,11 @@ def test_samples_scale_with_temperature_and_prior() -> None:
     network = make_network().eval()
     drawn = []
     network.decode = lambda z_atom, z_bond: drawn.append((z_atom, z_bond)) or make_molecules(2000)  # type: ignore
-    for _ in range(2):
-        network.sample(2000, 0.3, torch.Generator().manual_seed(4))
-    (z_atom, z_bond), again = drawn
+    for temperature in (0.3, 0.3, (0.3, 0.15)):
+        network.sample(2000, temperature, torch.Generator().manual_seed(4))
+    (z_atom, z_bond), again, colder = drawn
     assert_close((z_atom, z_bond), again, rtol=0, atol=0)
+    assert_close((z_atom, z_bond / 2), colder)
     sigma = 0.3 * math.exp(network.ln_var.item() / 2)
     assert z_atom.shape == (2000, 4, 3) and z_bond.shape == (2000, 4, 4, 4)
     for z in (z_atom, z_bond):
