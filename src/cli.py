@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
-from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -17,12 +16,12 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 
 from src.config import schema
 from src.config.hydra_files import save_run
+from src.config.settings import CONF
 from src.errors import UserError
 from src.system import lean
 from src.system.group import rank, speaks
 from src.system.masking import mask_error, mask_process, masked_text, watch
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
 

@@ -20,6 +20,7 @@ from tests.support.composing import composed
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 PAGES += [page for folder in ("guides", "models", "reference") for page in sorted((DOCS / folder).glob("*.md"))]
+HELP = [CONF / f"{name}.yaml" for name in ("train", "predict", "prepare")]
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?[^()\s]*)\)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDS = DOCS / "results" / "records"
@@ -92,9 +93,9 @@ def one_job(words: list[str]) -> list[str]:
     return [word if "[" in word or "{" in word else word.partition(",")[0] for word in given]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in (*PAGES, *HELP) if commands(page)], ids=name_of)
 def test_commands_compose(page: Path) -> None:
-    """So every key and option in them exists."""
+    """So every key and option in them exists, in the examples of --help too."""
     trained: list[str] = []
     for words in commands(page):
         if "model=small_resnet" in words:
@@ -107,6 +108,7 @@ def test_commands_compose(page: Path) -> None:
 
 def test_the_commands_were_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 75
+    assert all(len(commands(page)) >= 3 for page in HELP)
 
 
 def configs(group: str) -> list[DictConfig | ListConfig]:

@@ -8,12 +8,14 @@ import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, OmegaConf
 
+from src.config.settings import CONF
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
 
@@ -191,12 +193,19 @@ def first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
+def choices(*groups: str) -> str:
+    """Returns the options of each config group, for --help."""
+    names = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in groups}
+    return "\n".join(fill(f"{group}: {', '.join(each)}", 118, subsequent_indent="  ") for group, each in names.items())
+
+
 def register() -> None:
     """Makes the schemas and resolvers known; every entry point calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
     OmegaConf.register_new_resolver("claim", claim, replace=True)
+    OmegaConf.register_new_resolver("choices", choices, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="predict_schema", node=PredictConfig)

@@ -16,6 +16,15 @@ from src.system.files import write_text
 DOCS = Path("docs/results")
 VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
+WHAT = """Print the results of runs next to the published ones, one row per run.
+
+  python report.py outputs/moflow/*                      # a table; folders without a record are left out
+  python report.py RUN --format csv --output runs.csv
+  python report.py RUN --format paddle                   # a file in Paddle's form in the run's folder
+  python report.py scaling RUN ... --picture scaling.png # runs on 1, 2, 4 ... devices; report.py scaling --help
+  python report.py --docs                                # the tables of docs/results/full, from their records
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
@@ -49,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report.py",
-        description="Print the results of runs next to the published ones, one row per run.",
-        epilog="report.py scaling RUN ... shows how runs on several devices scale; report.py scaling --help",
+        usage="report.py RUN ... [options]",
+        description=WHAT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN", help="run folder, its result.json, or a record file"
