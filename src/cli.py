@@ -15,11 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
 
 from src.config import schema
-from src.config.hydra_files import save_run
+from src.config.hydra_files import remove_unbegun, save_run
 from src.config.settings import CONF
 from src.errors import UserError
 from src.system import lean
-from src.system.group import rank, speaks
+from src.system.group import rank, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
@@ -51,6 +51,8 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         if not isinstance(error, MISTAKES) or is_ours(error):
             raise Unexpected(error) from error
         _failures.append(error)
+        if started_by() is None:  # else other ranks share the folder
+            remove_unbegun()
         fail(explain(error))
 
 

@@ -21,8 +21,9 @@ from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.instantiate import instantiate_parts
+from src.config.resumed import check_same_run
 from src.config.settings import given_overrides
-from src.config.trained import training_choices
+from src.config.trained import RUN, training_choices
 from src.datamodules.base import DataModule
 from src.errors import UserError
 from src.launch import failures
@@ -81,7 +82,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
         record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
-            finish(config, job, record)
+            finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
             if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
                 sys.modules["wandb"].finish(exit_code=int(status != "done"))
     if error is not None:
@@ -152,10 +153,13 @@ def fit(job: Job, ending: Ending | None = None) -> None:
     """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
     ckpt_path = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
+        checkpoint = read_checkpoint(ckpt_path)
+        instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
+        way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
+        check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
-        checkpoint = read_checkpoint(ckpt_path)
         compare(checkpoint, ckpt_path, job.task.network)
         if TRAINED in checkpoint and job.config.fit.ema_decay is None:
             raise UserError(f"{ckpt_path} was trained with averaged weights; give fit.ema_decay as it was")
@@ -232,15 +236,21 @@ def described(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": str(error).strip()[:2000], "where": where}
 
 
-def finish(config: DictConfig, job: Job | None, record: Record) -> None:
-    """Writes the record and its pictures and prints what a person wants to know."""
+def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool = True) -> None:
+    """Writes the record and its pictures and prints what a person wants to know.
+
+    Args:
+        is_begun: False after a mistake that ended the run before its first step: its one line says enough.
+    """
     from src.report.plots import run_pictures
     from src.report.text import summary
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
-    say(config.note)
     write_record(record, files["record"])
+    if not is_begun:
+        return
+    say(config.note)
     if config.pictures:
         files |= run_pictures(folder, record, job.task.curves if job is not None else ())
     if job is not None:

@@ -19,6 +19,9 @@ from src.config.settings import CONF
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
 
+SHOWING = "--cfg", "--help", "--hydra-help", "--info", "--shell-completion", "--version"  # Hydra's, that run nothing
+SHOWING_SHORT = "-c", "-h", "-i", "-sc"
+
 
 @dataclass
 class HyperParameters:
@@ -172,10 +175,10 @@ def run_dir() -> str:
 def claim(folder: str) -> str:
     """Returns a folder that no other run has: with a number behind its name where one of the same second has that.
 
-    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`. Those that
-    torchrun started again take a new one.
+    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does a command that shows
+    something and runs nothing. Those that torchrun started again take a new one.
     """
-    if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
+    if started_by() is not None or any(text.startswith(SHOWING) or text in SHOWING_SHORT for text in sys.argv[1:]):
         return f"{folder}_{restarts() + 1}" if restarts() else folder
     try:
         return str(claimed(Path(folder)))

@@ -40,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.docs is not None:
             print(*write_docs(options.docs), sep="\n")
             return 0
-        runs = [(_label(path), read_record(path)) for path in options.runs]
+        paths = _with_records(options.runs)
+        runs = [(_label(path), read_record(path)) for path in paths]
         if options.format == "paddle":
-            _paddle(options.runs, [record for _, record in runs], options.output)
+            _paddle(paths, [record for _, record in runs], options.output)
             return 0
         text = VIEWS[options.format](tables(runs, published=options.published))
         if options.output:
@@ -91,7 +92,8 @@ def _scaling_parser() -> argparse.ArgumentParser:
 
 
 def _scaling(options: argparse.Namespace) -> None:
-    points = scaling([(_label(path), read_record(path)) for path in options.runs], options.published)
+    runs = [(_label(path), read_record(path)) for path in _with_records(options.runs)]
+    points = scaling(runs, options.published)
     text = scaling_table(points)
     if options.picture:
         models = sorted({point.model for point in points})
@@ -104,6 +106,21 @@ def _scaling(options: argparse.Namespace) -> None:
         write_text(options.output, text)
     else:
         print(text, end="")
+
+
+def _with_records(paths: Sequence[Path]) -> list[Path]:
+    """Returns the paths but for folders without a record, which it names on stderr. Raises UserError if none is left.
+
+    One path alone is meant, whatever is in it.
+    """
+    empty = [path for path in paths if path.is_dir() and not (path / "result.json").exists()]
+    if len(paths) == 1 or not empty:
+        return list(paths)
+    if len(empty) == len(paths):
+        raise UserError(f"none of the {len(paths)} folders has a result.json: give the folders of runs")
+    folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
+    print(f"note: {folders} without a record left out: {', '.join(map(str, empty))}", file=sys.stderr)
+    return [path for path in paths if path not in empty]
 
 
 def _label(path: Path) -> str:
