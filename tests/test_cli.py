@@ -11,8 +11,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
-from src.cli import CONF
 from src.config.instantiate import check_packages, instantiate
+from src.config.settings import CONF
 from src.datamodules.base import DataModule
 from src.training.task import Task
 from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3

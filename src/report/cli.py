@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from src.errors import UserError
 from src.report.docs import write_docs
@@ -26,12 +27,19 @@ WHAT = """Print the results of runs next to the published ones, one row per run.
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     is_scaling = arguments[:1] == ["scaling"]
-    options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
     try:
+        options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
         if is_scaling:
             _scaling(options)
             return 0
@@ -57,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="report.py",
         usage="report.py RUN ... [options]",
         description=WHAT,
@@ -81,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _scaling_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="report.py scaling", description="Print weak and strong scaling: the speed-ups over one device."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="as for report.py; 1x1 runs among them")
