@@ -49,7 +49,12 @@ class FinalMetric:
 
     def record(self, value: float | None) -> dict[str, Any]:
         """Returns the `final_metric` of a record."""
-        return {"name": self.name, "value": value, "target": self.target, "reached": self.reached(value)}
+        judged = {"value": value, "target": self.target, "reached": self.reached(value)}
+        return {"name": self.name, "direction": self.direction, **judged}
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Returns whether the value is better than another one, or than none at all."""
+        return than is None or (value > than if self.direction == "max" else value < than)
 
 
 class Task(pl.LightningModule):
