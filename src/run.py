@@ -33,7 +33,7 @@ from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.report.record import Record, from_figures, write_record
 from src.system import group
-from src.system.masking import mask_error, masked_text
+from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.task import Task
 
@@ -116,6 +116,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.run_config = training_choices(config)
+    task.save_hyperparameters(settings(config))  # Lightning gives them to every logger when training begins
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
@@ -147,6 +148,13 @@ def build(config: DictConfig, clock: Clock) -> Job:
         log_every_n_steps=config.measure.window,
     )
     return Job(config, task, datamodule, trainer)
+
+
+def settings(config: DictConfig) -> dict[str, Any]:
+    """Returns what loggers show of a run, to compare runs by: names of its parts and hyper-parameters, no secrets."""
+    names = {group: config[group].name for group in ("model", "datamodule", "precision", "trainer", "hardware")}
+    plain: Any = masked(OmegaConf.to_container(config))
+    return names | {key: plain[key] for key in ("hp", "fit", "seed")} | {"task": plain["model"]["task"]}
 
 
 def fit(job: Job, ending: Ending | None = None) -> None:

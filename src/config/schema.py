@@ -75,6 +75,7 @@ class Fit:
     checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")  # `last.ckpt`
     checkpoint_every_n_steps: int | None = None  # in addition to epochs
     stop_at_target: bool = False  # end training when an evaluation reaches `model.task.target`
+    stop_after_plateau: int | None = None  # end after so many evaluations without a better final metric; null: never
     final_evaluation: bool = True  # evaluate after training
 
 

@@ -60,6 +60,8 @@ def check_numbers(config: DictConfig) -> None:
         if value is not None and value < least and value not in others:
             instead = "".join(f", or {other} for no limit" for other in others)
             raise UserError(f"{key}={value} cannot be; give {least} or more{instead}")
+    if config.fit.stop_after_plateau and not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
+        raise UserError("fit.stop_after_plateau needs evaluations; give fit.eval_every_n_epochs=1")
     if config.seed >= 2**32:
         raise UserError(f"seed={config.seed} cannot be; give less than {2**32}")
 

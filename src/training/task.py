@@ -216,6 +216,8 @@ class Task(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = masked(self.model_config, "model")
         checkpoint[RUN] = self.run_config
+        for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):  # for loggers alone
+            checkpoint.pop(key, None)
         for state in checkpoint.get("optimizer_states", ()):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there
