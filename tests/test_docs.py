@@ -5,6 +5,7 @@ Pages of docs/results and docs/notes are tested with their records: tests/report
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,20 @@ def test_keys_that_pages_name_exist() -> None:
 def test_python_in_the_documentation_runs(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         exec(compile(block, name_of(page), "exec"), {})
+
+
+@pytest.mark.parametrize("model", ["moflow", "se3_transformer", "dlrm", "distilbert", "mobilenet_v1"])
+def test_each_model_is_used_as_a_library_in_a_script_of_at_most_20_lines(model: str) -> None:
+    """`test_python_in_the_documentation_runs` runs it."""
+    page = (DOCS / "models" / f"{model}.md").read_text(encoding="utf-8")
+    script = page.partition("## As a library\n\n```python\n")[2].partition("```")[0]
+    assert 3 <= len(script.splitlines()) <= 20
+    assert f"from src.models.{model} import" in script
+
+
+def test_the_wheel_installs_no_package_that_others_have_too() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"] == {"packages": []}  # a package named src would be everyone's
 
 
 @pytest.mark.parametrize(
