@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
 from tests.support.refusing import EntryPoint
 
 NO = "/no/where"
@@ -93,6 +94,8 @@ def test_a_mistake(
     script, *words = command.split()
     output, data = tmp_path / "outputs", tmp_path / "data"
     folders = [f"data_root={data}", f"output_root={output}", "hydra/job_logging=none"]
+    claimed = set(ROOT.glob("outputs/*/*"))  # by a value that another replaces
     line = refused(script, *words, *(folders if script != "report.py" else []))
     assert expected in line
+    assert set(ROOT.glob("outputs/*/*")) == claimed
     assert {path for path in tmp_path.rglob("*") if path.is_file() or path.parent == output} == set()

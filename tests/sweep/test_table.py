@@ -1,5 +1,6 @@
 """The closing table of a sweep: the best job first."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ CASE = Case(
 )  # fmt: skip
 
 
-def jobs(home: Path, values: list[float | None], direction: str, names: tuple[str, ...] = ("nuv",)) -> dict[Path, Job]:
+def jobs(
+    home: Path, values: Sequence[float | None], direction: str, names: tuple[str, ...] = ("nuv",)
+) -> dict[Path, Job]:
     """Returns a job for each value, in its folder with a record; None is one that failed."""
     made = {}
     for number, value in enumerate(values):
