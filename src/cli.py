@@ -7,22 +7,20 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
-from pathlib import Path
 from typing import NoReturn
 
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from src.config import schema
-from src.config.hydra_files import save_run
+from src.config.explain import explain, unknown_option
+from src.config.hydra_files import remove_unbegun, save_run
 from src.errors import UserError
 from src.system import lean
-from src.system.group import rank, speaks
+from src.system.group import rank, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
 
@@ -52,6 +50,8 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         if not isinstance(error, MISTAKES) or is_ours(error):
             raise Unexpected(error) from error
         _failures.append(error)
+        if started_by() is None:  # else other ranks share the folder
+            remove_unbegun()
         fail(explain(error))
 
 
@@ -63,6 +63,8 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     """
     schema.register()
     lean.install()
+    if message := unknown_option(sys.argv[1:]):
+        sys.exit(fail(message))
     sys.argv[1:] = complete(sys.argv[1:])
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
@@ -123,65 +125,3 @@ def fail(message: str) -> int:
     if speaks():
         print(f"error: {masked_text(message)}", file=sys.stderr)
     return 2
-
-
-def explain(error: BaseException) -> str:
-    """Returns one line for an error of ours, of Hydra's or of OmegaConf's."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        return (
-            f"{group}={name}: there is no such {group}{nearest(name, list(error.options))}; choose from "
-            + ", ".join(sorted(error.options))
-        )
-    if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read ({first_line(error)}); quote special characters, or correct it"
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        where = error.filename or "the output folder"
-        return f"{where}: {error.strerror}; give another folder or file, or free some space"
-    cause = error.__cause__
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        key = str(cause.full_key or cause.key or "")
-        if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-            return f"unknown key {key!r}{nearest(key, known_keys(cause))}; see `--cfg job` for every key there is"
-        return f"{key}: {first_line(cause)}"
-    if isinstance(error, InterpolationKeyError) and "'table." in str(error):
-        return missing_row(first_line(error))
-    return first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def nearest(wrong: str, known: list[str]) -> str:
-    """Returns ", did you mean ...?" with the closest known name, or nothing."""
-    close = get_close_matches(wrong, known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
-def known_keys(error: OmegaConfBaseException) -> list[str]:
-    """Returns all dotted keys of the config that an override's key was not found in."""
-    root = error.parent_node
-    while root is not None and root._get_parent() is not None:
-        root = root._get_parent()
-    keys: list[str] = []
-
-    def walk(node: object, prefix: str) -> None:
-        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
-            return
-        for key in node:
-            keys.append(f"{prefix}{key}")
-            walk(node._get_node(key), f"{prefix}{key}.")
-
-    walk(root, "")
-    return keys
-
-
-def missing_row(reason: str) -> str:
-    """Returns the message for a case that the max_bs table lacks. `reason` ends in 'table.MODEL.TRAINER'."""
-    case = reason.partition("'table.")[2].partition("'")[0].replace(".", " ")
-    table = OmegaConf.load(CONF / "fix_hp" / "max_bs.yaml").fix_hp.table
-    there = "; ".join(f"{model}: {', '.join(map(str, rows))}" for model, rows in table.items())
-    return f"fix_hp=max_bs: no published row for {case}; there are {there}; leave +fix_hp away or set hp.batch_size"

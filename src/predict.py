@@ -84,7 +84,8 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
         }
     )
     write_record(record, files["record"])
-    print(summary(record, files), flush=True)
+    if not isinstance(error, UserError):  # its one line says enough
+        print(summary(record, files), flush=True)
     if error is not None:
         raise error
     return record

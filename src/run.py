@@ -21,8 +21,9 @@ from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.instantiate import instantiate_parts
+from src.config.resumed import check_same_run
 from src.config.settings import given_overrides
-from src.config.trained import training_choices
+from src.config.trained import RUN, training_choices
 from src.datamodules.base import DataModule
 from src.errors import UserError
 from src.launch import failures
@@ -32,7 +33,7 @@ from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.report.record import Record, from_figures, write_record
 from src.system import group
-from src.system.masking import mask_error, masked_text
+from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.task import Task
 
@@ -81,7 +82,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
         record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
-            finish(config, job, record)
+            finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
             if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
                 sys.modules["wandb"].finish(exit_code=int(status != "done"))
     if error is not None:
@@ -115,6 +116,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.run_config = training_choices(config)
+    task.save_hyperparameters(settings(config))  # Lightning gives them to every logger when training begins
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
@@ -148,14 +150,24 @@ def build(config: DictConfig, clock: Clock) -> Job:
     return Job(config, task, datamodule, trainer)
 
 
+def settings(config: DictConfig) -> dict[str, Any]:
+    """Returns what loggers show of a run, to compare runs by: names of its parts and hyper-parameters, no secrets."""
+    names = {group: config[group].name for group in ("model", "datamodule", "precision", "trainer", "hardware")}
+    plain: Any = masked(OmegaConf.to_container(config))
+    return names | {key: plain[key] for key in ("hp", "fit", "seed")} | {"task": plain["model"]["task"]}
+
+
 def fit(job: Job, ending: Ending | None = None) -> None:
     """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
     ckpt_path = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
+        checkpoint = read_checkpoint(ckpt_path)
+        instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
+        way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
+        check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
-        checkpoint = read_checkpoint(ckpt_path)
         compare(checkpoint, ckpt_path, job.task.network)
         if TRAINED in checkpoint and job.config.fit.ema_decay is None:
             raise UserError(f"{ckpt_path} was trained with averaged weights; give fit.ema_decay as it was")
@@ -232,15 +244,21 @@ def described(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": str(error).strip()[:2000], "where": where}
 
 
-def finish(config: DictConfig, job: Job | None, record: Record) -> None:
-    """Writes the record and its pictures and prints what a person wants to know."""
+def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool = True) -> None:
+    """Writes the record and its pictures and prints what a person wants to know.
+
+    Args:
+        is_begun: False after a mistake that ended the run before its first step: its one line says enough.
+    """
     from src.report.plots import run_pictures
     from src.report.text import summary
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
-    say(config.note)
     write_record(record, files["record"])
+    if not is_begun:
+        return
+    say(config.note)
     if config.pictures:
         files |= run_pictures(folder, record, job.task.curves if job is not None else ())
     if job is not None:

@@ -38,6 +38,8 @@ if find_spec("beartype") and "gpu" not in sys.argv:
     install_import_hook("src", "tests.support.shapes.check")
     sys.meta_path.insert(0, Unchecked())
 
+from tests.support.refusing import refused  # noqa: E402, F401 # a fixture; it imports `src`, so only now
+
 
 @pytest.fixture(autouse=True)
 def highest_precision() -> None:

@@ -2,59 +2,26 @@
 
 import errno
 import os
-import runpy
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 
 from src.datamodules.molecules.smiles_file import load
 from src.models.moflow.network import MoFlow
 from src.training.checkpoints import write_checkpoint
 from tests.support import ROOT
+from tests.support.refusing import EntryPoint, the_error_line
 from tests.support.tiny_run import tiny_overrides, write_smiles
 
 TINY: dict[str, Any] = {
     "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
 }  # fmt: skip
-EntryPoint = Callable[..., str]
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> EntryPoint:
-    """Runs an entry point in this process, checks how it ends, and returns its line without `error: `."""
-
-    def run(script: str, *arguments: str) -> str:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # entry points set it; this way it is unset again after the test
-        monkeypatch.setattr("src.cli._failures", [])
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
-        monkeypatch.chdir(ROOT)
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                runpy.run_path(str(ROOT / script), run_name="__main__")
-        finally:
-            GlobalHydra.instance().clear()
-        printed = capfd.readouterr()
-        assert ended.value.code == 2, printed.err
-        return the_error_line(printed.err)
-
-    return run
-
-
-def the_error_line(stderr: str) -> str:
-    """Returns what follows `error: ` in the last line of stderr; other lines may be of progress bars only."""
-    *before, last = [line for line in stderr.splitlines() if line.strip()]
-    assert last.startswith("error: "), stderr
-    assert all(line.startswith("encoding") for line in before), stderr
-    return last.removeprefix("error: ")
 
 
 def tiny(home: Path, *overrides: str) -> list[str]:
@@ -294,32 +261,6 @@ def test_a_disk_that_is_full_from_the_start(
     monkeypatch.setattr("src.system.files.Path.write_text", write)
     line = refused("train.py", *overrides)
     assert line.endswith("/.hydra/config.yaml (No space left on device): choose another output folder")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["model.task._target_=gone.Task"], "model=moflow needs the package gone; install it with pip"),
-        (["model=dlrm", "data_root=none"], "none/criteo has no feature_spec.yaml: prepare it with `prepare.py "),
-        (["hp.batchsize=3"], "unknown key 'hp.batchsize', did you mean 'hp.batch_size'?"),
-        (["model=moflo"], "model=moflo: there is no such model, did you mean 'moflow'?"),
-        (
-            ["model=moflow", "trainer=1x2", "+fix_hp=max_bs"],
-            "fix_hp=max_bs: no published row for moflow 1x2; there are",
-        ),
-        (["datamodule=smiles_file"], "datamodule.source.file has no value; give it as datamodule.source.file=VALUE"),
-        (
-            ["+model.task.temprature=1"],
-            "model.task has no key 'temprature'; see `--cfg job`",
-        ),
-        (["hp.batch_size=0"], "hp.batch_size=0 trains nothing; give 1 or more"),
-        (["hp.lr=fast"], "hp.lr: Value 'fast' of type 'str' could not be converted to Float"),
-        (["hp.batch_size=["], "'hp.batch_size=[' cannot be read (no viable alternative"),
-    ],
-)
-def test_a_mistake_in_the_command(overrides: list[str], words: str, tmp_path: Path, refused: EntryPoint) -> None:
-    line = refused("train.py", f"output_root={tmp_path}", "hydra/job_logging=none", *overrides)
-    assert line.startswith(words)
 
 
 def test_a_report_of_what_is_no_run(tmp_path: Path, refused: EntryPoint) -> None:

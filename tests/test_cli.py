@@ -11,8 +11,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
-from src.cli import CONF
 from src.config.instantiate import check_packages, instantiate
+from src.config.settings import CONF
 from src.datamodules.base import DataModule
 from src.training.task import Task
 from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3
@@ -66,20 +66,21 @@ def test_the_other_entry_points_show_their_config_without_torch(entry: str) -> N
     assert OmegaConf.create(printed(entry, "--cfg", "job")).datamodule.name == "zinc250k"
 
 
-def test_help_names_the_groups() -> None:
-    text = printed("train.py", "--help")
-    for group in (
-        "model",
-        "datamodule",
-        "trainer",
-        "precision",
-        "hardware",
-        "fix_hp",
-        "callbacks",
-        "logger",
-        "experiment",
-    ):
-        assert f"\n{group}: " in text
+@pytest.mark.parametrize(
+    ("entry", "groups"),
+    [
+        ("train.py", "model datamodule trainer precision hardware fix_hp callbacks logger experiment"),
+        ("predict.py", "model datamodule precision hardware"),
+        ("prepare.py", "datamodule"),
+        ("report.py", ""),
+    ],
+)
+def test_help_begins_with_examples_and_names_the_groups(entry: str, groups: str) -> None:
+    text = printed(entry, "--help")
+    assert f"python {entry} " in "\n".join(text.splitlines()[3:5])
+    assert len(text.splitlines()) < 40 and max(map(len, text.splitlines())) <= 120
+    for group in groups.split():
+        assert f"\n{group}: {names(group)[0]}, {names(group)[1]}" in text
 
 
 def test_the_shell_completion_is_a_script_that_bash_can_read() -> None:

@@ -5,6 +5,7 @@ Pages of docs/results and docs/notes are tested with their records: tests/report
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.composing import composed
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 PAGES += [page for folder in ("guides", "models", "reference") for page in sorted((DOCS / folder).glob("*.md"))]
+HELP = [CONF / f"{name}.yaml" for name in ("train", "predict", "prepare")]
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?[^()\s]*)\)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDS = DOCS / "results" / "records"
@@ -92,9 +94,9 @@ def one_job(words: list[str]) -> list[str]:
     return [word if "[" in word or "{" in word else word.partition(",")[0] for word in given]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in (*PAGES, *HELP) if commands(page)], ids=name_of)
 def test_commands_compose(page: Path) -> None:
-    """So every key and option in them exists."""
+    """So every key and option in them exists, in the examples of --help too."""
     trained: list[str] = []
     for words in commands(page):
         if "model=small_resnet" in words:
@@ -107,6 +109,7 @@ def test_commands_compose(page: Path) -> None:
 
 def test_the_commands_were_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 75
+    assert all(len(commands(page)) >= 3 for page in HELP)
 
 
 def configs(group: str) -> list[DictConfig | ListConfig]:
@@ -144,6 +147,20 @@ def test_keys_that_pages_name_exist() -> None:
 def test_python_in_the_documentation_runs(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         exec(compile(block, name_of(page), "exec"), {})
+
+
+@pytest.mark.parametrize("model", ["moflow", "se3_transformer", "dlrm", "distilbert", "mobilenet_v1"])
+def test_each_model_is_used_as_a_library_in_a_script_of_at_most_20_lines(model: str) -> None:
+    """`test_python_in_the_documentation_runs` runs it."""
+    page = (DOCS / "models" / f"{model}.md").read_text(encoding="utf-8")
+    script = page.partition("## As a library\n\n```python\n")[2].partition("```")[0]
+    assert 3 <= len(script.splitlines()) <= 20
+    assert f"from src.models.{model} import" in script
+
+
+def test_the_wheel_installs_no_package_that_others_have_too() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"] == {"packages": []}  # a package named src would be everyone's
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
+import yaml
 
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
@@ -125,6 +126,24 @@ def test_the_csv_logger_has_the_curves(folder: Path, record: Record) -> None:
     assert {int(row["step"]) for row in rows if row["validity"]} == {8, 16}
 
 
+def test_every_logger_has_the_hyper_parameters(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for file in (folder / "hparams.yaml", folder / "tensorboard" / "hparams.yaml"):
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert (settings["model"], settings["hp"]["batch_size"], settings["fit"]["max_epochs"]) == ("moflow", 8, 2)
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
+    assert "hyper_parameters" not in torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def test_a_run_ends_on_a_plateau(home: Path) -> None:
+    record = train(tiny_config(home, f"output_dir={home / 'plateau'}", "fit.max_epochs=9", "fit.stop_after_plateau=2",
+                               "hp.lr=1e-12"))  # fmt: skip
+    evaluations = [row for row in record.history if "val_bits_atom" in row]
+    assert record.status == "done" and evaluations[-1]["epoch"] < 9
+
+
 def test_tensorboard_has_the_curves(folder: Path, record: Record) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -145,6 +164,7 @@ def test_wandb_writes_offline_and_starts_a_run_of_its_own_each_time(
     for name in ("wandb_one", "wandb_two"):
         (run,) = (home / name / "wandb").glob("offline-run-*/run-*.wandb")
         assert b"bits_atom" in run.read_bytes()
+        assert b"max_epochs" in run.read_bytes()  # of the hyper-parameters
 
 
 @pytest.mark.parametrize(

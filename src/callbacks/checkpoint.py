@@ -107,7 +107,7 @@ class Checkpoint(BaseCheckpoint):
         value = pl_module.metrics.get(metric.name)
         if value is None or value != value or trainer.sanity_checking:
             return
-        if self.best is None or (value > self.best if metric.direction == "max" else value < self.best):
+        if metric.better(value, self.best):
             self.best, self.best_path = value, self.folder / "best.ckpt"
             self._save(trainer, pl_module, "best")
 

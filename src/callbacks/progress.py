@@ -1,22 +1,76 @@
-"""The progress bar, with the newest losses and rate of `History`."""
+"""The progress of training and evaluation, with the newest losses and rate of `History`."""
 
+import sys
+import time
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
 from src.callbacks.history import History
+from src.system.progress import EVERY_S
 from src.training.task import Task
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's tqdm bar; shows values that `History` has read, so that it does not wait for the device."""
+    """Lightning's tqdm bars on a terminal; elsewhere one plain line every `every_s` seconds.
 
-    def __init__(self) -> None:
+    Shows values that `History` has read, so that it does not wait for the device.
+    """
+
+    def __init__(self, every_s: float = EVERY_S) -> None:
         super().__init__(refresh_rate=10)  # steps
+        self.every_s = every_s
+        self._is_bar = sys.stdout.isatty()  # where tqdm writes
+        self._next_line_s = 0.0
+        self._is_first_rank = True
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._is_bar and super().is_enabled
+
+    def disable(self) -> None:  # by Lightning, on ranks other than the first
+        super().disable()
+        self._is_first_rank = False
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, Any]:
         latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]
         shown = ("loss", pl_module.final_metric.name, f"{pl_module.unit}_per_s")
         known = {name: latest[name] for name in shown if name in latest}
         return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in known.items()}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._is_due() and (values := self.get_metrics(trainer, pl_module)):
+            where = f"{of('epoch', trainer.current_epoch + 1, trainer.max_epochs)}, "
+            where += of("step", batch_idx + 1, trainer.num_training_batches)
+            self._print(where, *(f"{name} {value}" for name, value in values.items()))
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if self._is_due():
+            self._print(of("evaluation: batch", batch_idx + 1, self.total_val_batches_current_dataloader))
+
+    def on_test_batch_end(
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if self._is_due():
+            self._print(of("evaluation: batch", batch_idx + 1, self.total_test_batches_current_dataloader))
+
+    def _is_due(self) -> bool:
+        return not self._is_bar and self._is_first_rank and time.monotonic() >= self._next_line_s
+
+    def _print(self, *parts: str) -> None:
+        self._next_line_s = time.monotonic() + self.every_s
+        print(*parts, sep=", ", flush=True)
+
+
+def of(name: str, count: int, total: float | None) -> str:
+    """Returns 'epoch 2 of 10', or 'epoch 2' where no total is known."""
+    has_total = total is not None and 0 < total < float("inf")
+    return f"{name} {count:,} of {total:,}" if has_total else f"{name} {count:,}"

@@ -1,5 +1,8 @@
 """The files in which Hydra keeps a run's config and overrides, without secrets."""
 
+import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,27 @@ def save_run(config: DictConfig) -> None:
     whole = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
     save_masked(whole, folder / "hydra.yaml", secrets)
     save_masked(hydra.overrides.task, folder / "overrides.yaml", secrets)
+
+
+def remove_unbegun() -> None:
+    """Removes the folder of a run that a mistake ended before it began, unless something else is in there."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        return
+    hydra: Any = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    record = folder / "result.json"
+    made = {folder / FOLDER, folder / f"{hydra.job.name}.log", record}
+    with suppress(OSError):
+        if not set(folder.iterdir()) <= made or (record.exists() and not is_of_a_mistake(record)):
+            return
+        shutil.rmtree(folder)
+        folder.parent.rmdir()  # of the model, where this was its first run
+
+
+def is_of_a_mistake(record: Path) -> bool:
+    """Returns whether a record is of a run that ended before its first sample, by a mistake."""
+    found = json.loads(record.read_text(encoding="utf-8"))
+    return not found["samples"] and (found["error"] or {}).get("type") == "UserError"
 
 
 class GridSweeper(Sweeper):

@@ -8,14 +8,19 @@ import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, OmegaConf
 
+from src.config.settings import CONF
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
+
+SHOWING = "--cfg", "--help", "--hydra-help", "--info", "--shell-completion", "--version"  # Hydra's, that run nothing
+SHOWING_SHORT = "-c", "-h", "-i", "-sc"
 
 
 @dataclass
@@ -70,6 +75,7 @@ class Fit:
     checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")  # `last.ckpt`
     checkpoint_every_n_steps: int | None = None  # in addition to epochs
     stop_at_target: bool = False  # end training when an evaluation reaches `model.task.target`
+    stop_after_plateau: int | None = None  # end after so many evaluations without a better final metric; null: never
     final_evaluation: bool = True  # evaluate after training
 
 
@@ -172,10 +178,10 @@ def run_dir() -> str:
 def claim(folder: str) -> str:
     """Returns a folder that no other run has: with a number behind its name where one of the same second has that.
 
-    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does `--cfg job`. Those that
-    torchrun started again take a new one.
+    Ranks that torchrun or SLURM started take the name as it is, because they share it; so does a command that shows
+    something and runs nothing. Those that torchrun started again take a new one.
     """
-    if started_by() is not None or {"--cfg", "-c"} & set(sys.argv):
+    if started_by() is not None or any(text.startswith(SHOWING) or text in SHOWING_SHORT for text in sys.argv[1:]):
         return f"{folder}_{restarts() + 1}" if restarts() else folder
     try:
         return str(claimed(Path(folder)))
@@ -193,12 +199,19 @@ def first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
+def choices(*groups: str) -> str:
+    """Returns the options of each config group, for --help."""
+    names = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in groups}
+    return "\n".join(fill(f"{group}: {', '.join(each)}", 118, subsequent_indent="  ") for group, each in names.items())
+
+
 def register() -> None:
     """Makes the schemas and resolvers known; every entry point calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
     OmegaConf.register_new_resolver("claim", claim, replace=True)
+    OmegaConf.register_new_resolver("choices", choices, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="predict_schema", node=PredictConfig)

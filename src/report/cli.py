@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from src.errors import UserError
 from src.report.docs import write_docs
@@ -16,13 +17,29 @@ from src.system.files import write_text
 DOCS = Path("docs/results")
 VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
+WHAT = """Print the results of runs next to the published ones, one row per run.
+
+  python report.py outputs/moflow/*                      # a table; folders without a record are left out
+  python report.py RUN --format csv --output runs.csv
+  python report.py RUN --format paddle                   # a file in Paddle's form in the run's folder
+  python report.py scaling RUN ... --picture scaling.png # runs on 1, 2, 4 ... devices; report.py scaling --help
+  python report.py --docs                                # the tables of docs/results/full, from their records
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     is_scaling = arguments[:1] == ["scaling"]
-    options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
     try:
+        options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
         if is_scaling:
             _scaling(options)
             return 0
@@ -31,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.docs is not None:
             print(*write_docs(options.docs), sep="\n")
             return 0
-        runs = [(_label(path), read_record(path)) for path in options.runs]
+        paths = _with_records(options.runs)
+        runs = [(_label(path), read_record(path)) for path in paths]
         if options.format == "paddle":
-            _paddle(options.runs, [record for _, record in runs], options.output)
+            _paddle(paths, [record for _, record in runs], options.output)
             return 0
         text = VIEWS[options.format](tables(runs, published=options.published))
         if options.output:
@@ -47,10 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="report.py",
-        description="Print the results of runs next to the published ones, one row per run.",
-        epilog="report.py scaling RUN ... shows how runs on several devices scale; report.py scaling --help",
+        usage="report.py RUN ... [options]",
+        description=WHAT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN", help="run folder, its result.json, or a record file"
@@ -70,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _scaling_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="report.py scaling", description="Print weak and strong scaling: the speed-ups over one device."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="as for report.py; 1x1 runs among them")
@@ -81,7 +100,8 @@ def _scaling_parser() -> argparse.ArgumentParser:
 
 
 def _scaling(options: argparse.Namespace) -> None:
-    points = scaling([(_label(path), read_record(path)) for path in options.runs], options.published)
+    runs = [(_label(path), read_record(path)) for path in _with_records(options.runs)]
+    points = scaling(runs, options.published)
     text = scaling_table(points)
     if options.picture:
         models = sorted({point.model for point in points})
@@ -94,6 +114,21 @@ def _scaling(options: argparse.Namespace) -> None:
         write_text(options.output, text)
     else:
         print(text, end="")
+
+
+def _with_records(paths: Sequence[Path]) -> list[Path]:
+    """Returns the paths but for folders without a record, which it names on stderr. Raises UserError if none is left.
+
+    One path alone is meant, whatever is in it.
+    """
+    empty = [path for path in paths if path.is_dir() and not (path / "result.json").exists()]
+    if len(paths) == 1 or not empty:
+        return list(paths)
+    if len(empty) == len(paths):
+        raise UserError(f"none of the {len(paths)} folders has a result.json: give the folders of runs")
+    folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
+    print(f"note: {folders} without a record left out: {', '.join(map(str, empty))}", file=sys.stderr)
+    return [path for path in paths if path not in empty]
 
 
 def _label(path: Path) -> str:

@@ -82,6 +82,7 @@ class FinalMetric:
     value: Figure = None
     target: Figure = None
     reached: bool | None = None
+    direction: Literal["max", "min"] | None = None  # which values are better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ class WithLoading:
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
-    *("quality", "quality.group"),
+    *("quality", "quality.group", "final_metric.direction"),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {
@@ -228,7 +229,7 @@ def from_figures(figures: dict[str, Any]) -> Record:
     """
     if "config" in figures:
         figures = figures | {"config": masked(figures["config"])}
-    return build(Record, _plain(figures), optional=[f.name for f in fields(Record)])
+    return build(Record, _plain(figures), optional=[*(f.name for f in fields(Record)), *_ADDED_LATER])
 
 
 def write_record(record: Record, path: Path) -> None:

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from src.sweep.job import Job
 from src.sweep.outcome import last_line
-from src.sweep.table import as_csv, coloured, count_states, differing_overrides, label, result_rows, result_table
+from src.sweep.table import (
+    as_csv,
+    best_line,
+    coloured,
+    count_states,
+    differing_overrides,
+    label,
+    result_rows,
+    result_table,
+)
 from src.system.files import write_text
 
 REFRESH_S = 0.5
@@ -67,11 +76,13 @@ class Status:
 
 def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> None:
     """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
-    rows = result_rows(jobs)
+    rows, best = result_rows(jobs), best_line(jobs)
     write_text(sweep / "results.csv", as_csv(rows))
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
+    if best is not None:
+        console.print(best, markup=False, highlight=False, soft_wrap=True)
     console.print(result_table(rows))
     reasons: Sequence[Mapping[str, str]] = [row for row in rows if row["reason"]]
     for row in reasons:

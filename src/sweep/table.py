@@ -40,16 +40,42 @@ def coloured(state: str) -> str:
 
 
 def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
-    """Returns one row per job: number, differing overrides, state, figures in the record's units, seconds, reason."""
-    rows = []
-    for (folder, job), differing in zip(jobs.items(), differing_overrides([*jobs.values()]), strict=True):
-        record = record_of(folder)
+    """Returns one row per job: number, differing overrides, state, figures in the record's units, seconds, reason.
+
+    The best job comes first and those without a final metric last, where all are judged by the same one.
+    """
+    ranks, rows = ranks_of(jobs), []
+    every = zip(jobs.items(), differing_overrides([*jobs.values()]), strict=True)
+    for (folder, job), differing in sorted(every, key=lambda each: ranks.get(each[0][0], float("inf"))):
         rows.append(
-            {"job": folder.name, **differing, "state": job.state, **figures(record)}
+            {"job": folder.name, **differing, "state": job.state, **figures(record_of(folder))}
             | {"seconds": number(round(job.seconds, 1)) if job.seconds is not None else "", "reason": job.reason or ""}
         )
     keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "reason")))
     return [{key: row.get(key, "") for key in (*keys, "seconds", "reason")} for row in rows]
+
+
+def ranks_of(jobs: Mapping[Path, Job]) -> dict[Path, float]:
+    """Returns a number for each job that is done, smaller for a better final metric; none unless all have the same."""
+    done = {folder: record_of(folder) for folder, job in jobs.items() if job.state == "done"}
+    metrics = {folder: record.final_metric for folder, record in done.items() if record and record.final_metric}
+    if len({(metric.name, metric.direction) for metric in metrics.values()}) != 1:
+        return {}
+    values = {folder: metric.value for folder, metric in metrics.items() if metric.value is not None}
+    sign = -1 if next(iter(metrics.values())).direction == "max" else 1
+    return {folder: sign * value for folder, value in values.items()}
+
+
+def best_line(jobs: Mapping[Path, Job]) -> str | None:
+    """Returns a line that names the best of several jobs; None where fewer than two can be compared."""
+    ranks = ranks_of(jobs)
+    if len(ranks) < 2:
+        return None
+    folder = min(ranks, key=lambda each: ranks[each])
+    varied = dict(zip(jobs, differing_overrides([*jobs.values()]), strict=True))[folder]
+    record = record_of(folder)
+    assert record is not None and record.final_metric is not None and record.final_metric.value is not None
+    return f"best: job {folder.name} ({label(varied)}), {record.final_metric.name} {number(record.final_metric.value)}"
 
 
 def figures(record: Record | None) -> dict[str, str]:

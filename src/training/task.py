@@ -49,7 +49,12 @@ class FinalMetric:
 
     def record(self, value: float | None) -> dict[str, Any]:
         """Returns the `final_metric` of a record."""
-        return {"name": self.name, "value": value, "target": self.target, "reached": self.reached(value)}
+        judged = {"value": value, "target": self.target, "reached": self.reached(value)}
+        return {"name": self.name, "direction": self.direction, **judged}
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Returns whether the value is better than another one, or than none at all."""
+        return than is None or (value > than if self.direction == "max" else value < than)
 
 
 class Task(pl.LightningModule):
@@ -211,6 +216,8 @@ class Task(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = masked(self.model_config, "model")
         checkpoint[RUN] = self.run_config
+        for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):  # for loggers alone
+            checkpoint.pop(key, None)
         for state in checkpoint.get("optimizer_states", ()):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])  # on a GPU it may be a tensor there

@@ -14,6 +14,7 @@ from src.callbacks import energy
 from src.callbacks.energy import Energy
 from src.callbacks.history import History, thinned
 from src.callbacks.memory import GIB, Memory
+from src.callbacks.plateau import Plateau
 from src.callbacks.progress import Progress
 from src.callbacks.rng import RngState
 from src.callbacks.target import Target
@@ -113,6 +114,31 @@ def test_a_reached_target_ends_training_if_stop_is_set(
     task.metrics = {} if value is None else {"quality": value}
     Target(stop).on_validation_end(trainer, task)
     assert trainer.should_stop is stops
+
+
+@pytest.mark.parametrize(
+    ("direction", "values", "ends"),
+    [
+        ("max", [1, 2, 2, 1, 3, 3, 2.9, 3], [7]),  # the third in a row that is no better
+        ("min", [3, 2, 1, float("nan"), 1, 1.5, 1], [6]),
+        ("min", [3, 2, 1, 0.5, 0.2, 0.1], []),
+    ],
+)
+def test_a_plateau_ends_training(
+    direction: str, values: list[float], ends: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, plateau, ended = stand_in_task(direction), Plateau(3), []
+    for number, value in enumerate(values):
+        trainer = StandInTrainer()
+        resumed = Plateau(3)
+        resumed.load_state_dict(plateau.state_dict())
+        plateau = resumed  # each evaluation is in a resumed run
+        task.metrics = {"quality": value}
+        plateau.on_validation_end(trainer, task)
+        ended += [number] * trainer.should_stop
+    assert ended == ends
+    said = "training ends: 3 evaluations without a better quality than " in capsys.readouterr().out
+    assert said == bool(ends)
 
 
 def test_reached_is_none_without_a_target() -> None:

@@ -5,8 +5,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from src.cli import CONF
 from src.config import schema
+from src.config.settings import CONF
 from tests.support.composing import composed
 
 

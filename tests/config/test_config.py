@@ -9,10 +9,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, ReadonlyConfigError
 
-from src.cli import CONF, explain
 from src.config import schema
 from src.config.complete import complete, complete_prediction
-from src.config.settings import check_fix_hp
+from src.config.explain import explain
+from src.config.settings import CONF, check_fix_hp
 from src.errors import UserError
 from src.gpu import graph_gaps
 from src.launch.devices import set_execution

@@ -31,6 +31,18 @@ def test_a_run_is_a_folder_its_record_or_a_record_file(
     assert [row["source"] for row in table["rows"]] == [str(run_folder), str(run_folder), str(kept)]
 
 
+def test_folders_without_a_record_are_left_out_and_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = [run_folder.parent / name for name in ("one", "two")]
+    for folder in empty:
+        folder.mkdir()
+    assert main([str(run_folder), *map(str, empty), "--no-published"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"note: 2 folders without a record left out: {empty[0]}, {empty[1]}\n"
+    assert "moflow" in printed.out
+    assert main([*map(str, empty)]) == 2
+    assert capsys.readouterr().err == "error: none of the 2 folders has a result.json: give the folders of runs\n"
+
+
 @pytest.mark.parametrize(("view", "start"), [("markdown", "### moflow"), ("csv", "model,kind"), ("json", "[")])
 def test_output_goes_to_a_file(run_folder: Path, capsys: pytest.CaptureFixture[str], view: str, start: str) -> None:
     file = run_folder / "tables" / "out"

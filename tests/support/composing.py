@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from src.cli import CONF
 from src.config import schema
+from src.config.settings import CONF
 
 if TYPE_CHECKING:
     from src.report.record import Record

@@ -9,8 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from src.cli import CONF
 from src.config import schema
+from src.config.settings import CONF
 from src.errors import UserError
 from src.predict import with_secrets
 from src.system import masking

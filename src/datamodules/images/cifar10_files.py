@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
-from rich.console import Console
 
 from src.datamodules.images.decode import decode_whole
 from src.errors import UserError
+from src.system.progress import working
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIZE = 32
@@ -39,7 +39,7 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
     Raises UserError that names a file that is damaged or not CIFAR-10's.
     """
     found: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
-    with Console(stderr=True).status(f"reading {source}"):
+    with working(f"reading {source}"):
         for name, data in files_of(source):
             split = split_of(name)
             if split is not None:

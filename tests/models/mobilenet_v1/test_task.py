@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from src.batches.images import ImageBatch
 from src.callbacks.history import History
-from src.cli import CONF
 from src.config.complete import complete
+from src.config.settings import CONF
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.mobilenet_v1.augment import pasted

@@ -1,0 +1,45 @@
+"""The closing table of a sweep: the best job first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from src.report.record import Case, FinalMetric, Record, write_record
+from src.sweep.job import Job
+from src.sweep.table import best_line, result_rows
+
+CASE = Case(
+    model="moflow", datamodule="zinc250k", trainer="1x1", precision="fp32", fix_hp="/", hardware="cpu", batch_size=8,
+    batch_per="device",
+)  # fmt: skip
+
+
+def jobs(
+    home: Path, values: Sequence[float | None], direction: str, names: tuple[str, ...] = ("nuv",)
+) -> dict[Path, Job]:
+    """Returns a job for each value, in its folder with a record; None is one that failed."""
+    made = {}
+    for number, value in enumerate(values):
+        metric = FinalMetric(name=names[number % len(names)], value=value, direction=direction)  # type: ignore[arg-type]
+        state = "failed" if value is None else "done"
+        write_record(
+            Record(kind="train", case=CASE, status=state, unit="molecules", final_metric=metric),  # type: ignore[arg-type]
+            home / str(number) / "result.json",
+        )
+        made[home / str(number)] = Job("", [f"hp.lr={number}"], [], "", state=state)
+    return made
+
+
+@pytest.mark.parametrize(("direction", "order"), [("max", "2013"), ("min", "1023")])
+def test_the_best_job_comes_first(direction: str, order: str, tmp_path: Path) -> None:
+    made = jobs(tmp_path, [5.0, 3.0, 90.5, None], direction)
+    assert [row["job"] for row in result_rows(made)] == list(order)
+    best = {"max": "best: job 2 (hp.lr=2), nuv 90.5", "min": "best: job 1 (hp.lr=1), nuv 3"}[direction]
+    assert best_line(made) == best
+
+
+def test_jobs_that_cannot_be_compared_keep_their_order(tmp_path: Path) -> None:
+    for home, values, names in (("two", [1.0, 2.0], ("nuv", "auc")), ("one", [None, 2.0], ("nuv",))):
+        assert best_line(jobs(tmp_path / home, values, "max", names)) is None
+    assert [row["job"] for row in result_rows(jobs(tmp_path / "two", [1.0, 2.0], "max", ("nuv", "auc")))] == ["0", "1"]
