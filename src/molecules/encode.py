@@ -69,7 +69,7 @@ def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
         symbol = molecule.GetAtomWithIdx(int(np.argmin(classes))).GetSymbol()
         raise EncodingError(Reason.UNKNOWN_ATOM, f" of {vocabulary.name}: {symbol}")
     if num_atoms > vocabulary.max_atoms:
-        raise EncodingError(Reason.TOO_LARGE, f": {num_atoms}, and {vocabulary.name} allows {vocabulary.max_atoms}")
+        raise EncodingError(Reason.TOO_LARGE, f": {num_atoms}, and at most {vocabulary.max_atoms} fit")
     Chem.Kekulize(molecule)
     orders = Chem.GetAdjacencyMatrix(molecule, useBO=True)
     if not np.isin(orders, (0, 1, 2, 3)).all():
@@ -84,12 +84,13 @@ def encode_all(
     smiles: Sequence[str],
     vocabulary: Vocabulary,
     *,
-    on_bad: Callable[[int, str], None],
+    on_bad: Callable[[int, EncodingError], None],
     workers: int | None = None,
+    name: str = "molecules",
 ) -> Encoded:
-    """Encodes SMILES with all cores (or `workers` processes) and a progress bar.
+    """Encodes SMILES with all cores (or `workers` processes) and a progress bar, which shows `name`.
 
-    Calls `on_bad(position, reason)` for every SMILES that cannot be encoded, in order, and leaves that molecule out.
+    Calls `on_bad(position, error)` for every SMILES that cannot be encoded, in order, and leaves that molecule out.
     An exception of `on_bad` ends the encoding.
     """
     size = vocabulary.max_atoms
@@ -98,10 +99,10 @@ def encode_all(
     published: list[str] = []
     canonical: list[str] = []
     with item_progress() as progress, WorkerPool(workers) as pool:
-        bar = progress.add_task(f"encoding {vocabulary.name}", total=len(smiles))
+        bar = progress.add_task(f"encoding {name}", total=len(smiles))
         for start, (chunk, bad) in _in_order(pool, smiles, vocabulary):
-            for position, reason in bad:
-                on_bad(start + position, reason)
+            for position, error in bad:
+                on_bad(start + position, error)
             rows = slice(len(published), len(published) + len(chunk.published))
             nodes[rows], edges[rows] = chunk.nodes, chunk.edges
             published += chunk.published
@@ -112,10 +113,10 @@ def encode_all(
 
 def _in_order(
     pool: WorkerPool, smiles: Sequence[str], vocabulary: Vocabulary
-) -> Iterator[tuple[int, tuple[Encoded, list[tuple[int, str]]]]]:
+) -> Iterator[tuple[int, tuple[Encoded, list[tuple[int, EncodingError]]]]]:
     """Yields the start and result of each chunk; only a few are in flight at a time, which bounds the memory."""
     starts = iter(range(0, len(smiles), CHUNK))
-    in_flight: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, str]]]]]] = deque()
+    in_flight: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, EncodingError]]]]]] = deque()
 
     def submit(count: int) -> None:
         for start in islice(starts, count):
@@ -128,16 +129,16 @@ def _in_order(
         submit(1)
 
 
-def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, str]]]:
-    """Encodes one chunk in a worker; returns the encoded molecules, and (position, reason) of the others."""
+def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, EncodingError]]]:
+    """Encodes one chunk in a worker; returns the encoded molecules, and (position, error) of the others."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
     graphs: list[tuple[Nodes, Edges]] = []
-    bad: list[tuple[int, str]] = []
+    bad: list[tuple[int, EncodingError]] = []
     for position, text in enumerate(smiles):
         try:
             graphs.append(encode(text, vocabulary))
         except EncodingError as error:
-            bad.append((position, str(error)))
+            bad.append((position, error))
     size = vocabulary.max_atoms
     molecules = [build_molecule(*graph, vocabulary) for graph in graphs]
     encoded = Encoded(

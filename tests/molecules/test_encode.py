@@ -49,7 +49,7 @@ def test_the_published_form_is_the_kekule_form():
         ("", Reason.UNPARSABLE, "does not parse"),
         ("CN(C)(C)(C)C", Reason.UNPARSABLE, "does not parse"),
         ("C[Si](C)C", Reason.UNKNOWN_ATOM, "outside the vocabulary of zinc250k: Si"),
-        ("C" * 39, Reason.TOO_LARGE, "too many atoms: 39, and zinc250k allows 38"),
+        ("C" * 39, Reason.TOO_LARGE, "too many atoms: 39, and at most 38 fit"),
         ("C$C", Reason.UNSUPPORTED_BOND, "bond"),
     ],
 )
@@ -59,8 +59,8 @@ def test_a_smiles_that_cannot_be_encoded_gives_the_reason(smiles, reason, messag
     assert caught.value.reason is reason
 
 
-def refuse(position: int, reason: str) -> None:
-    pytest.fail(f"molecule {position} {reason}")
+def refuse(position: int, error: EncodingError) -> None:
+    pytest.fail(f"molecule {position} {error}")
 
 
 def test_encoding_with_workers_keeps_the_order(neutral):
@@ -78,8 +78,8 @@ def test_encoding_with_workers_keeps_the_order(neutral):
 def test_bad_smiles_are_reported_in_order_and_left_out():
     reported = []
     smiles = ["CCO", "C1CC", *["CC"] * 300, "[Na]", "CCN"]
-    encoded = encode_all(smiles, QM9, on_bad=lambda position, reason: reported.append((position, reason)), workers=2)
+    encoded = encode_all(smiles, QM9, on_bad=lambda position, error: reported.append((position, error)), workers=2)
     assert [position for position, _ in reported] == [1, 302]
-    assert "Na" in reported[1][1]
+    assert reported[1][1].reason is Reason.UNKNOWN_ATOM and "Na" in str(reported[1][1])
     assert len(encoded.edges) == 302
     assert [encoded.canonical[i] for i in (0, 1, -1)] == ["CCO", "CC", "CCN"]

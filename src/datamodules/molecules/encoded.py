@@ -1,6 +1,6 @@
 """Molecules as arrays: encoded once from SMILES, kept in a prepared folder, and split into training and validation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from src.datamodules import prepared
 from src.datamodules.download import sha256_of
 from src.datamodules.prepared import Selection, verified_meta, write_lines
 from src.errors import UserError
-from src.molecules.encode import encode_all
+from src.molecules.encode import EncodingError, Reason, encode_all
 from src.molecules.vocabulary import Vocabulary
 
 LAYOUT = 1
@@ -96,16 +96,21 @@ def _write(
     rows = [all_rows[i] for i in chosen]
     good = np.ones(len(rows), bool)
     bad: list[str] = []
+    dropped: dict[Reason, list[str]] = {}
 
-    def on_bad(position: int, reason: str) -> None:
+    def on_bad(position: int, error: EncodingError) -> None:
         smiles, file, line = rows[position]
-        problem = f"{file} line {line}: {smiles!r} {reason}"
+        problem = f"{file} line {line}: {smiles!r} {error}"
         if not selection.skip_bad:
             raise UserError(f"{problem}; correct the file, or set skip_bad=true to leave such molecules out")
         good[position] = False
         bad.append(problem)
+        dropped.setdefault(error.reason, []).append(f"line {line}: {smiles!r} {error}")
 
-    encoded = encode_all([row.smiles for row in rows], vocabulary, on_bad=on_bad, workers=workers)
+    name = " and ".join(dict.fromkeys(row.file.name for row in rows))
+    encoded = encode_all([row.smiles for row in rows], vocabulary, on_bad=on_bad, workers=workers, name=name)
+    if bad:
+        print(reading_report(name, len(rows), dropped), flush=True)
     if not good.any():
         raise UserError(
             f"no molecule of {rows[0].file if rows else 'an empty file'} can be encoded: check its contents"
@@ -118,6 +123,14 @@ def _write(
     if bad:
         write_lines(part / "bad.txt", bad)
     return {"total": len(all_rows), "molecules": len(smiles), "bad": len(bad), "rdkit": rdkit.__version__}
+
+
+def reading_report(name: str, read: int, dropped: Mapping[Reason, list[str]]) -> str:
+    """Returns what was read and kept of `name`, with a count and an example of each reason to drop a molecule."""
+    kept = read - sum(map(len, dropped.values()))
+    lines = [f"{name}: {read:,} molecules read, {kept:,} kept, {read - kept:,} dropped (listed in bad.txt)"]
+    most_first = sorted(dropped.items(), key=lambda item: -len(item[1]))
+    return "\n".join(lines + [f"  {len(examples):,} {reason}, as {examples[0]}" for reason, examples in most_first])
 
 
 def load(

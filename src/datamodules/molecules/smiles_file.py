@@ -18,7 +18,7 @@ def load(
     max_atoms: int = ZINC250K.max_atoms,
     limit: int | None = None,
     seed: int = 0,
-    skip_bad: bool = False,
+    skip_bad: bool = True,
     workers: int | None = None,
 ) -> MolecularData:
     """Returns the molecules of `file`; prepares them in `data_dir` first if necessary.
@@ -28,7 +28,8 @@ def load(
         file: one SMILES a line; text after a blank is ignored, and so are empty lines.
         held_out_share: share of the molecules to hold out, drawn with `seed`.
         max_atoms: of the largest molecule, without hydrogen; the network's is the same.
-        limit, seed, skip_bad, workers: as for ZINC-250k.
+        skip_bad: drop molecules that cannot be encoded, count them and list them in bad.txt; false refuses them.
+        limit, seed, workers: as for ZINC-250k.
     """
     path = Path(file)
 

@@ -81,7 +81,7 @@ def test_a_limit_draws_a_sample_that_keeps_its_split(raw):
         ("C1CC", "raw.smiles line 3: 'C1CC' does not parse"),
         ("", "raw.smiles line 3: '' does not parse"),
         ("C[Si]", "raw.smiles line 3: .* outside the vocabulary of qm9_molecules: Si"),
-        ("C" * 10, "raw.smiles line 3: .* too many atoms: 10, and qm9_molecules allows 9"),
+        ("C" * 10, "raw.smiles line 3: .* too many atoms: 10, and at most 9 fit"),
     ],
 )
 def test_a_bad_molecule_is_refused_and_leaves_no_file(raw, bad, message):
@@ -217,11 +217,26 @@ def test_molecules_of_up_to_so_many_atoms(tmp_path, monkeypatch):
         zinc250k.load(tmp_path / "data", **few, split_file=str(tmp_path / "split.json"))
 
 
-def test_ones_own_molecules_of_up_to_so_many_atoms(raw, tmp_path):
-    with pytest.raises(UserError, match="too many atoms: 6, and zinc250k allows 3"):
-        smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, workers=1)
-    data = smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, skip_bad=True, held_out_share=0.4, workers=1)
+def test_ones_own_molecules_of_up_to_so_many_atoms(raw, tmp_path, capsys):
+    with pytest.raises(UserError, match="too many atoms: 6, and at most 3 fit"):
+        smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, skip_bad=False, workers=1)
+    data = smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, held_out_share=0.4, workers=1)
     assert data.nodes.shape[1] == 3 and set(data.smiles) == {"CCO", "CC#N", "C1CC1", "CN", "CO", "OC=C", "CCF"}
+    assert "raw.smiles: 10 molecules read, 7 kept, 3 dropped (listed in bad.txt)" in capsys.readouterr().out
+
+
+def test_a_report_counts_the_dropped_molecules_by_reason_with_an_example(raw, tmp_path, capfd):
+    raw.write_text("\n".join([*SMILES, "C1CC", "C[Si]", "CCCC", "[Na]C"]) + "\n")
+    smiles_file.load(tmp_path / "data", file=raw, max_atoms=3, held_out_share=0.4, workers=1)
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == [
+        "raw.smiles: 14 molecules read, 7 kept, 7 dropped (listed in bad.txt)",
+        "  4 has too many atoms, as line 2: 'C[C@H](N)C(=O)O' has too many atoms: 6, and at most 3 fit",
+        "  2 has an atom outside the vocabulary, as line 12: 'C[Si]' has an atom outside the vocabulary of "
+        "zinc250k: Si",
+        "  1 does not parse, as line 11: 'C1CC' does not parse",
+    ]
+    assert "zinc250k" not in printed.err
 
 
 def test_qm9_reads_the_smiles_of_all_parts(tmp_path, monkeypatch):
