@@ -1,6 +1,6 @@
 """DistilBERT as a task: whether a sentence is positive, judged by the accuracy over the whole dev set."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.datamodules.base import DataModule
 from src.datamodules.text.datamodule import TokenDataModule
-from src.datamodules.text.sst2 import SST2DataModule
+from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -40,6 +40,7 @@ class DistilBertTask(Task):
         padding, max_length: of an example batch, as the datamodule's.
         r_drop: weight of the disagreement of two passes with dropout of their own (R-Drop, Liang et al. 2021); 0: one.
         layer_decay: a layer's learning rate over that of the one above it; the embeddings are below the first layer.
+        label_names, pieces: where a checkpoint keeps the labels, and the vocabulary if it was learned from the data.
         target: accuracy that counts as reached.
 
     Raises UserError for weights that are not there or of other sizes.
@@ -48,7 +49,7 @@ class DistilBertTask(Task):
     unit = "samples"
     curves = ("loss", "acc", "lr")
     data_kind = TokenDataModule
-    expected_data = "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
+    expected_data = "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"
 
     def __init__(
         self,
@@ -61,12 +62,17 @@ class DistilBertTask(Task):
         max_length: int = 512,
         r_drop: float = 0.0,
         layer_decay: float = 1.0,
+        label_names: Sequence[str] | None = None,
+        pieces: Sequence[str] | None = None,
         target: float | None = None,
     ) -> None:
         found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
         if sizes and made_sizes(sizes) != found:
             raise UserError(f"model.task.sizes are not those of {weights}, {asdict(found)}; leave the key away")
         super().__init__(network(found), optimizer, schedule)
+        self.make_network, self.given_sizes, self.weights = network, dict(sizes or {}), weights
+        self.label_names = None if label_names is None else list(label_names)
+        self.pieces = None if pieces is None else list(pieces)
         self.network: DistilBert
         self.is_trained = weights != RANDOM and load(self.network, weights)
         self.padding, self.max_length = padding, max_length
@@ -77,9 +83,20 @@ class DistilBertTask(Task):
         self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
 
     def bind_data(self, datamodule: DataModule) -> None:
-        """Checks that the words are those that the weights know. Raises UserError if not."""
+        """Takes sizes and names of the labels from the data, or checks them. Raises UserError where they do not fit.
+
+        Random weights take the size of the vocabulary too, unless it is given.
+        """
         sentences: TokenDataModule = self.check_datamodule(datamodule)
+        if isinstance(sentences, TextDataModule):
+            if self.label_names is not None:
+                sentences.expected_names = self.label_names
+            sentences.pieces = self.pieces or sentences.pieces
+            self.fit_to(sentences)
         sizes, (count, source) = self.network.sizes, sentences.words()
+        if count != sizes.vocab_size and self.weights == RANDOM and "vocab_size" not in self.given_sizes:
+            sizes = replace(sizes, vocab_size=count)
+            self.network = self.make_network(sizes).to(self.device)
         if count != sizes.vocab_size:
             raise UserError(
                 f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "
@@ -91,7 +108,21 @@ class DistilBertTask(Task):
                 f"{sizes.max_position_embeddings} positions; give at most as many"
             )
         if self.model_config is not None:  # so that a checkpoint is read without the files that training began with
-            self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes)}
+            kept = {"label_names": self.label_names, "pieces": self.pieces}
+            kept = {name: value for name, value in kept.items() if value is not None}
+            self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes), **kept}
+
+    def fit_to(self, sentences: TextDataModule) -> None:
+        """Gives the network as many outputs as there are labels. Raises UserError where it was trained for others."""
+        names = list(sentences.label_names)
+        sizes = self.network.sizes
+        if len(names) != sizes.num_labels:
+            if self.label_names is not None or "num_labels" in self.given_sizes:
+                raise UserError(f"the data has {len(names)} labels, the network {sizes.num_labels}; give others")
+            self.network.resize_head(len(names))
+        self.label_names = None if names == list(LABEL_NAMES) else names
+        _ = sentences.vocabulary  # sets `pieces` where it is learned
+        self.pieces = sentences.pieces and list(sentences.pieces)
 
     def setup(self, stage: str) -> None:
         self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
@@ -138,7 +169,7 @@ class DistilBertTask(Task):
         """Returns random words in sentences of 3 to `max_length` tokens, and random labels."""
         with self.device:
             lengths = torch.randint(3, self.max_length + 1, (size,), dtype=torch.int32)
-            labels = torch.randint(2, (size,))
+            labels = torch.randint(self.network.sizes.num_labels, (size,))
             ids = torch.randint(1, self.network.sizes.vocab_size, (size, self.max_length), dtype=torch.int32)
             positions = torch.arange(self.max_length, dtype=torch.int32).expand_as(ids)
             is_token = positions < lengths[:, None]
@@ -177,8 +208,8 @@ class DistilBertTask(Task):
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Labels of sentences; see `src.models.distilbert.predict`."""
         datamodule = job.datamodule()
-        if not isinstance(datamodule, SST2DataModule):
-            raise UserError("predict.py judges text; give datamodule=sst2")
+        if not isinstance(datamodule, TextDataModule):
+            raise UserError("predict.py judges text; give datamodule=sentences or sst2")
         datamodule.device = self.device
         self.bind_data(datamodule)
         return predict_sentences(self.network, datamodule, job, clock, self.final_metric, self.count_work)

@@ -132,7 +132,7 @@ def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[...,
 
 def test_confusion_counts_true_and_predicted_labels(tmp_path: Path) -> None:
     labels, true = np.array([0, 1, 1, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 0, 1, 0])
-    counts = confusion(labels, true)
+    counts = confusion(labels, true, 2)
     assert counts.tolist() == [[2, 2], [1, 2]]
     for name, shown in (("few.png", counts), ("none.png", counts * 0)):
         confusion_picture(shown, ["negative", "positive"], tmp_path / name)
