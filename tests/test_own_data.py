@@ -58,6 +58,25 @@ def test_own_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_own_clicks(tmp_path: Path) -> None:
+    source = random.Random(0)
+    for name, count in (("clicks", 2000), ("new", 200)):
+        lines = ["clicked,age,price,site,device"]
+        for row in range(count):
+            site, device = source.choice("abcdef"), source.choice(["phone", "desk"])
+            clicked = int(source.random() < (0.9 if site in "abc" else 0.1))
+            age = source.randint(18, 80) if row % 10 else ""
+            lines.append(f"{clicked if (row + 1) % 500 else ''},{age},{source.random():.3f},{site},{device}")
+        (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
+    trained, _, new = followed("own_clicks.md", tmp_path, 3)
+    assert "2,000 rows read; dropped 4 without a label in column clicked; 200 missing values became 0" in trained
+    assert "AUC" in new
+    rows = rows_of(tmp_path / "new_clicks.csv")
+    assert len(rows) == 200
+    assert sum((float(row["probability"]) > 0.5) == (row["label"] == "1") for row in rows) >= 150
+
+
+@pytest.mark.slow
 def test_own_images(tmp_path: Path) -> None:
     source = np.random.default_rng(0)
     for folder, count in (("photos/train", 12), ("photos/val", 4), ("new", 2)):

@@ -1,7 +1,7 @@
 """Your own sentences with any number of labels, from .csv, .tsv and .jsonl files."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,7 @@ class SentencesDataModule(TextDataModule):
     """
 
     def __init__(
-        self, *, source: dict[str, Any], vocabulary: str | None = None, vocabulary_size: int = 8000, **options: Any
+        self, *, source: Mapping[str, Any], vocabulary: str | None = None, vocabulary_size: int = 8000, **options: Any
     ) -> None:
         super().__init__(vocabulary=vocabulary, **options)
         self.source, self.vocabulary_size = Source(**source), vocabulary_size

@@ -57,7 +57,7 @@ def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
     columns = (text, label) if labelled else (text,)
-    rows = _objects(path) if path.suffix == ".jsonl" else _rows(path, columns)
+    rows = _objects(path) if path.suffix == ".jsonl" else rows_of(path, columns)
     texts: list[str] = []
     labels: list[str | None] = []
     lines: list[int] = []
@@ -105,7 +105,8 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield line, row
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
+def rows_of(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yields line and values by column of a .csv or .tsv. Raises UserError for a missing column or a bad row."""
     # Without line ends of other kinds than \n, since they are part of a sentence.
     lines = (f"{line}\n" for line in decoded(path).replace("\r\n", "\n").removesuffix("\n").split("\n"))
     quoting = csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL
@@ -115,8 +116,8 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str,
         for column in columns:
             if column not in header:
                 raise UserError(
-                    f"{path} line 1: there is no column '{column}', only {', '.join(map(repr, header))}; give "
-                    f"datamodule.source.text and datamodule.source.label"
+                    f"{path} line 1: there is no column '{column}', only {', '.join(map(repr, header))}; "
+                    f"name your columns in datamodule.source"
                 )
         line = reader.line_num + 1
         for row in reader:

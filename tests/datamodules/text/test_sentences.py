@@ -84,7 +84,7 @@ def test_a_table_without_labels_is_read_for_predictions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "text,mark\ngood,1\n", "a.csv line 1: there is no column 'label', only 'text', 'mark'; give"),
+        ("a.csv", "text,mark\ngood,1\n", "a.csv line 1: there is no column 'label', only 'text', 'mark'; name"),
         ("a.csv", "text,label\ngood,1\na,b,c\n", "a.csv line 3 has 3 columns, the header 2: correct it"),
         ("a.csv", 'text,label\n"good,1\n', "a.csv line 2 is no row of a table (unexpected end of data): correct it"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "a.jsonl line 2 is not JSON"),
