@@ -24,7 +24,7 @@ from src.config.instantiate import instantiate_parts
 from src.config.resumed import check_same_run
 from src.config.settings import given_overrides
 from src.config.trained import RUN, training_choices
-from src.datamodules.base import DataModule
+from src.datamodules.base import DataModule, SplitDataModule
 from src.errors import UserError
 from src.launch import failures
 from src.launch.devices import activation_bytes, set_up_devices
@@ -207,7 +207,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
     fields |= {
         "kind": "train",
-        "case": case_of(config),
+        "case": case_of(config, batch_size_of(job) if job is not None else config.hp.batch_size),
         "status": status,
         "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
@@ -217,11 +217,18 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
     return from_figures(fields)
 
 
-def case_of(config: DictConfig) -> dict[str, Any]:
+def batch_size_of(job: Job) -> int:
+    """Returns `hp.batch_size`, or what it became for a smaller training split."""
+    if not isinstance(job.datamodule, SplitDataModule):
+        return job.config.hp.batch_size
+    return job.datamodule.batch_size * (job.trainer.world_size if job.config.hp.batch_per == "global" else 1)
+
+
+def case_of(config: DictConfig, batch_size: int) -> dict[str, Any]:
     """Returns the record's case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
     model, hp = config.model.hp, config.hp
     usual = {**model.default, **model.cases.get(config.trainer.name, {})}
-    changed = {"bs": hp.batch_size} if hp.batch_size != usual["batch_size"] else {}
+    changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
     changed |= {"lr": hp.lr} if hp.lr != usual["lr"] else {}
     changed |= {"accumulate": hp.accumulate} if hp.accumulate != usual.get("accumulate", 1) else {}
     return {
@@ -231,7 +238,7 @@ def case_of(config: DictConfig) -> dict[str, Any]:
         "precision": config.precision.name,
         "fix_hp": ",".join(f"{name}={value}" for name, value in changed.items()) or "/",
         "hardware": config.hardware.name,
-        "batch_size": config.hp.batch_size,
+        "batch_size": batch_size,
         "batch_per": config.hp.batch_per,
     }
 

@@ -17,6 +17,7 @@ from src.models.moflow.network import MoFlow
 from src.training.checkpoints import write_checkpoint
 from tests.support import ROOT
 from tests.support.refusing import EntryPoint, the_error_line
+from tests.support.tiny_distilbert import tiny_overrides as tiny_sentences
 from tests.support.tiny_run import tiny_overrides, write_smiles
 
 TINY: dict[str, Any] = {
@@ -181,8 +182,8 @@ def test_a_checkpoint_that_cannot_be_read(
     assert not (tmp_path / "made").exists()
 
 
-def test_a_batch_larger_than_the_split(tmp_path: Path, refused: EntryPoint) -> None:
-    line = refused("train.py", *tiny(tmp_path, "hp.batch_size=1000"))
+def test_a_batch_larger_than_the_split_of_a_published_data_set(tmp_path: Path, refused: EntryPoint) -> None:
+    line = refused("train.py", *tiny_sentences(tmp_path), "hp.batch_size=1000")
     assert line.startswith("hp.batch_size=1000 on 1 rank(s) is larger than the training split of ")
     assert "; choose at most " in line
 

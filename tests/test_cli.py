@@ -113,7 +113,9 @@ def test_every_model_is_made_and_has_a_loss() -> None:
 
 
 def test_every_datamodule_is_made() -> None:
-    given = {"smiles_file": ["datamodule.source.file=my.smiles"]}
+    columns = ["datamodule.source.numerical=[a]", "datamodule.source.categorical=[b]"]
+    given = {"smiles_file": ["datamodule.source.file=my.smiles"], "sentences": ["datamodule.source.file=my.csv"]}
+    given["click_file"] = ["datamodule.source.file=my.csv", *columns]
     for name in names("datamodule"):
         config = resolved(f"datamodule={name}", *given.get(name, []))
         assert isinstance(instantiate(config.datamodule), DataModule)

@@ -103,6 +103,9 @@ def test_commands_compose(page: Path) -> None:
             continue  # tests/test_add_a_model.py runs it
         if words[0] == "train.py":
             trained = [word for word in words if word.startswith(("model=", "datamodule="))]
+            experiments = [word for word in words if word.startswith("experiment=") and "," not in word]
+            if experiments and "-m" not in words:
+                trained = [f"model={composed('train', *experiments).model.name}", *trained]
         named = trained if words[0] == "predict.py" and not any(word.startswith("model=") for word in words) else []
         composed(words[0].removesuffix(".py"), *named, *one_job(words))  # a checkpoint names its model and data
 

@@ -47,7 +47,7 @@ MISTAKES = [
     ("report.py --format xml run", "invalid choice: 'xml' (choose from"),
     # values
     ("train.py hp.lr=fast", "hp.lr: Value 'fast' of type 'str' could not be converted to Float"),
-    ("train.py hp.lr=-1", "hp.lr=-1.0 cannot be; give a number above 0"),
+    ("train.py hp.lr=-1", "hp.lr=-1.0 cannot be; give 0 or more"),
     ("train.py hp.batch_size=0", "hp.batch_size=0 trains nothing; give 1 or more"),
     ("train.py hp.batch_size=8k", "hp.batch_size: Value '8k'"),
     ("train.py fit.max_epochs=0", "fit.max_epochs=0 cannot be; give 1 or more, or -1 for no limit"),

@@ -71,6 +71,14 @@ def test_the_record_says_what_was_run_and_how_it_ended(record: Record) -> None:
     assert record["environment"]["cpu_cores"] >= 1
 
 
+def test_the_record_of_a_batch_that_was_reduced_has_the_reduced_one(home: Path, record: Record) -> None:
+    few = ("fit.max_steps=1", "fit.final_evaluation=false", "hp.batch_size=1000")
+    train(tiny_config(home, f"output_dir={home / 'reduced'}", *few))
+    reduced = read(home / "reduced")
+    assert reduced["samples"] == reduced["case"]["batch_size"] < 100
+    assert reduced["case"]["fix_hp"] == f"bs={reduced['samples']},lr=0.001"
+
+
 def test_the_figures_of_the_record_fit_together(record: Record) -> None:
     assert (record["unit"], record["samples"], record["ranks"]) == ("molecules", 2 * 8 * 8, 1)
     assert 0 < record["p_whole"] < record["p_train"] < record["p_core"]
@@ -206,8 +214,8 @@ def test_a_device_that_gives_no_figures_any_more_leaves_a_record(home: Path, mon
 
 
 def test_a_run_that_could_not_begin_leaves_a_record(home: Path) -> None:
-    with pytest.raises(UserError, match="larger than the training split"):
-        train(tiny_config(home, f"output_dir={home / 'unbegun'}", "hp.batch_size=100"))
+    with pytest.raises(UserError, match="norm_batch=3 does not divide a device's batch of 8"):
+        train(tiny_config(home, f"output_dir={home / 'unbegun'}", "model.task.network.norm_batch=3"))
     record = read(home / "unbegun")
     assert record["status"] == "failed" and record["error"]["type"] == "UserError"
     assert record["p_whole"] is None and record["samples"] == 0

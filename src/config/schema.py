@@ -194,6 +194,14 @@ def begun(pattern: str) -> str:
     return time.strftime(pattern, time.localtime(begun_s()))
 
 
+def class_folders(folder: str) -> int:
+    """Returns the number of folders in a folder of images; 1 where there is none, of which the datamodule tells."""
+    try:
+        return max(1, sum(each.is_dir() and not each.name.startswith(".") for each in Path(folder).iterdir()))
+    except OSError:
+        return 1
+
+
 def first(*values: Any) -> Any:
     """Returns the first one that is not null."""
     return next((value for value in values if value is not None), None)
@@ -210,6 +218,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
+    OmegaConf.register_new_resolver("class_folders", class_folders, replace=True)
     OmegaConf.register_new_resolver("claim", claim, replace=True)
     OmegaConf.register_new_resolver("choices", choices, replace=True)
     store = ConfigStore.instance()

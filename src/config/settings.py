@@ -17,12 +17,12 @@ EXECUTION = {
     "graph_gaps": ("auto", "off"),
 }
 
-POSITIVE = "hp.lr", "fit.max_time_s", "fit.clip_norm"
+POSITIVE = "fit.max_time_s", "fit.clip_norm"
 LEAST = {  # the least whole number of a key, and others that it may be
     "fit.max_epochs": (1, (-1,)), "fit.max_steps": (1, (-1,)), "fit.eval_every_n_epochs": (1, ()),
     "fit.eval_every_n_steps": (1, ()), "fit.checkpoint_every_n_epochs": (1, ()),
     "fit.checkpoint_every_n_steps": (1, ()), "fit.stop_after_plateau": (1, ()), "measure.window": (1, ()),
-    "measure.warmup_steps": (0, ()), "seed": (0, ()),
+    "measure.warmup_steps": (0, ()), "seed": (0, ()), "hp.lr": (0, ()),
 }  # fmt: skip
 
 

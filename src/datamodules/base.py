@@ -11,6 +11,8 @@ from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
 from src.measure.clock import Clock
 
+PUBLISHED = ("zinc250k", "qm9", "qm9_dgl", "criteo", "criteo_multihot", "sst2", "imagenet", "cifar10")
+
 
 class DataModule(pl.LightningDataModule):
     """Base of every datamodule; a subclass wraps its training loader in `self.metered(loader)`.
@@ -97,7 +99,25 @@ class SplitDataModule(DataModule):
             raise UserError(f"datamodule.predict={split}: there is no such split; choose from {', '.join(self.splits)}")
 
     def train_dataloader(self) -> "Metered":
+        self.batch_size = self.fitting_batch_size()
         return self.metered(self.loader("train", train=True, batch_size=self.batch_size))
+
+    def fitting_batch_size(self) -> int:
+        """Returns `batch_size`, or of your own smaller training split as much as each rank has, which is printed.
+
+        Published data sets keep their batch: a smaller one would be another case.
+        """
+        rank, world_size = self.rank_and_world
+        split = self.splits["train"]
+        share = (split if isinstance(split, int) else len(split)) // world_size
+        if self.name in PUBLISHED or not 0 < share < self.batch_size:
+            return self.batch_size
+        if rank == 0:
+            print(
+                f"note: hp.batch_size={self.batch_size} is more than the training split has for each rank; "
+                f"training with batches of {share}"
+            )
+        return share
 
     def val_dataloader(self) -> OrderedLoader[Any]:
         return self.loader(self.val_split)

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -11,6 +12,8 @@ import numpy as np
 from jaxtyping import Int64
 from tokenizers import Encoding
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from src.batches.tokens import PAD, UNLABELLED
 from src.datamodules.download import from_hub, sha256_of
@@ -53,13 +56,13 @@ class Vocabulary:
         self,
         sentences: Sequence[str],
         where: str,
-        first_line: int = 1,
+        lines: Sequence[int] | int = 1,
         labels: Int64[np.ndarray, " sentences"] | None = None,
     ) -> TokenData:
         """Tokenises sentences of any length, on all cores.
 
-        Error messages name the file `where` and count lines from `first_line`. Raises UserError for a sentence without
-        a word piece, and if there is no sentence.
+        Error messages name the file `where` and each sentence's line (`lines`, or counted from this one). Raises
+        UserError for a sentence without a word piece, and if there is no sentence.
         """
         if not sentences:
             raise UserError(f"{where} has no sentences; give one a line")
@@ -70,7 +73,8 @@ class Vocabulary:
         lengths = np.fromiter(map(len, parts), np.int64, len(parts))
         empty = (lengths <= FRAME).nonzero()[0]
         if len(empty):
-            raise UserError(f"{where} line {first_line + empty[0]}: the sentence is empty; fill it in, or remove it")
+            line = lines + empty[0] if isinstance(lines, int) else lines[empty[0]]
+            raise UserError(f"{where} line {line}: the sentence is empty; fill it in, or remove it")
         starts = np.concatenate([[0], lengths.cumsum()])
         ids = np.fromiter(chain.from_iterable(part.ids for part in parts), np.int32, starts[-1])
         return TokenData(ids, starts, np.full(len(parts), UNLABELLED) if labels is None else labels)
@@ -85,6 +89,22 @@ def _read(path: Path) -> tuple[str, ...]:
     while pieces and not pieces[-1]:
         pieces.pop()
     return tuple(pieces)
+
+
+def learned_pieces(sentences: Sequence[str], size: int) -> list[str]:
+    """Returns a vocabulary of at most `size` word pieces: the characters, and the most frequent words.
+
+    The same sentences give the same vocabulary in every process. Characters have the place of words that are not in it.
+    Raises UserError where `size` has no room for the characters.
+    """
+    normalise, split = BertNormalizer(lowercase=True), BertPreTokenizer()
+    counts = Counter(word for text in sentences for word, _ in split.pre_tokenize_str(normalise.normalize_str(text)))
+    characters = sorted(set("".join(counts)))
+    pieces = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    if len(pieces) > size:
+        raise UserError(f"datamodule.vocabulary_size={size}: the characters alone are {len(pieces)}; give more")
+    words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+    return [*pieces, *words[: size - len(pieces)]]
 
 
 def _found(source: str) -> Path:

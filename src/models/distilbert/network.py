@@ -1,6 +1,6 @@
 """DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -173,6 +173,13 @@ class DistilBert(nn.Module):
         self.pre_classifier = nn.Linear(sizes.dim, sizes.dim)
         self.classifier = nn.Linear(sizes.dim, sizes.num_labels)
         self.apply(initialise)
+
+    def resize_head(self, num_labels: int) -> None:
+        """Replaces the last layer by one of `num_labels` outputs, initialised anew."""
+        old = self.classifier.weight
+        self.sizes = replace(self.sizes, num_labels=num_labels)
+        self.classifier = nn.Linear(self.sizes.dim, num_labels).to(old)
+        self.classifier.apply(initialise)
 
     def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
         """Returns the logits, in float32 (float64 if the weights are)."""

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from src.batches.tokens import UNLABELLED
-from src.datamodules.text.sst2 import SST2DataModule
-from src.datamodules.text.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
+from src.datamodules.text.tables import SUFFIXES, read_table
+from src.datamodules.text.texts import Sentences, TextDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
@@ -31,32 +31,21 @@ from src.training.prediction import (
 )
 from src.training.task import FinalMetric
 
-NAMES = ("negative", "positive")  # of SST-2's labels 0 and 1
-
 
 @dataclass(frozen=True)
 class Options:
     """DistilBERT's own of a prediction: conf/model/distilbert.yaml, `predict`.
 
-    input: a file with a sentence a line, or - for standard input; the datamodule's `predict` split if not given.
+    input: a .csv, .tsv or .jsonl, a file with a sentence a line, or - for standard input; the datamodule's `predict`
+        split if not given.
     """
 
     input: str | None = None
 
 
-@dataclass(frozen=True)
-class Sentences:
-    """Text to be judged, where it stands (`first_line` is the line of the first sentence), and what is known of it."""
-
-    text: list[str]
-    where: str
-    first_line: int
-    labels: Int64[np.ndarray, " sentences"]
-
-
 def predict_sentences(
     network: DistilBert,
-    datamodule: SST2DataModule,
+    datamodule: TextDataModule,
     job: PredictionJob,
     clock: Clock,
     metric: FinalMetric,
@@ -74,13 +63,14 @@ def predict_sentences(
     """
     check_csv(job.output)
     options = Options(**job.options)
-    if options.input is not None and job.split is not None:
+    is_split = options.input is None
+    if not is_split and job.split is not None:
         raise UserError("evaluate=true compares the splits of the data; leave out model.predict.input")
-    sentences = sentences_of(datamodule) if options.input is None else read_lines(options.input)
+    sentences = datamodule.read(datamodule.predict) if options.input is None else read_input(options.input, datamodule)
     text, labels = sentences.text[: job.num_samples], sentences.labels[: job.num_samples]
     clock.mark("other")
     begin = time.perf_counter()
-    tokens = datamodule.vocabulary.encode(text, sentences.where, sentences.first_line, labels)
+    tokens = datamodule.vocabulary.encode(text, sentences.where, sentences.lines, labels)
     tokenising_s = time.perf_counter() - begin
     clock.mark("fetch")
     loader = datamodule.loader(tokens.truncated(datamodule.max_length), batch_size=job.batch_size)
@@ -97,27 +87,25 @@ def predict_sentences(
         count_work(batch)
         timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(text)
         found.append(shares)
-    files, accuracy = write_labels(text, np.concatenate(found), labels, job.output)
+    files, accuracy = write_labels(text, np.concatenate(found), labels, job.output, datamodule.label_names)
     clock.mark("evaluation")
     judged = None if accuracy is None else metric.record(accuracy)
-    split, known = datamodule.predict, int((labels != UNLABELLED).sum())
-    words = split_in_words(known, "sentences", split, known * (job.has_trained_data and split == "train"))
+    split, known = datamodule.predict if is_split else str(options.input), int((labels != UNLABELLED).sum())
+    words = split_in_words(known, "sentences", split, known * (job.has_trained_data and is_split and split == "train"))
     quality = [] if accuracy is None else [Quality("accuracy", 100 * accuracy, "%", f"right, {words}")]
     return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
 
-def sentences_of(datamodule: SST2DataModule) -> Sentences:
-    """Returns the sentences of the datamodule's `predict` split. Raises UserError where there is no such split."""
-    files = glue_files(datamodule.data_dir) if datamodule.raw is None else own_files(datamodule.raw)
-    split = datamodule.predict
-    if split not in files:
-        raise UserError(f"datamodule.predict={split}: there is no such split; choose from {', '.join(files)}")
-    text, labels = read_tsv(files[split], labelled=split in LABELLED)
-    return Sentences(text, str(files[split]), FIRST_LINE, labels)
+def read_input(source: str, datamodule: TextDataModule) -> Sentences:
+    """Returns the sentences of a table, or the lines of another file, or of standard input for -.
 
-
-def read_lines(source: str) -> Sentences:
-    """Returns the lines of a file, or of standard input for -. Raises UserError if there are none, or no UTF-8."""
+    Labels of a table are read where it has that column. Raises UserError if there are none, or no UTF-8.
+    """
+    if Path(source).suffix in SUFFIXES:
+        table = read_table(Path(source), datamodule.text_column, datamodule.label_column, labelled=False)
+        if table.empty:
+            print(f"{source}: {len(table.texts):,} sentences read, {table.empty:,} rows without text dropped")
+        return Sentences(table.texts, source, table.lines, table.numbers(datamodule.label_names))
     where = "standard input" if source == "-" else source
     try:
         text = (sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()).decode("utf-8-sig")
@@ -129,7 +117,7 @@ def read_lines(source: str) -> Sentences:
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
     if not lines:
         raise UserError(f"{where} is empty; give a sentence a line")
-    return Sentences(lines, where, 1, np.full(len(lines), UNLABELLED))
+    return Sentences(lines, where, range(1, len(lines) + 1), np.full(len(lines), UNLABELLED))
 
 
 def write_labels(
@@ -137,21 +125,23 @@ def write_labels(
     probabilities: Float[np.ndarray, "sentences labels"],
     true: Int64[np.ndarray, " sentences"],
     output: Path,
+    names: Sequence[str],
 ) -> tuple[dict[str, Path], float | None]:
     """Writes a line for each sentence: text, label, its probability, and the true label where known.
 
     Returns the files and the accuracy; where no label is known there is no accuracy and no picture of the confusion.
     """
     labels, is_known = probabilities.argmax(1), true != UNLABELLED
+    has_truth = bool(is_known.any())
     rows = (
-        [sentence, NAMES[label], f"{share:.6f}", *([NAMES[known]] if known != UNLABELLED else [])]
+        [sentence, names[label], f"{share:.6f}", *[names[known] if known != UNLABELLED else ""] * has_truth]
         for sentence, label, share, known in zip(text, labels, probabilities.max(1), true, strict=True)
     )
-    write_csv(output, ["sentence", "label", "probability", *["true"] * bool(is_known.any())], rows)
+    write_csv(output, ["sentence", "label", "probability", *["true"] * has_truth], rows)
     files: dict[str, Path] = {"predictions": output}
-    if not is_known.any():
+    if not has_truth:
         return files, None
     files["confusion"] = output.with_suffix(".png")
-    counts = confusion(labels[is_known], true[is_known], len(NAMES))
-    confusion_picture(counts, NAMES, "sentences", files["confusion"])
-    return files, float((labels == true).mean())
+    counts = confusion(labels[is_known], true[is_known], len(names))
+    confusion_picture(counts, names, "sentences", files["confusion"])
+    return files, float((labels == true)[is_known].mean())

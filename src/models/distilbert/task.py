@@ -1,6 +1,6 @@
 """DistilBERT as a task: whether a sentence is positive, judged by the accuracy over the whole dev set."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from src.batches.tokens import PackedTokens, PaddedTokens
 from src.config.trained import is_given
 from src.datamodules.base import DataModule
 from src.datamodules.text.datamodule import TokenDataModule
-from src.datamodules.text.sst2 import SST2DataModule
+from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
 from src.measure.clock import Clock
@@ -43,6 +43,7 @@ class DistilBertTask(Task):
         padding, max_length: of an example batch, as the datamodule's.
         r_drop: weight of the disagreement of two passes with dropout of their own (R-Drop, Liang et al. 2021); 0: one.
         layer_decay: a layer's learning rate over that of the one above it; the embeddings are below the first layer.
+        label_names: where a checkpoint keeps the labels, unless they are SST-2's.
         target: accuracy that counts as reached.
 
     Raises UserError for weights that are not there or of other sizes.
@@ -51,7 +52,7 @@ class DistilBertTask(Task):
     unit = "samples"
     curves = ("loss", "acc", "lr")
     data_kind = TokenDataModule
-    expected_data = "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
+    expected_data = "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"
 
     def __init__(
         self,
@@ -64,12 +65,15 @@ class DistilBertTask(Task):
         max_length: int = 512,
         r_drop: float = 0.0,
         layer_decay: float = 1.0,
+        label_names: Sequence[str] | None = None,
         target: float | None = None,
     ) -> None:
         found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
         if sizes and made_sizes(sizes) != found:
             raise UserError(f"model.task.sizes are not those of {weights}, {asdict(found)}; leave the key away")
         super().__init__(network(found), optimizer, schedule)
+        self.make_network, self.given_sizes, self.weights = network, dict(sizes or {}), weights
+        self.label_names = None if label_names is None else list(label_names)
         self.network: DistilBert
         self.is_trained = weights != RANDOM and load(self.network, weights)
         self.padding, self.max_length = padding, max_length
@@ -81,9 +85,19 @@ class DistilBertTask(Task):
         self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
 
     def bind_data(self, datamodule: DataModule) -> None:
-        """Checks that the words are those that the weights know. Raises UserError if not."""
+        """Takes sizes and names of the labels from the data, or checks them. Raises UserError where they do not fit.
+
+        Random weights take the size of the vocabulary too, unless it is given.
+        """
         sentences: TokenDataModule = self.check_datamodule(datamodule)
+        if isinstance(sentences, TextDataModule):
+            if self.label_names is not None:
+                sentences.expected_names = self.label_names
+            self.fit_to(sentences)
         sizes, (count, source) = self.network.sizes, sentences.words()
+        if count != sizes.vocab_size and self.weights == RANDOM and "vocab_size" not in self.given_sizes:
+            sizes = replace(sizes, vocab_size=count)
+            self.network = self.make_network(sizes).to(self.device)
         if count != sizes.vocab_size:
             raise UserError(
                 f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "
@@ -96,7 +110,18 @@ class DistilBertTask(Task):
                 f"{sizes.max_position_embeddings} positions; give at most as many"
             )
         if self.model_config is not None:  # so that a checkpoint is read without the files that training began with
-            self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes)}
+            kept = {} if self.label_names is None else {"label_names": self.label_names}
+            self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes), **kept}
+
+    def fit_to(self, sentences: TextDataModule) -> None:
+        """Gives the network as many outputs as there are labels. Raises UserError where it was trained for others."""
+        names = list(sentences.label_names)
+        sizes = self.network.sizes
+        if len(names) != sizes.num_labels:
+            if self.label_names is not None or "num_labels" in self.given_sizes:
+                raise UserError(f"the data has {len(names)} labels, the network {sizes.num_labels}; give others")
+            self.network.resize_head(len(names))
+        self.label_names = None if names == list(LABEL_NAMES) else names
 
     def _know(self, pieces: tuple[str, ...], source: str) -> None:
         """Takes the vocabulary, or checks it. Raises UserError where it is not the one of the weights."""
@@ -162,7 +187,7 @@ class DistilBertTask(Task):
         """Returns random words in sentences of 3 to `max_length` tokens, and random labels."""
         with self.device:
             lengths = torch.randint(3, self.max_length + 1, (size,), dtype=torch.int32)
-            labels = torch.randint(2, (size,))
+            labels = torch.randint(self.network.sizes.num_labels, (size,))
             ids = torch.randint(1, self.network.sizes.vocab_size, (size, self.max_length), dtype=torch.int32)
             positions = torch.arange(self.max_length, dtype=torch.int32).expand_as(ids)
             is_token = positions < lengths[:, None]
@@ -201,8 +226,8 @@ class DistilBertTask(Task):
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Labels of sentences; see `src.models.distilbert.predict`."""
         datamodule = job.datamodule()
-        if not isinstance(datamodule, SST2DataModule):
-            raise UserError("predict.py judges text; give datamodule=sst2")
+        if not isinstance(datamodule, TextDataModule):
+            raise UserError("predict.py judges text; give datamodule=sentences or sst2")
         datamodule.device = self.device
         if self.pieces and not is_given("datamodule.vocabulary", job.given):
             datamodule.vocabulary = Vocabulary("the checkpoint", self.pieces)

@@ -64,7 +64,7 @@ def test_windows_line_ends_are_accepted(tmp_path: Path, vocabulary: Vocabulary) 
 @pytest.mark.parametrize("sentence", ["", "  ", "\u200b"])
 def test_a_sentence_without_a_piece_is_named_by_its_line(sentence: str, vocabulary: Vocabulary) -> None:
     with pytest.raises(UserError, match=r"^some file line 12: the sentence is empty"):
-        vocabulary.encode(["good", "bad", sentence], "some file", first_line=10)
+        vocabulary.encode(["good", "bad", sentence], "some file", lines=10)
 
 
 def test_a_file_without_sentences_is_refused(vocabulary: Vocabulary) -> None:

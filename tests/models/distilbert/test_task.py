@@ -225,7 +225,7 @@ def test_inconsistent_sizes_are_errors(overrides: list[str], words: str, tmp_pat
 def test_data_without_sentences_is_an_error(tmp_path: Path) -> None:
     mine = [override for override in tiny_overrides(tmp_path) if not override.startswith("datamodule.")]
     line = error_of(composed("train", *mine, "datamodule=criteo_resident", "datamodule.pool_batches=1"))
-    assert line == "DistilBERT needs sentences; give datamodule=sst2 or token_synthetic"
+    assert line == "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"
 
 
 def test_sizes_other_than_the_weights_are_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""The guides of own data: their commands, run from the command line on small generated data."""
+
+import csv
+import os
+import random
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import ROOT
+from tests.test_docs import commands
+
+WORDS = {"sport": ["match", "goal", "team"], "food": ["bread", "soup", "cheese"], "music": ["song", "piano", "tune"]}
+OTHERS = [f"word{number}" for number in range(40)]
+
+
+def followed(page: str, home: Path, count: int) -> list[str]:
+    """Runs the page's first `count` commands in `home`; returns what each printed."""
+    (home / "conf").symlink_to(ROOT / "conf")
+    printed = []
+    for words in commands(ROOT / "docs" / "guides" / page)[:count]:
+        command = [sys.executable, str(ROOT / words[0]), *words[1:], "hardware=cpu"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False, env=environment)
+        assert ended.returncode == 0, f"{shlex.join(command)}\n{ended.stdout}{ended.stderr}"
+        printed.append(ended.stdout)
+    return printed
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.mark.slow
+def test_own_sentences(tmp_path: Path) -> None:
+    source = random.Random(0)
+    for name, count in (("reviews", 300), ("new", 20)):
+        lines = ["comment,topic"]
+        for row in range(count):
+            topic = source.choice(list(WORDS))
+            text = source.choices(OTHERS, k=source.randint(2, 10)) + source.choices(WORDS[topic], k=2)
+            lines.append(f"{' '.join(text) if row % 50 or count < 50 else ' '},{topic if (row + 1) % 61 else ''}")
+        (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
+    trained, held_out, new = followed("own_sentences.md", tmp_path, 3)
+    assert "300 rows read; dropped 6 without text in column comment, 4 without a label" in trained
+    assert "accuracy" in held_out and "accuracy" in new
+    rows = rows_of(tmp_path / "labels.csv")
+    assert len(rows) == 20 and set(rows[0]) == {"sentence", "label", "probability", "true"}
+    assert sum(row["label"] == row["true"] for row in rows) >= 15
+    for name in ("held_out", "labels"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_own_clicks(tmp_path: Path) -> None:
+    source = random.Random(0)
+    for name, count in (("clicks", 2000), ("new", 200)):
+        lines = ["clicked,age,price,site,device"]
+        for row in range(count):
+            site, device = source.choice("abcdef"), source.choice(["phone", "desk"])
+            clicked = int(source.random() < (0.9 if site in "abc" else 0.1))
+            age = source.randint(18, 80) if row % 10 else ""
+            lines.append(f"{clicked if (row + 1) % 500 else ''},{age},{source.random():.3f},{site},{device}")
+        (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
+    trained, _, new = followed("own_clicks.md", tmp_path, 3)
+    assert "2,000 rows read; dropped 4 without a label in column clicked; 200 missing values became 0" in trained
+    assert "AUC" in new
+    rows = rows_of(tmp_path / "new_clicks.csv")
+    assert len(rows) == 200
+    assert sum((float(row["probability"]) > 0.5) == (row["label"] == "1") for row in rows) >= 150
+
+
+@pytest.mark.slow
+def test_own_images(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    for folder, count in (("photos/train", 12), ("photos/val", 4), ("new", 2)):
+        for number, colour in enumerate(("blue", "green", "red")):
+            target = tmp_path / folder / colour
+            target.mkdir(parents=True)
+            for row in range(count):
+                pixels = source.integers(0, 80, (70, 80, 3), dtype=np.uint8)
+                pixels[..., 2 - number] += 170
+                Image.fromarray(pixels).save(target / f"{row}.png")
+    trained, known, _ = followed("own_images.md", tmp_path, 3)
+    assert "on image_folder" in trained and "synthetic" not in trained
+    assert "top-1" in known
+    assert len(rows_of(tmp_path / "classes.csv")) == 12 and len(rows_of(tmp_path / "new.csv")) == 6
