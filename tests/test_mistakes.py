@@ -78,7 +78,16 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("command", "expected"), MISTAKES, ids=[command for command, _ in MISTAKES])
+EVERY = 3  # of these, one is among the fast tests
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        pytest.param(*mistake, id=mistake[0], marks=[pytest.mark.slow] if number % EVERY else [])
+        for number, mistake in enumerate(MISTAKES)
+    ],
+)
 def test_a_mistake(
     command: str,
     expected: str,

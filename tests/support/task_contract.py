@@ -205,6 +205,7 @@ class TaskContract(ABC):
         assert cost.flops_training == pytest.approx(counted + backward.get_total_flops() / 4 - training_waste)
         assert 0 < cost.bytes_forward < cost.bytes_training
 
+    @pytest.mark.slow
     def test_it_compiles_where_it_claims_to(self, home: Path) -> None:
         if type(self.task(home)).compile_network is Task.compile_network:  # which does nothing
             return

@@ -134,6 +134,7 @@ def test_the_best_molecules_are_new() -> None:
     assert [found.smiles for found in best_new(FOUND)] == ["CCF", "CCBr", "CCS"]
 
 
+@pytest.mark.slow
 def test_pairs_have_the_values_and_similarities_of_rdkit(home: Path, tmp_path: Path) -> None:
     record = optimised(home, tmp_path, "model.predict.optimise=plogp")
     rows = rows_of(tmp_path / "molecules_optimised.csv")

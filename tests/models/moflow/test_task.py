@@ -52,6 +52,7 @@ class TestMoFlow(TaskContract):
         fit(self.job(home, "actnorm_resumed", "fit.max_epochs=2", f"ckpt_path={last}"))
         assert not seen
 
+    @pytest.mark.slow
     def test_evaluations_generate_the_configured_number_of_molecules(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
