@@ -207,7 +207,7 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
     fields |= {
         "kind": "train",
-        "case": case_of(config, batch_size_of(job) if job is not None else config.hp.batch_size),
+        "case": case_of(config, batch_size_of(job) if job is not None else None),
         "status": status,
         "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
@@ -224,9 +224,10 @@ def batch_size_of(job: Job) -> int:
     return job.datamodule.batch_size * (job.trainer.world_size if job.config.hp.batch_per == "global" else 1)
 
 
-def case_of(config: DictConfig, batch_size: int) -> dict[str, Any]:
+def case_of(config: DictConfig, batch_size: int | None = None) -> dict[str, Any]:
     """Returns the record's case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
     model, hp = config.model.hp, config.hp
+    batch_size = batch_size or hp.batch_size
     usual = {**model.default, **model.cases.get(config.trainer.name, {})}
     changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
     changed |= {"lr": hp.lr} if hp.lr != usual["lr"] else {}

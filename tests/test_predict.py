@@ -129,6 +129,7 @@ def test_the_likelihoods_of_the_splits_are_compared(checkpoint: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
+@pytest.mark.slow
 def test_the_seed_decides(checkpoint: Path, tmp_path: Path) -> None:
     for folder, seed in (("a", 1), ("again", 1), ("b", 2)):
         predicted(tmp_path / folder, f"ckpt_path={checkpoint}", f"seed={seed}")

@@ -221,6 +221,7 @@ def test_a_run_that_could_not_begin_leaves_a_record(home: Path) -> None:
     assert record["p_whole"] is None and record["samples"] == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_record(home: Path) -> None:
     folder = home / "interrupted"
     ended = run_train(

@@ -82,6 +82,7 @@ def test_the_record_says_what_was_given_all_the_same(home: Path) -> None:
     assert "note: ${oc.env:REPRISE_TEST_NOTE}" in (home / "printed.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_prediction_is_given_again_what_its_checkpoint_leaves_out(home: Path, tmp_path: Path) -> None:
     """What a checkpoint names of the environment is not looked up: somebody else may have written it."""
     asked = ["model=mobilenet_v1", "datamodule=image_synthetic", "datamodule.image_size=32", "hardware=cpu",

@@ -91,6 +91,7 @@ def test_one_rank_ends_all(tmp_path: Path, what: str, window: int) -> None:
     assert steps_saved(tmp_path)["last.ckpt"] == EPOCH
 
 
+@pytest.mark.slow
 def test_the_ranks_of_train_py_end_with_one_line(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", "hp.lr=1e30")
     assert code == 2, err

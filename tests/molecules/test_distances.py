@@ -67,6 +67,7 @@ def test_one_molecule_is_too_few(pool: WorkerPool) -> None:
         statistics(["C"], CPU, pool)
 
 
+@pytest.mark.slow
 def test_processes_number_features_alike() -> None:
     with WorkerPool(2) as workers:
         found = [workers.submit(summed_features, RINGS).result() for _ in range(3)]

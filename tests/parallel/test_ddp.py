@@ -18,6 +18,7 @@ from tests.support.tiny_run import tiny_overrides, write_smiles
 
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 EPOCHS, HELD_OUT = 2, 8
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -214,6 +214,7 @@ def test_an_evaluation_does_not_augment(tmp_path: Path) -> None:
         assert not torch.equal(task.train().augment(batch.pixels), task.eval().augment(batch.pixels))
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_every_image_once(tmp_path: Path) -> None:
     """8 and 7 of 15 images; the figures equal those of the checkpoint's weights on one batch."""
     data = write_folders(tmp_path)
