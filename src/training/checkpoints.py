@@ -41,17 +41,18 @@ def checkpoint_to_resume(config: "DictConfig") -> Path | None:
         return Path(config.ckpt_path)
     if not config.resume:
         return None
-    path = newest_checkpoint(Path(config.output_root), config.model.name, Path(config.output_dir))
-    print(f"resume=true: {'going on from ' + str(path) if path else 'no checkpoint found, starting fresh'}")
+    root, here = Path(config.output_root) / config.model.name, Path(config.output_dir)
+    path = newest_checkpoint(root, here)
+    where = f"going on from {path}" if path else f"no checkpoint in {here} nor under {root}, starting fresh"
+    print(f"resume=true: {where}")
     return path
 
 
-def newest_checkpoint(output_root: Path, model: str, before: Path) -> Path | None:
-    """Returns the newest `last.ckpt` of this model under the output folder, other than in the run folder `before`."""
-    found = [
-        p for p in (output_root / model).glob("**/checkpoints/last.ckpt") if before.resolve() not in p.resolve().parents
-    ]
-    return max(found, key=lambda p: p.stat().st_mtime, default=None)
+def newest_checkpoint(root: Path, here: Path) -> Path | None:
+    """Returns the run folder's own `last.ckpt`, where a command is given again; else the newest one under `root`."""
+    name = "checkpoints/last.ckpt"
+    found = [here / name] if (here / name).exists() else list(root.glob(f"**/{name}"))
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
