@@ -1,0 +1,1 @@
+"""Compares runs: groups of seeds with their spread, published rows, and what differs between them."""

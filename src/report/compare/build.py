@@ -1,0 +1,227 @@
+"""Builds the comparison of records: groups of seeds, their estimates, differences, warnings and curves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+
+from src.errors import UserError
+from src.measure.phases import PHASES
+from src.measure.statistics import welch_interval
+from src.report.compare.differences import compared_config, differing, environment, joined
+from src.report.compare.quantities import figures, quantities, samples_of, seconds_of
+from src.report.compare.structure import Comparison, Curve, Difference, Estimate, Failure, Group, Quantity, Run
+from src.report.load import Loaded
+from src.report.record import Record
+from src.report.rows import published_rows
+
+Runs = Sequence[tuple[str, Record]]
+DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
+NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
+
+
+def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None = None) -> Comparison:
+    """Returns the comparison of records of one kind and unit, the first one's group as the baseline.
+
+    Args:
+        published: whether published rows of the same cases stand beside them.
+        curves: the metrics to draw; None: the final metric, the losses and the rate.
+
+    Raises UserError where kinds, units or final metrics differ: their figures cannot stand in one column.
+    """
+    runs = list(loaded.runs)
+    first = runs[0][1]
+    for source, record in runs[1:]:
+        _check_same(runs[0][0], first, source, record)
+    members = _groups(runs)
+    configs = [compared_config(group[0][1]) for group in members]
+    config, partial = differing(configs)
+    groups = [_group(group, i, config) for i, group in enumerate(members)]
+    known = [each for each in quantities(first) if any(each.name in group.estimates for group in groups)]
+    groups = [_with_differences(group, groups[0]) for group in groups]
+    metric = known[0] if known and known[0].name == "metric" else None
+    target = first.final_metric.target if first.final_metric else None
+    environments = [joined([environment(record) for _, record in group]) for group in members]
+    machine, _ = differing(environments)
+    done = [record for _, record in runs if record.status == "done"]
+    return Comparison(
+        title=_title(runs, groups),
+        models=list(dict.fromkeys(record.case.model for _, record in runs)),
+        kind=first.kind,
+        unit=first.unit,
+        quantities=known,
+        groups=groups,
+        metric=metric.name if metric else None,
+        target=target,
+        best=_best(groups, metric),
+        config=config,
+        environment=machine,
+        warnings=_warnings(members, groups, config, machine, partial),
+        failures=_failures(loaded),
+        curves=_curves(members, curves),
+        published=published_rows(done) if published and done else [],
+    )
+
+
+def _check_same(source: str, first: Record, other: str, record: Record) -> None:
+    """Raises UserError where two records cannot stand in one table."""
+    ours, theirs = ((r.kind, r.unit, r.final_metric.name if r.final_metric else None) for r in (first, record))
+    if ours[:2] != theirs[:2]:
+        raise UserError(
+            f"{other} is a {theirs[0]} run of {theirs[1]}, {source} is a {ours[0]} run of {ours[1]}: "
+            "compare runs of one kind and unit"
+        )
+    if None not in (ours[2], theirs[2]) and ours[2] != theirs[2]:
+        raise UserError(f"{other} ends with {theirs[2]}, {source} with {ours[2]}: compare runs of one metric")
+
+
+def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
+    """Returns the runs by config, whatever their seed, in the order of their first."""
+    found: dict[tuple[tuple[str, str], ...], list[tuple[str, Record]]] = {}
+    for source, record in runs:
+        found.setdefault(tuple(sorted(compared_config(record).items())), []).append((source, record))
+    return list(found.values())
+
+
+def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
+    runs = [
+        Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
+            reason=_reason(record))
+        for source, record in members
+    ]  # fmt: skip
+    ended = [run for run in runs if run.status == "done"]
+    values = {name: [run.figures[name] for run in ended if run.figures[name] is not None] for name in runs[0].figures}
+    varied = {each.key: each.values[index] for each in config}
+    case = members[0][1].case
+    return Group(
+        name=_name(varied) or f"{case.model}, {case.precision}",
+        case=case,
+        runs=runs,
+        varied=varied,
+        estimates={name: _estimate([float(v) for v in own if v is not None]) for name, own in values.items() if own},
+        phases=_mean_phases([record for _, record in members if record.status == "done"]),
+    )
+
+
+def _name(varied: Mapping[str, str]) -> str:
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(values=values, mean=fmean(values), sd=stdev(values) if len(values) > 1 else None)
+
+
+def _with_differences(group: Group, base: Group) -> Group:
+    """Returns the group with the differences of its estimates from the baseline's."""
+    if group is base:
+        return group
+    found = {}
+    for name, own in group.estimates.items():
+        other = base.estimates.get(name)
+        if other is None:
+            found[name] = own
+            continue
+        low, high = welch_interval(own.values, other.values) or (None, None)
+        ratio = own.mean / other.mean if other.mean else None
+        found[name] = replace(own, difference=own.mean - other.mean, low=low, high=high, ratio=ratio)
+    return replace(group, estimates=found)
+
+
+def _best(groups: Sequence[Group], metric: Quantity | None) -> int | None:
+    means = {i: group.estimates["metric"].mean for i, group in enumerate(groups) if "metric" in group.estimates}
+    if metric is None or metric.better is None or len(means) < 2:
+        return None
+    return (max if metric.better == "max" else min)(means, key=lambda i: means[i])
+
+
+def _warnings(
+    members: Sequence[Runs], groups: Sequence[Group], config: Sequence[Difference], machine: Sequence[Difference],
+    partial: Sequence[str],
+) -> list[str]:  # fmt: skip
+    found = []
+    keys = {each.key for each in config}
+    deciding = [each.key for each in machine if each.key in DECIDING]
+    if deciding:
+        found.append(f"The groups ran with different {', '.join(deciding)}: a difference in speed may be of these.")
+    for group, runs in zip(groups, members, strict=True):
+        inside, _ = differing([environment(record) for _, record in runs])
+        mixed = [each.key for each in inside if each.key in DECIDING]
+        if mixed:
+            found.append(f"The runs of '{group.name}' differ in {', '.join(mixed)}.")
+    if "datamodule" in keys:
+        found.append("The groups were trained on different data sets: their metrics cannot be compared.")
+    several = [group.name for group in groups[1:] if sum(_varies(each, group, groups[0]) for each in config) > 1]
+    if several:
+        found.append(
+            f"{_count(len(several), 'group')} of {len(groups) - 1} differ from the first in more than one key of the "
+            f"config ({', '.join(each.key for each in config)}): no difference can be put down to one of them alone."
+        )
+    single = [group for group in groups if group.done == 1]
+    if single:
+        who = "Each group" if len(single) == len(groups) else _count(len(single), "group")
+        found.append(f"{who} is a single run: without a spread, a difference may be chance.")
+    if any((record.environment.get("git") or {}).get("dirty") for runs in members for _, record in runs):
+        found.append("Some runs were made of code with uncommitted changes.")
+    unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
+    if unknown:
+        found.append(f"{_count(unknown, 'run')} cannot tell whether the code had uncommitted changes.")
+    if partial:
+        some = ", ".join(partial[:6]) + (f" and {len(partial) - 6} more" if len(partial) > 6 else "")
+        found.append(f"Only some runs have the config keys {some}: they are of different versions of the code.")
+    return found
+
+
+def _varies(difference: Difference, group: Group, base: Group) -> bool:
+    return group.varied[difference.key] != base.varied[difference.key]
+
+
+def _failures(loaded: Loaded) -> list[Failure]:
+    ended = [(s, r.status, _reason(r)) for s, r in loaded.runs if r.status != "done"]
+    return [Failure(source=s, status=status, reason=why) for s, status, why in (*ended, *loaded.without)]
+
+
+def _reason(record: Record) -> str:
+    error = record.error
+    return f"{error.type}: {' '.join(error.message.split())}" if error else ""
+
+
+def _mean_phases(records: Sequence[Record]) -> dict[str, float]:
+    known = [record.phases_s for record in records if record.phases_s]
+    return {name: fmean(float(each.get(name) or 0) for each in known) for name in PHASES} if known else {}
+
+
+def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve]:
+    """Returns the curves of the wanted metrics, those of all runs of one metric beside each other."""
+    names = list(wanted) if wanted is not None else _usual_curves(members)
+    found = []
+    for metric in names:
+        for i, runs in enumerate(members):
+            for source, record in runs:
+                rows = [row for row in record.history if row.get(metric) is not None]
+                if rows:
+                    found.append(
+                        Curve(group=i, source=source, metric=metric, values=[float(row[metric]) for row in rows],
+                              samples=[samples_of(record, row) for row in rows],
+                              seconds=[seconds_of(record, row) for row in rows])
+                    )  # fmt: skip
+    return found
+
+
+def _usual_curves(members: Sequence[Runs]) -> list[str]:
+    """Returns the final metric, the loss and its parts, and the rate, as far as the histories have them."""
+    first = members[0][0][1]
+    there = dict.fromkeys(key for runs in members for _, record in runs for row in record.history for key in row)
+    metric = first.final_metric.name if first.final_metric else None
+    parts = [key for key in there if key.startswith(("bits_", "val_"))]
+    usual = [metric, "loss", *parts, f"{first.unit}_per_s"]
+    return [name for name in dict.fromkeys(usual) if name in there and name not in NOT_A_CURVE]
+
+
+def _title(runs: Runs, groups: Sequence[Group]) -> str:
+    models = list(dict.fromkeys(record.case.model for _, record in runs))
+    data = list(dict.fromkeys(record.case.datamodule for _, record in runs))
+    counts = [_count(len(runs), "run"), *([_count(len(groups), "group")] if len(groups) > 1 else [])]
+    return f"{', '.join(models)} on {', '.join(data)}: {', '.join(counts)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,98 @@
+"""The figures of a record that runs are compared by, with their units and which values are better."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from src.report.compare.structure import Direction, Quantity
+from src.report.record import Figure, Record
+
+
+def quantities(record: Record) -> list[Quantity]:
+    """Returns the quantities of runs like this one, in the order of their columns."""
+    rate, metric = f"{record.unit}/s", record.final_metric
+    found = []
+    if metric:
+        found.append(Quantity(name="metric", title=metric.name, unit="", better=direction(record)))
+        found.append(Quantity(name="seconds_to_target", title="time to target", unit="s", better="min"))
+        found.append(Quantity(name="samples_to_target", title="samples to target", unit=record.unit, better="min"))
+    return [
+        *found,
+        Quantity(name="p_steady", title="p_steady", unit=rate, better="max"),
+        Quantity(name="p_core", title="p_core", unit=rate, better="max"),
+        Quantity(name="p_train", title="p_train", unit=rate, better="max"),
+        Quantity(name="p_whole", title="p_whole", unit=rate, better="max"),
+        Quantity(name="throughput", title="throughput", unit=rate, better="max"),
+        Quantity(name="with_loading", title="with loading", unit=rate, better="max"),
+        Quantity(name="step_p50", title="step p50", unit="ms", better="min", factor=1e3),
+        Quantity(name="step_p99", title="step p99", unit="ms", better="min", factor=1e3),
+        Quantity(name="latency_p50", title="latency p50", unit="ms", better="min", factor=1e3),
+        Quantity(name="latency_p99", title="latency p99", unit="ms", better="min", factor=1e3),
+        Quantity(name="e2e_time_s", title="e2e_time", unit="s", better="min"),
+        Quantity(name="mem", title="memory", unit="GiB", better="min"),
+        Quantity(name="of_peak_flops", title="of peak FLOP/s", unit="%", better="max", factor=100),
+        Quantity(name="of_peak_bandwidth", title="of peak bandwidth", unit="%", better="max", factor=100),
+        Quantity(name="samples_per_joule", title="energy", unit=f"{record.unit}/J", better="max"),
+    ]
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Returns the figures of a record by the quantities' names; None for those it has not."""
+    steady, latency, used = record.steady, record.latency_s, record.utilisation
+    seconds, samples = to_target(record)
+    return {
+        "metric": record.final_metric.value if record.final_metric else None,
+        "seconds_to_target": seconds,
+        "samples_to_target": samples,
+        "p_steady": steady.p_train if steady else None,
+        "p_core": record.p_core,
+        "p_train": record.p_train,
+        "p_whole": record.p_whole,
+        "throughput": record.throughput,
+        "with_loading": record.with_loading.throughput if record.with_loading else None,
+        "step_p50": steady.step_time_s.p50 if steady else None,
+        "step_p99": steady.step_time_s.p99 if steady else None,
+        "latency_p50": latency.p50 if latency else None,
+        "latency_p99": latency.p99 if latency else None,
+        "e2e_time_s": record.e2e_time_s,
+        "mem": record.mem.peak_reserved_gib if record.mem else None,
+        "of_peak_flops": used.of_peak_flops if used else None,
+        "of_peak_bandwidth": used.of_peak_bandwidth if used else None,
+        "samples_per_joule": record.energy.samples_per_joule if record.energy else None,
+    }
+
+
+def direction(record: Record) -> Direction | None:
+    """Returns which values of the final metric are better; older records say so in their config alone."""
+    metric = record.final_metric
+    if metric is None or metric.direction:
+        return metric.direction if metric else None
+    monitor = (record.config.get("model") or {}).get("monitor") or {}
+    return monitor.get("mode") if monitor.get("name") == metric.name and monitor.get("mode") in ("max", "min") else None
+
+
+def to_target(record: Record) -> tuple[float | None, float | None]:
+    """Returns the seconds since the first step, and the samples, of the first evaluation that reached the target.
+
+    (None, None) where it was not reached, or the record does not say which values are better.
+    """
+    metric, better = record.final_metric, direction(record)
+    if metric is None or metric.target is None or better is None:
+        return None, None
+    for row in record.history:
+        value = row.get(metric.name)
+        if value is not None and (value >= metric.target if better == "max" else value <= metric.target):
+            return seconds_of(record, row), samples_of(record, row)
+    return None, None
+
+
+def seconds_of(record: Record, row: Mapping[str, Any]) -> float | None:
+    """Returns the seconds since the first step of a row of the history, whose clock starts with the process."""
+    time, startup = row.get("time_s"), record.phases_s.get("startup")
+    return None if time is None or startup is None else max(0.0, time - startup)
+
+
+def samples_of(record: Record, row: Mapping[str, Any]) -> float | None:
+    """Returns the samples trained until a row of the history: its step's share of the run's."""
+    last = max((each.get("step") or 0 for each in record.history), default=0)
+    step = row.get("step")
+    return None if step is None or not last or record.samples is None else record.samples * step / last

@@ -1,0 +1,69 @@
+"""Reads the records that a command line names: run folders, record files, sweeps, and folders of runs."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from src.errors import UserError
+from src.report.record import Record, read_record
+from src.sweep.job import job_folders, read_job
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Records with the paths that they are called by, and a sweep's jobs without one: (folder, state, reason)."""
+
+    runs: Sequence[tuple[str, Record]]
+    paths: Sequence[Path]
+    without: Sequence[tuple[str, str, str]]
+
+
+def load(paths: Sequence[Path]) -> Loaded:
+    """Returns the records of the paths, each once; a sweep stands for its jobs, another folder for its run folders.
+
+    Folders without a record are left out and named on stderr, if others have one; jobs without a record are returned.
+    Raises UserError where there is no record at all, and for a record that cannot be read.
+    """
+    files: dict[Path, Path] = {}  # by where they are, since two paths may name one file
+    without: list[tuple[str, str, str]] = []
+    empty = []
+    for path in paths:
+        jobs = list(job_folders(path).values()) if path.is_dir() else []
+        found = list(_records_of(path, jobs))
+        without += [_ending(folder) for folder in jobs if not (folder / "result.json").exists()]
+        if not found and not jobs:
+            empty.append(path)
+        files |= {file.resolve(): file for file in found if file.resolve() not in files}
+    if not files:
+        _refuse(paths, len(without))
+    if empty:
+        folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
+        print(f"note: {folders} without a record left out: {', '.join(map(str, empty))}", file=sys.stderr)
+    known = list(files.values())
+    return Loaded([(_label(file), read_record(file)) for file in known], known, without)
+
+
+def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:
+    if not path.is_dir() or (path / "result.json").exists():
+        yield path
+        return
+    folders = jobs or sorted(file.parent for file in path.glob("*/result.json"))
+    yield from (folder for folder in folders if (folder / "result.json").exists())
+
+
+def _ending(folder: Path) -> tuple[str, str, str]:
+    job = read_job(folder)
+    return str(folder), job.state, job.reason or "no record"
+
+
+def _refuse(paths: Sequence[Path], jobs: int) -> None:
+    if jobs:
+        raise UserError(f"{paths[0]}: none of the sweep's {jobs} jobs has a record yet; its log.txt files say why")
+    if len(paths) == 1:
+        raise UserError(f"{paths[0]}: no result.json in this folder or the folders in it: give the folder of a run")
+    raise UserError(f"none of the {len(paths)} folders has a result.json: give the folders of runs")
+
+
+def _label(path: Path) -> str:
+    return str(path.parent if path.name == "result.json" else path)
