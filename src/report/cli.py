@@ -1,16 +1,17 @@
-"""The command line of report.py."""
+"""The command line of report.py: its commands, and the table of runs beside published rows where none is named."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from src.errors import UserError
+from src.report import commands
 from src.report.docs import write_docs
+from src.report.load import Loaded, load
 from src.report.paddle import paddle_record
-from src.report.record import Record, check_file_names, read_record
-from src.report.scaling import scaling, scaling_table
+from src.report.record import check_file_names
 from src.report.table import as_csv, as_json, markdown, tables
 from src.system.files import write_text
 
@@ -19,12 +20,25 @@ VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 
 WHAT = """Print the results of runs next to the published ones, one row per run.
 
-  python report.py outputs/moflow/*                      # a table; folders without a record are left out
-  python report.py RUN --format csv --output runs.csv
-  python report.py RUN --format paddle                   # a file in Paddle's form in the run's folder
-  python report.py scaling RUN ... --picture scaling.png # runs on 1, 2, 4 ... devices; report.py scaling --help
-  python report.py --docs                                # the tables of docs/results/full, from their records
+  python report.py outputs/moflow                         # a table of all runs in a folder, or of runs by name
+  python report.py compare RUN RUN ... --format html --output page.html     # groups of seeds, spread, differences
+  python report.py compare NEW ... --against OLD ... --fail-below 0.97      # exit code 1 where a figure fell behind
+  python report.py stability RUN ...                      # mean, spread and range over seeds, at each evaluation
+  python report.py scaling RUN ... --picture scaling.png  # runs on 1, 2, 4 ... devices
+  python report.py published moflow                       # published rows, with their corrections
+  python report.py RUN --format paddle                    # a file in Paddle's form in the run's folder
+  python report.py --docs                                 # the tables of docs/results/full, from their records
+
+RUN is a run's folder, its result.json, a record file, a sweep, or a folder of runs. Each command has its own --help.
 """
+
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[Any], int]]
+COMMANDS: Mapping[str, Command] = {
+    "compare": (commands.compare_options, commands.run_compare),
+    "stability": (commands.stability_options, commands.run_stability),
+    "scaling": (commands.scaling_options, commands.run_scaling),
+    "published": (commands.published_options, commands.run_published),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,45 +49,32 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 after one line on stderr for a mistake of the user."""
+    """Runs the command.
+
+    Returns 0, or 2 after one line on stderr for a mistake of the user, or 1 where `compare` found a regression.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    is_scaling = arguments[:1] == ["scaling"]
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
-        options = _scaling_parser().parse_args(arguments[1:]) if is_scaling else _parser().parse_args(arguments)
-        if is_scaling:
-            _scaling(options)
-            return 0
-        if bool(options.runs) == (options.docs is not None):
-            raise UserError("give run folders or record files, or --docs alone")
-        if options.docs is not None:
-            print(*write_docs(options.docs), sep="\n")
-            return 0
-        paths = _with_records(options.runs)
-        runs = [(_label(path), read_record(path)) for path in paths]
-        if options.format == "paddle":
-            _paddle(paths, [record for _, record in runs], options.output)
-            return 0
-        text = VIEWS[options.format](tables(runs, published=options.published))
-        if options.output:
-            write_text(options.output, text)
-        else:
-            print(text, end="")
+        if name is None:
+            return _tables(_parser().parse_args(arguments))
+        add_options, run = COMMANDS[name]
+        parser = Parser(prog=f"report.py {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
+        add_options(parser)
+        return run(parser.parse_args(arguments[1:]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="report.py",
-        usage="report.py RUN ... [options]",
+        usage="report.py [compare|stability|scaling|published] RUN ... [options]",
         description=WHAT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "runs", nargs="*", type=Path, metavar="RUN", help="run folder, its result.json, or a record file"
-    )
+    commands.add_runs(parser, "*")
     parser.add_argument("--format", choices=[*VIEWS, "paddle"], default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write; with paddle a folder (default: that of each run)")
     parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
@@ -88,57 +89,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _scaling_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="report.py scaling", description="Print weak and strong scaling: the speed-ups over one device."
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="as for report.py; 1x1 runs among them")
-    parser.add_argument("--output", type=Path, help="Markdown file to write")
-    parser.add_argument("--picture", type=Path, help="png file to write, one model's")
-    parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
-    return parser
+def _tables(options: argparse.Namespace) -> int:
+    if bool(options.runs) == (options.docs is not None):
+        raise UserError("give run folders or record files, or --docs alone")
+    if options.docs is not None:
+        print(*write_docs(options.docs), sep="\n")
+        return 0
+    loaded = load(options.runs)
+    if options.format == "paddle":
+        _paddle(loaded, options.output)
+        return 0
+    commands.put(VIEWS[options.format](tables(loaded.runs, published=options.published)), options.output)
+    return 0
 
 
-def _scaling(options: argparse.Namespace) -> None:
-    runs = [(_label(path), read_record(path)) for path in _with_records(options.runs)]
-    points = scaling(runs, options.published)
-    text = scaling_table(points)
-    if options.picture:
-        models = sorted({point.model for point in points})
-        if len(models) > 1:
-            raise UserError(f"--picture shows one model, these runs are of {', '.join(models)}: give the runs of one")
-        from src.report.plots import scaling_picture  # matplotlib takes a second to load
-
-        scaling_picture(points, options.picture)
-    if options.output:
-        write_text(options.output, text)
-    else:
-        print(text, end="")
-
-
-def _with_records(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths but for folders without a record, which it names on stderr. Raises UserError if none is left.
-
-    One path alone is meant, whatever is in it.
-    """
-    empty = [path for path in paths if path.is_dir() and not (path / "result.json").exists()]
-    if len(paths) == 1 or not empty:
-        return list(paths)
-    if len(empty) == len(paths):
-        raise UserError(f"none of the {len(paths)} folders has a result.json: give the folders of runs")
-    folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
-    print(f"note: {folders} without a record left out: {', '.join(map(str, empty))}", file=sys.stderr)
-    return [path for path in paths if path not in empty]
-
-
-def _label(path: Path) -> str:
-    return str(path.parent if path.name == "result.json" else path)
-
-
-def _paddle(paths: Sequence[Path], records: Sequence[Record], output: Path | None) -> None:
+def _paddle(loaded: Loaded, output: Path | None) -> None:
     """Writes one file per record, then prints each as a line of JSON; Paddle reads the last line."""
     texts = {}
-    for path, record in zip(paths, records, strict=True):
+    for path, (_, record) in zip(loaded.paths, loaded.runs, strict=True):
         check_file_names(record, path, "model", "precision")
         paddle = paddle_record(record)
         file = (output or (path if path.is_dir() else path.parent)) / paddle.log_file

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from src.errors import UserError
 from src.published import PublishedRow, rows
 from src.report.record import Record
-from src.report.table import number
+from src.report.table import aligned, number
 
 Kind = Literal["weak", "strong"]
 Run = TypeVar("Run", Record, PublishedRow)
@@ -176,13 +176,7 @@ def scaling_table(points: Sequence[Point]) -> str:
         share = "/" if point.share is None else f"{point.share:.1%}"
         lines.append([point.config, point.precision, point.kind, point.batch, number(point.rate),
                       f"{point.speed_up:.2f}", f"{point.efficiency:.1%}", exposed, share, point.source])  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_number = [header in NUMBERS for header in HEADERS]
-    lines.insert(1, ["-" * (w - 1) + ":" if right else "-" * w for w, right in zip(widths, is_number, strict=True)])
-    out = []
-    for line in lines:
-        texts = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, is_number, strict=True)]
-        out.append(f"| {' | '.join(texts)} |")
+    out = aligned(lines, [header not in NUMBERS for header in HEADERS])
     legend = (
         "Steady samples per second of all devices; speed-up over one device with the same batch of a device (weak) or "
         "of all (strong); efficiency is the speed-up per device; exposed: communication of a step that compute did not "

@@ -116,17 +116,22 @@ def markdown(all_tables: Sequence[Table]) -> str:
 def section(table: Table) -> str:
     """Returns one table as Markdown, without a heading: the rows, the units, the notes."""
     lines, notes = cells(table)
-    lines = [[text.replace("|", "\\|") for text in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = [header in TEXTS for header in lines[0]]
-    lines.insert(
-        1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, left, strict=True)]
-    )
-    align = [str.ljust if text else str.rjust for text in left]
-    out = [f"| {' | '.join(a(cell, w) for a, cell, w in zip(align, line, widths, strict=True))} |" for line in lines]
+    out = aligned(lines, [header in TEXTS for header in lines[0]])
     legend = LEGEND[table.kind].format(unit=table.unit)
     out += ["", f"{legend}{STEADY if 'p_steady' in lines[0] else ''}; '/' is not reported."]
     return "\n".join([*out, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[bool]) -> list[str]:
+    """Returns the lines of a Markdown table, the first of `lines` as its header; `left` says which columns are text."""
+    lines = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]  # a rule has three characters
+    rule = ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, left, strict=True)]
+    align = [str.ljust if text else str.rjust for text in left]
+    return [
+        f"| {' | '.join(a(cell, w) for a, cell, w in zip(align, line, widths, strict=True))} |"
+        for line in [lines[0], rule, *lines[1:]]
+    ]
 
 
 def as_csv(all_tables: Sequence[Table]) -> str:

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 
 from src.errors import UserError
 from src.measure.phases import PHASES
-from src.measure.statistics import welch_interval
 from src.report.compare.differences import compared_config, differing, environment, joined
-from src.report.compare.quantities import figures, quantities, samples_of, seconds_of
-from src.report.compare.structure import Comparison, Curve, Difference, Estimate, Failure, Group, Quantity, Run
+from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
+from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.rows import published_rows
 
 Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
+NAMES = {"train": "training", "predict": "prediction"}
 NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
 
 
@@ -67,7 +67,7 @@ def _check_same(source: str, first: Record, other: str, record: Record) -> None:
     ours, theirs = ((r.kind, r.unit, r.final_metric.name if r.final_metric else None) for r in (first, record))
     if ours[:2] != theirs[:2]:
         raise UserError(
-            f"{other} is a {theirs[0]} run of {theirs[1]}, {source} is a {ours[0]} run of {ours[1]}: "
+            f"{other} is a {NAMES[theirs[0]]} of {theirs[1]}, {source} a {NAMES[ours[0]]} of {ours[1]}: "
             "compare runs of one kind and unit"
         )
     if None not in (ours[2], theirs[2]) and ours[2] != theirs[2]:
@@ -88,16 +88,15 @@ def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
             reason=_reason(record))
         for source, record in members
     ]  # fmt: skip
-    ended = [run for run in runs if run.status == "done"]
-    values = {name: [run.figures[name] for run in ended if run.figures[name] is not None] for name in runs[0].figures}
     varied = {each.key: each.values[index] for each in config}
+    named = {each.key: varied[each.key] for each in naming(config)}
     case = members[0][1].case
     return Group(
-        name=_name(varied) or f"{case.model}, {case.precision}",
+        name=_name(named) or f"{case.model}, {case.precision}",
         case=case,
         runs=runs,
         varied=varied,
-        estimates={name: _estimate([float(v) for v in own if v is not None]) for name, own in values.items() if own},
+        estimates=estimates([run.figures for run in runs if run.status == "done"]),
         phases=_mean_phases([record for _, record in members if record.status == "done"]),
     )
 
@@ -106,24 +105,13 @@ def _name(varied: Mapping[str, str]) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
 
 
-def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(values=values, mean=fmean(values), sd=stdev(values) if len(values) > 1 else None)
-
-
 def _with_differences(group: Group, base: Group) -> Group:
     """Returns the group with the differences of its estimates from the baseline's."""
     if group is base:
         return group
-    found = {}
-    for name, own in group.estimates.items():
-        other = base.estimates.get(name)
-        if other is None:
-            found[name] = own
-            continue
-        low, high = welch_interval(own.values, other.values) or (None, None)
-        ratio = own.mean / other.mean if other.mean else None
-        found[name] = replace(own, difference=own.mean - other.mean, low=low, high=high, ratio=ratio)
-    return replace(group, estimates=found)
+    return replace(
+        group, estimates={name: against(own, base.estimates.get(name)) for name, own in group.estimates.items()}
+    )
 
 
 def _best(groups: Sequence[Group], metric: Quantity | None) -> int | None:
@@ -151,9 +139,11 @@ def _warnings(
         found.append("The groups were trained on different data sets: their metrics cannot be compared.")
     several = [group.name for group in groups[1:] if sum(_varies(each, group, groups[0]) for each in config) > 1]
     if several:
+        differ = "differs" if len(several) == 1 else "differ"
         found.append(
-            f"{_count(len(several), 'group')} of {len(groups) - 1} differ from the first in more than one key of the "
-            f"config ({', '.join(each.key for each in config)}): no difference can be put down to one of them alone."
+            f"{len(several)} of the {_count(len(groups) - 1, 'other group')} {differ} from the first in more than one "
+            f"key of the config ({', '.join(each.key for each in config)}): "
+            "the difference cannot be put down to one of them."
         )
     single = [group for group in groups if group.done == 1]
     if single:
@@ -182,6 +172,17 @@ def _failures(loaded: Loaded) -> list[Failure]:
 def _reason(record: Record) -> str:
     error = record.error
     return f"{error.type}: {' '.join(error.message.split())}" if error else ""
+
+
+def naming(config: Sequence[Difference]) -> list[Difference]:
+    """Returns the first differing keys whose values together tell every group from the others."""
+    kept: list[Difference] = []
+    told: set[tuple[str, ...]] = {()}
+    for each in config:
+        now = set(zip(*(key.values for key in (*kept, each)), strict=True))
+        if len(now) > len(told):
+            kept, told = [*kept, each], now
+    return kept
 
 
 def _mean_phases(records: Sequence[Record]) -> dict[str, float]:

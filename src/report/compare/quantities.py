@@ -1,9 +1,12 @@
 """The figures of a record that runs are compared by, with their units and which values are better."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
-from src.report.compare.structure import Direction, Quantity
+from src.measure.statistics import welch_interval
+from src.report.compare.structure import Direction, Estimate, Quantity
 from src.report.record import Figure, Record
 
 
@@ -61,22 +64,42 @@ def figures(record: Record) -> dict[str, Figure]:
     }
 
 
+def estimates(every: Sequence[Mapping[str, Figure]]) -> dict[str, Estimate]:
+    """Returns the estimate of each figure over the runs that have it; `every` holds the figures of each run."""
+    names = dict.fromkeys(name for own in every for name in own)
+    values = {name: [float(own[name] or 0) for own in every if own.get(name) is not None] for name in names}
+    return {
+        name: Estimate(values=own, mean=fmean(own), sd=stdev(own) if len(own) > 1 else None)
+        for name, own in values.items()
+        if own
+    }
+
+
+def against(own: Estimate, base: Estimate | None) -> Estimate:
+    """Returns the estimate with its difference from a baseline's, the interval of that, and the ratio."""
+    if base is None:
+        return own
+    low, high = welch_interval(own.values, base.values) or (None, None)
+    ratio = own.mean / base.mean if base.mean else None
+    return replace(own, difference=own.mean - base.mean, low=low, high=high, ratio=ratio)
+
+
 def direction(record: Record) -> Direction | None:
-    """Returns which values of the final metric are better; older records say so in their config alone."""
+    """Returns which values of the final metric are better; None without a metric.
+
+    Older records do not say it: of their metrics less was better for mean absolute errors alone.
+    """
     metric = record.final_metric
-    if metric is None or metric.direction:
-        return metric.direction if metric else None
-    monitor = (record.config.get("model") or {}).get("monitor") or {}
-    return monitor.get("mode") if monitor.get("name") == metric.name and monitor.get("mode") in ("max", "min") else None
+    return (metric.direction or ("min" if "mae" in metric.name else "max")) if metric else None
 
 
 def to_target(record: Record) -> tuple[float | None, float | None]:
     """Returns the seconds since the first step, and the samples, of the first evaluation that reached the target.
 
-    (None, None) where it was not reached, or the record does not say which values are better.
+    (None, None) where it was not reached, or there is no target.
     """
     metric, better = record.final_metric, direction(record)
-    if metric is None or metric.target is None or better is None:
+    if metric is None or metric.target is None:
         return None, None
     for row in record.history:
         value = row.get(metric.name)

@@ -1,0 +1,140 @@
+"""The commands of report.py: for each the options that it has, and what it does with them."""
+
+import argparse
+from pathlib import Path
+
+from src.errors import UserError
+from src.published import rows
+from src.report.compare import regressions, text
+from src.report.compare.build import compare
+from src.report.load import load
+from src.report.rows import published_row
+from src.report.scaling import scaling, scaling_table
+from src.report.stability import stability, stability_table
+from src.report.table import Table, section
+from src.system.files import write_text
+
+FORMATS = (*text.VIEWS, "html")
+
+
+def add_runs(parser: argparse.ArgumentParser, number: str = "+") -> None:
+    what = "run folder, its result.json, a record file, a sweep, or a folder of runs"
+    parser.add_argument("runs", nargs=number, type=Path, metavar="RUN", help=what)
+
+
+def put(written: str, output: Path | None) -> None:
+    """Prints a text, or writes it into a file."""
+    if output:
+        write_text(output, written)
+    else:
+        print(written, end="")
+
+
+def compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compare runs of one kind and unit. Runs that differ in their seed alone are one group, with mean, standard "
+        "deviation and n; the first group is what the others are compared with."
+    )
+    add_runs(parser)
+    parser.add_argument("--format", choices=FORMATS, default="markdown", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="file to write")
+    parser.add_argument("--interactive", action="store_true", help="html: tooltips and zoom, with scripts in the page")
+    parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
+    parser.add_argument(
+        "--against", nargs="+", type=Path, metavar="OLD", help="runs before a change: check each figure of each case"
+    )
+    parser.add_argument(
+        "--fail-below", type=_ratio, metavar="RATIO", help="with --against: exit code 1 below this ratio (0.97)"
+    )
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Prints or writes a comparison; returns 1 where `--against` finds a regression, else 0."""
+    if options.against:
+        return _against(options)
+    if options.fail_below is not None:
+        raise UserError("--fail-below needs --against OLD: the runs to be compared with")
+    if options.interactive and options.format != "html":
+        raise UserError("--interactive is for --format html")
+    comparison = compare(load(options.runs), options.published)
+    if options.format == "html":
+        from src.report.compare.page import page  # its library takes a second to load
+
+        put(page(comparison, options.interactive), options.output)
+    else:
+        put(text.VIEWS[options.format](comparison), options.output)
+    return 0
+
+
+def _against(options: argparse.Namespace) -> int:
+    views = {"markdown": regressions.table, "json": regressions.as_json}
+    if options.format not in views:
+        raise UserError(f"--against has no {options.format}: choose from {', '.join(views)}")
+    below = 0.97 if options.fail_below is None else options.fail_below
+    checks = regressions.check(load(options.runs), load(options.against), below)
+    put(views[options.format](checks), options.output)
+    return int(any(each.regressed for each in checks))
+
+
+def _ratio(given: str) -> float:
+    try:
+        if 0 < (ratio := float(given)) <= 1:
+            return ratio
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{given!r} is not a ratio above 0 and up to 1")
+
+
+def stability_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print mean, standard deviation and range over the seeds of one case, at each evaluation."
+    add_runs(parser)
+    parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="file to write")
+
+
+def run_stability(options: argparse.Namespace) -> int:
+    put(stability_table(stability(load(options.runs)), options.format), options.output)
+    return 0
+
+
+def scaling_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print weak and strong scaling: the speed-ups over one device; 1x1 runs are among the runs."
+    add_runs(parser)
+    parser.add_argument("--output", type=Path, help="Markdown file to write")
+    parser.add_argument("--picture", type=Path, help="png file to write, one model's")
+    parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
+
+
+def run_scaling(options: argparse.Namespace) -> int:
+    points = scaling(load(options.runs).runs, options.published)
+    table = scaling_table(points)
+    if options.picture:
+        models = sorted({point.model for point in points})
+        if len(models) > 1:
+            raise UserError(f"--picture shows one model, these runs are of {', '.join(models)}: give the runs of one")
+        from src.report.plots import scaling_picture  # matplotlib takes a second to load
+
+        scaling_picture(points, options.picture)
+    put(table, options.output)
+    return 0
+
+
+def published_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the published rows: as printed and corrected, their sources and the arithmetic."
+    parser.add_argument("model", nargs="?", help="a model's rows alone")
+    parser.add_argument("--output", type=Path, help="Markdown file to write")
+
+
+def run_published(options: argparse.Namespace) -> int:
+    known = list(dict.fromkeys(row.model for row in rows()))
+    if options.model not in (None, *known):
+        raise UserError(f"no published rows of the model '{options.model}': there are those of {', '.join(known)}")
+    parts = []
+    for model in known if options.model is None else [options.model]:
+        for kind in ("train", "predict"):
+            own = rows(model, kind)
+            if own:
+                table = Table(model, kind, own[0].unit, [published_row(row) for row in own])
+                parts.append(f"### {model}, {kind}\n\n{section(table)}")
+    put("\n".join(parts), options.output)
+    return 0

@@ -1,0 +1,97 @@
+"""Which figures of new runs fall behind those of old runs of the same case, for continuous integration."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from src.errors import UserError
+from src.report.compare.differences import compared_config
+from src.report.compare.quantities import against, estimates, figures, quantities
+from src.report.compare.structure import Estimate, Quantity
+from src.report.compare.text import change, header, spread
+from src.report.load import Loaded
+from src.report.record import Record
+from src.report.table import aligned
+
+GUARDED = ("metric", "p_steady", "throughput")  # what a regression is of: times and memory vary with the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A figure of a case before and after: `ratio` is 1 for equal ones and below 1 for a worse one.
+
+    `new` is None, and the ratio 0, where no new run of the case ended normally.
+    """
+
+    case: str
+    quantity: Quantity
+    old: Estimate
+    new: Estimate | None
+    ratio: float
+    regressed: bool
+
+
+def check(new: Loaded, old: Loaded, fail_below: float) -> list[Check]:
+    """Returns the checks of every case of the old runs. Raises UserError where no case is in both.
+
+    A case is a config: a key that only one of two runs has (another version of the code) is not compared.
+    """
+    before, after = _by_case(old), _by_case(new)
+    found = []
+    matched = False
+    for name, config, runs in before:
+        same = [each for _, other, own in after if _agree(config, other) for each in own]
+        matched = matched or bool(same)
+        found += _checks(name, runs, same, fail_below)
+    if not matched:
+        raise UserError("--against: none of its runs has the config of one of the runs: give runs of the same cases")
+    return found
+
+
+def table(checks: Sequence[Check]) -> str:
+    """Returns the checks as Markdown, the regressed ones first."""
+    lines = [["case", "figure", "before", "after", "difference", "ratio", ""]]
+    for each in sorted(checks, key=lambda each: not each.regressed):
+        after = spread(each.new, each.quantity) if each.new else "not done"
+        lines.append([
+            each.case, header(each.quantity), spread(each.old, each.quantity), after, change(each.new, each.old),
+            f"{each.ratio:.3f}", "**regressed**" if each.regressed else "ok",
+        ])  # fmt: skip
+    worse = sum(each.regressed for each in checks)
+    verdict = f"{worse} of {len(checks)} figures regressed." if worse else f"No regression in {len(checks)} figures."
+    return "\n".join([verdict, "", *aligned(lines, [True, True, False, False, False, False, True])]) + "\n"
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    return json.dumps([asdict(each) for each in checks], indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _by_case(loaded: Loaded) -> list[tuple[str, dict[str, str], list[Record]]]:
+    """Returns name, config and records of each case, whatever their seeds."""
+    found: dict[str, tuple[dict[str, str], list[Record]]] = {}
+    for _, record in loaded.runs:
+        config = compared_config(record) | {"kind": record.kind}
+        found.setdefault(str(sorted(config.items())), (config, []))[1].append(record)
+    return [(_name(records[0]), config, records) for config, records in found.values()]
+
+
+def _name(record: Record) -> str:
+    case = record.case
+    return f"{case.model} {record.kind} {case.trainer} {case.precision} batch {case.batch_size}"
+
+
+def _agree(one: dict[str, str], other: dict[str, str]) -> bool:
+    return all(one[key] == other[key] for key in one.keys() & other.keys())
+
+
+def _checks(name: str, old: Sequence[Record], new: Sequence[Record], fail_below: float) -> list[Check]:
+    before, after = (estimates([figures(each) for each in runs if each.status == "done"]) for runs in (old, new))
+    found = []
+    for quantity in quantities(old[0]):
+        base = before.get(quantity.name)
+        if quantity.name not in GUARDED or base is None or not base.mean:
+            continue
+        own = against(after[quantity.name], base) if quantity.name in after else None
+        ratio = (own.ratio if quantity.better == "max" else 1 / own.ratio) if own and own.ratio else 0.0
+        found.append(Check(case=name, quantity=quantity, old=base, new=own, ratio=ratio, regressed=ratio < fail_below))
+    return found

@@ -1,0 +1,171 @@
+"""A comparison as Markdown, csv, JSON and LaTeX."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from src.report.compare.structure import Comparison, Difference, Estimate, Group, Quantity
+from src.report.table import Table, aligned, number, section
+
+# The columns of a printed table; csv, JSON and the page have all quantities.
+PRINTED = (
+    *("metric", "seconds_to_target", "samples_to_target", "p_steady", "p_train", "throughput", "with_loading"),
+    *("latency_p50", "latency_p99", "e2e_time_s", "mem", "of_peak_flops"),
+)
+COMPARED = ("metric", "seconds_to_target", "p_steady", "p_train", "throughput", "latency_p50", "e2e_time_s", "mem")
+LEGEND = "Mean ± standard deviation over the n runs that ended normally; '/' was not measured."
+INTERVALS = (
+    "Difference of the means in percent of the first group's mean, with Welch's 95% interval in brackets where both "
+    "groups have several runs."
+)
+
+
+def markdown(comparison: Comparison) -> str:
+    """Returns the comparison as Markdown: best group, warnings, result, differences, published rows, keys."""
+    parts = [f"# {comparison.title}", *([best] if (best := best_line(comparison)) else [])]
+    parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
+    parts += ["## Result", _markdown_table(*result(comparison)), LEGEND]
+    if len(comparison.groups) > 1:
+        parts += ["## Difference from the first group", _markdown_table(*changes(comparison)), INTERVALS]
+    if comparison.published:
+        rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
+        parts += ["## Published rows", section(rows).rstrip()]
+    if comparison.failures:
+        lines = [[each.source, each.status, each.reason] for each in comparison.failures]
+        parts += ["## Not done", _markdown_table([["run", "state", "reason"], *lines], 3)]
+    for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
+        if keys:
+            parts += [
+                f"## {title}: what differs",
+                _markdown_table(key_table(comparison, keys), len(comparison.groups) + 1),
+            ]
+    sources = [f"- {group.name}: {', '.join(run.source for run in group.runs)}" for group in comparison.groups]
+    return "\n\n".join([*parts, "## Runs", "\n".join(sources)]) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Returns a line for each quantity of each group, in the units of its column `unit`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    varied = [each.key for each in comparison.config]
+    head = ("n", "mean", "sd", "difference", "low", "high", "ratio")
+    writer.writerow(["group", *varied, "quantity", "unit", *head])
+    for group in comparison.groups:
+        for quantity in comparison.quantities:
+            if quantity.name in group.estimates:
+                own = group.estimates[quantity.name]
+                scaled = [own.mean, own.sd, own.difference, own.low, own.high]
+                values = [own.n, *(None if v is None else v * quantity.factor for v in scaled), own.ratio]
+                title = quantity.title if quantity.name == "metric" else quantity.name
+                keys = [group.varied[key] for key in varied]
+                row = [group.name, *keys, title, quantity.unit, *values]
+                writer.writerow(["/" if value is None else value for value in row])
+    return out.getvalue()
+
+
+def as_json(comparison: Comparison) -> str:
+    """Returns the whole comparison as JSON, values in the records' units."""
+    return json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def latex(comparison: Comparison) -> str:
+    """Returns the result as a LaTeX table (package booktabs), with the warnings as comments above it."""
+    lines, texts = result(comparison)
+    body = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    notes = [f"% {' '.join(text.split())}" for text in comparison.warnings]
+    caption = _latex(f"{comparison.title}. {LEGEND}")
+    columns = "l" * texts + "r" * (len(lines[0]) - texts)
+    return "\n".join([
+        *notes, r"\begin{table}", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
+        body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip
+
+
+VIEWS: Mapping[str, Callable[[Comparison], str]] = {
+    "markdown": markdown, "csv": as_csv, "json": as_json, "latex": latex,
+}  # fmt: skip
+
+
+def best_line(comparison: Comparison) -> str:
+    """Returns a sentence that names the best group by the final metric; '' where there is none to compare."""
+    if comparison.best is None or comparison.metric is None:
+        return ""
+    group, quantity = comparison.groups[comparison.best], comparison.quantity(comparison.metric)
+    own = group.estimates[comparison.metric]
+    value = f"{quantity.title} {spread(own, quantity)}, n = {own.n}"
+    return f"Best: {group.name} ({value}), of {len(comparison.groups)} groups."
+
+
+def result(comparison: Comparison) -> tuple[list[list[str]], int]:
+    """Returns the lines of the result table, headers first, and how many columns of text it begins with."""
+    known = [each for each in comparison.quantities if each.name in PRINTED]
+    lines = [["group", "n", *map(header, known)]]
+    for group in comparison.groups:
+        failed = len(group.runs) - group.done
+        count = f"{group.done}" + (f" ({failed} not done)" if failed else "")
+        lines.append([group.name, count, *(_cell(group, each) for each in known)])
+    return lines, 1
+
+
+def changes(comparison: Comparison) -> tuple[list[list[str]], int]:
+    """Returns the lines of the table of differences from the first group, headers first, and its columns of text."""
+    known = [each for each in comparison.quantities if each.name in COMPARED]
+    base = comparison.groups[0]
+    lines = [["group", *(each.title for each in known)]]
+    for group in comparison.groups[1:]:
+        lines.append(
+            [group.name, *(change(group.estimates.get(each.name), base.estimates.get(each.name)) for each in known)]
+        )
+    return lines, 1
+
+
+def header(quantity: Quantity) -> str:
+    """Returns a quantity's title with its unit, unless the title has it already."""
+    return quantity.title if quantity.unit in (*quantity.title.split(" "), "") else f"{quantity.title}, {quantity.unit}"
+
+
+def spread(estimate: Estimate, quantity: Quantity) -> str:
+    """Returns 'mean ± sd' in the printed unit, the deviation with two digits and the mean with as many decimals."""
+    mean, sd = estimate.mean * quantity.factor, (estimate.sd or 0.0) * quantity.factor
+    if estimate.sd is None:
+        return number(mean)
+    if sd == 0:
+        return f"{number(mean)} ± 0"
+    decimals = max(0, 1 - math.floor(math.log10(sd)))
+    return f"{mean:.{decimals}f} ± {sd:.{decimals}f}"
+
+
+def change(estimate: Estimate | None, base: Estimate | None) -> str:
+    """Returns the difference in percent of the baseline's mean, with its interval: '+12.1% [10.9, 13.3]'."""
+    if estimate is None or base is None or estimate.difference is None or not base.mean:
+        return "/"
+    part = 100 / abs(base.mean)
+    text = f"{estimate.difference * part:+.1f}%"
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{estimate.low * part:+.1f}, {estimate.high * part:+.1f}]"
+
+
+def key_table(comparison: Comparison, keys: Sequence[Difference]) -> list[list[str]]:
+    """Returns a line for each key with its value in each group, headers first."""
+    return [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
+
+
+def _cell(group: Group, quantity: Quantity) -> str:
+    own = group.estimates.get(quantity.name)
+    if own is None:
+        return "/"
+    few = f" (n = {own.n})" if own.n < group.done else ""
+    return spread(own, quantity) + few
+
+
+def _markdown_table(lines: Sequence[Sequence[str]], texts: int) -> str:
+    """Returns aligned Markdown; the first `texts` columns are text, the others numbers."""
+    return "\n".join(aligned(lines, [i < texts for i in range(len(lines[0]))]))
+
+
+def _latex(text: str) -> str:
+    names = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    return "".join(names.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text)

@@ -1,0 +1,135 @@
+"""The spread of a case's metrics over its seeds, at each evaluation, beside published spreads."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from omegaconf import OmegaConf
+
+from src.errors import UserError
+from src.report.compare.differences import compared_config
+from src.report.compare.quantities import figures, quantities
+from src.report.compare.text import header
+from src.report.load import Loaded
+from src.report.record import Record
+from src.report.table import aligned, number
+
+PUBLISHED = Path(__file__).parents[1] / "published" / "stability"
+HEADERS = ("metric", "at", "n", "mean", "sd", "min", "max", "median", "source")
+FIGURES = ("metric", "seconds_to_target", "samples_to_target", "p_steady", "e2e_time_s")  # of whole runs
+SKIPPED = ("step", "epoch", "time_s", "samples", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The values of a metric over the seeds of a case; `at` is 'step 420', 'epoch 300', or 'the end' of the run."""
+
+    metric: str
+    at: str
+    n: int
+    mean: float
+    sd: float | None = None
+    min: float | None = None
+    max: float | None = None
+    median: float | None = None
+    source: str = ""
+
+
+def stability(loaded: Loaded) -> list[Spread]:
+    """Returns the spreads of the runs that ended normally, by metric and step, then the published ones of the model.
+
+    Raises UserError for fewer than two seeds, and where the runs are of several cases or repeat a seed.
+    """
+    runs = [(source, record) for source, record in loaded.runs if record.status == "done"]
+    if len(runs) < 2:
+        raise UserError(f"{len(runs)} run that ended normally has no spread: give the runs of several seeds")
+    first_source, first = runs[0]
+    seeds: dict[object, str] = {}
+    for source, record in runs:
+        if compared_config(record) != compared_config(first):
+            raise UserError(
+                f"{source} is of another case than {first_source}: give runs that differ in their seed alone"
+            )
+        seed = record.config.get("seed")
+        if seed in seeds:
+            raise UserError(f"{source} has the seed {seed} of {seeds[seed]}: give each seed once")
+        seeds[seed] = source
+    records = [record for _, record in runs]
+    found = [*_whole(records), *_by_step(records)]
+    return found + published(first.case.model, {each.metric for each in found})
+
+
+def published(model: str, metrics: set[str]) -> list[Spread]:
+    """Returns the published spreads of a model, those of the given metrics."""
+    file = PUBLISHED / f"{model}.yaml"
+    if not file.exists():
+        return []
+    tables = OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(tables, list)
+    found = []
+    for table in tables:
+        shared = {key: value for key, value in table.items() if key not in ("columns", "rows")}
+        for row in table["rows"]:
+            found.append(Spread(**{**shared, **dict(zip(table["columns"], row, strict=True))}))
+    return [each for each in found if each.metric in metrics]
+
+
+def stability_table(spreads: Sequence[Spread], view: str) -> str:
+    """Returns the spreads as Markdown, or as csv with figures at full length."""
+    if view == "csv":
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([f.name for f in fields(Spread)])
+        writer.writerows(["/" if value is None else value for value in asdict(each).values()] for each in spreads)
+        return out.getvalue()
+    lines = [list(HEADERS)]
+    for each in spreads:
+        values = (each.mean, each.sd, each.min, each.max, each.median)
+        texts = ["/" if value is None else number(value) for value in values]
+        lines.append([each.metric, each.at, str(each.n), *texts, each.source])
+    text = [header in ("metric", "at", "source") for header in HEADERS]
+    legend = "sd is the sample standard deviation over n runs (n - 1)."
+    return "\n".join([*aligned(lines, text), "", legend]) + "\n"
+
+
+def _whole(records: Sequence[Record]) -> list[Spread]:
+    own = [figures(record) for record in records]
+    found = []
+    for quantity in quantities(records[0]):
+        values = [float(each[quantity.name] or 0) for each in own if each[quantity.name] is not None]
+        if quantity.name in FIGURES and values:
+            found.append(_spread(header(quantity), "the end", values))
+    return found
+
+
+def _by_step(records: Sequence[Record]) -> list[Spread]:
+    """Returns the spreads of the evaluations' metrics, at each step at which every run was evaluated."""
+    every = [_evaluations(record) for record in records]
+    metrics = dict.fromkeys(metric for own in every for metric, _ in own)
+    shared = set.intersection(*(set(own) for own in every))
+    return [
+        _spread(metric, f"step {step}", [own[metric, step] for own in every])
+        for metric in metrics
+        for step in sorted(step for name, step in shared if name == metric)
+    ]
+
+
+def _evaluations(record: Record) -> dict[tuple[str, int], float]:
+    """Returns the metrics of a run's evaluations, by metric and step; the last at a step counts."""
+    rows = [row for row in record.history if "loss" not in row and row.get("step") is not None]
+    return {
+        (name, row["step"]): float(value)
+        for row in rows
+        for name, value in row.items()
+        if name not in SKIPPED and value is not None
+    }
+
+
+def _spread(metric: str, at: str, values: Sequence[float]) -> Spread:
+    return Spread(
+        metric=metric, at=at, n=len(values), mean=fmean(values), sd=stdev(values), min=min(values),
+        max=max(values), median=median(values),
+    )  # fmt: skip
