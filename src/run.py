@@ -31,7 +31,7 @@ from src.launch.devices import activation_bytes, set_up_devices
 from src.launch.ending import Ending, Interrupted
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
-from src.report.record import Record, from_figures, write_record
+from src.report.record import Record, changed_hp, from_figures, write_record
 from src.system import group
 from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
@@ -225,19 +225,14 @@ def batch_size_of(job: Job) -> int:
 
 
 def case_of(config: DictConfig, batch_size: int | None = None) -> dict[str, Any]:
-    """Returns the record's case; its `fix_hp` says what differs from the published case: 'bs=3584', or '/'."""
-    model, hp = config.model.hp, config.hp
-    batch_size = batch_size or hp.batch_size
-    usual = {**model.default, **model.cases.get(config.trainer.name, {})}
-    changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
-    changed |= {"lr": hp.lr} if hp.lr != usual["lr"] else {}
-    changed |= {"accumulate": hp.accumulate} if hp.accumulate != usual.get("accumulate", 1) else {}
+    """Returns the record's case."""
+    batch_size = batch_size or config.hp.batch_size
     return {
         "model": config.model.name,
         "datamodule": config.datamodule.name,
         "trainer": config.trainer.name,
         "precision": config.precision.name,
-        "fix_hp": ",".join(f"{name}={value}" for name, value in changed.items()) or "/",
+        "fix_hp": changed_hp(config, batch_size),
         "hardware": config.hardware.name,
         "batch_size": batch_size,
         "batch_per": config.hp.batch_per,

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,15 +105,20 @@ def _tables(options: argparse.Namespace) -> int:
 
 
 def _paddle(loaded: Loaded, output: Path | None) -> None:
-    """Writes one file per record, then prints each as a line of JSON; Paddle reads the last line."""
-    texts = {}
+    """Writes one file per record, then prints each as a line of JSON; Paddle reads the last line.
+
+    Paddle's name of a run has neither its seed nor its options: runs of one name in one folder are numbered.
+    """
+    texts: dict[Path, str] = {}
     for path, (_, record) in zip(loaded.paths, loaded.runs, strict=True):
         check_file_names(record, path, "model", "precision")
         paddle = paddle_record(record)
-        file = (output or (path if path.is_dir() else path.parent)) / paddle.log_file
-        if file in texts:
-            raise UserError(f"{path}: its Paddle record would overwrite {file} of another run: report them one by one")
-        texts[file] = paddle.to_json()
+        name, number = paddle.log_file, 1
+        folder = output or (path if path.is_dir() else path.parent)
+        while folder / name in texts:
+            number += 1
+            name = f"{paddle.log_file}.{number}"
+        texts[folder / name] = replace(paddle, log_file=name).to_json()
     for file, text in texts.items():
         write_text(file, text + "\n")
     print(*texts.values(), sep="\n")

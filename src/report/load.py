@@ -34,7 +34,8 @@ def load(paths: Sequence[Path]) -> Loaded:
         without += [_ending(folder) for folder in jobs if not (folder / "result.json").exists()]
         if not found and not jobs:
             empty.append(path)
-        files |= {file.resolve(): file for file in found if file.resolve() not in files}
+        for file in found:
+            files.setdefault((file / "result.json" if file.is_dir() else file).resolve(), file)
     if not files:
         _refuse(paths, len(without))
     if empty:

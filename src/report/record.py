@@ -27,7 +27,11 @@ Figure = float | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The case of a run. `fix_hp` is '/' or its changes ('bs=3072,lr=0.003'); `batch_per` is 'device' or 'global'."""
+    """The case of a run; `batch_per` is 'device' or 'global'.
+
+    `fix_hp` is '/', or what changes the model's default hyper-parameters ('bs=3072,lr=0.003'). Older records have there
+    what changes those of the trainer's case.
+    """
 
     model: str
     datamodule: str
@@ -219,6 +223,16 @@ class Record:
         left_out = _keys_of_other_kind(self.kind)
         plain = {key: _plain(value) for key, value in asdict(self).items() if key not in left_out}
         return {"schema_version": SCHEMA_VERSION, **plain}
+
+
+def changed_hp(config: Any, batch_size: int | None) -> str:
+    """Returns what a run's hyper-parameters change of its model's default ones: 'bs=3584,lr=0.0001', or '/'."""
+    usual, hp = config["model"]["hp"]["default"], config["hp"]
+    changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
+    changed |= {"lr": hp["lr"]} if hp["lr"] != usual["lr"] else {}
+    accumulate = hp.get("accumulate", 1)
+    changed |= {"accumulate": accumulate} if accumulate != usual.get("accumulate", 1) else {}
+    return ",".join(f"{name}={value}" for name, value in changed.items()) or "/"
 
 
 def from_figures(figures: dict[str, Any]) -> Record:

@@ -1,18 +1,22 @@
 """Rows of a result table, from records and published rows, with figures as numbers."""
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from src.published import Correction, PublishedRow, nearest_rows
-from src.report.record import Figure, Record
+from src.report.keys import compared_config, environment
+from src.report.record import Figure, Record, changed_hp
 
 LATENCIES = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = (
     *("e2e_time_s", "train_time_s", "p_whole", "p_train", "p_core", "p_steady"),
     *("throughput", "with_loading", *(f"latency_s.{part}" for part in LATENCIES)),
-    *("final_metric", "final_target", "mem_used_gib", "mem_total_gib"),
+    *("final_metric", "final_target", "mem_used_gib", "mem_total_gib", "over_full"),
 )
+RATES = ("p_steady", "throughput", "p_core")  # the first that a row has is its speed
+FULL = ("tf32", "fp32")  # precisions that a 16-bit rate is compared with, the first that there is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,8 @@ class Row:
 
     `status` is the record's, or 'published'. `p_steady` is p_train after the warm-up steps; in a published training
     row it is a rate that its publisher defines differently. `note` is printed below the table. `comparable` is False
-    for a published row that must not be compared with others.
+    for a published row that must not be compared with others. `case` tells runs of
+    different configs or commits apart, whatever their precision and seed; '' for a published row.
     """
 
     source: str
@@ -35,6 +40,7 @@ class Row:
     corrected: Mapping[str, Correction] = field(default_factory=dict)
     note: str = ""
     comparable: bool = True
+    case: str = ""
 
 
 def record_row(source: str, record: Record) -> Row:
@@ -60,13 +66,14 @@ def record_row(source: str, record: Record) -> Row:
         status=record.status,
         config=_config(case.hardware, case.trainer),
         precision=case.precision,
-        fix_hp=case.fix_hp or "/",
+        fix_hp=_fix_hp(record),
         batch=_batch(case.batch_size, case.batch_per),
         metric=metric.name if metric else None,
         figures={
             name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()
         },
         note=f"{record.error.type}: {' '.join(record.error.message.split())}" if record.error else "",
+        case=_case(record),
     )
 
 
@@ -114,6 +121,59 @@ def published_rows(records: list[Record]) -> list[Row]:
         every = nearest_rows(asdict(record.case), record.kind)
         found += [row for row in every if row.trainer == record.case.trainer] or every
     return [published_row(row) for i, row in enumerate(found) if row not in found[:i]]
+
+
+def over_full(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows of 16 bits with the ratio of their rate to that of the same case in TF32, or without that FP32.
+
+    Where several rows are that case there is no ratio. Runs of one config and commit are compared; of published rows
+    those of one source, by their rates as corrected.
+    """
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.status in ("done", "published"):
+            found.setdefault((_true_precision(row), *_case_key(row)), []).append(row)
+    return [_with_ratio(row, found) for row in rows]
+
+
+def _with_ratio(row: Row, every: Mapping[tuple[str, ...], Sequence[Row]]) -> Row:
+    full = next((own for name in FULL if (own := every.get((name, *_case_key(row))))), [])
+    rate, reference = _rate(row), _rate(full[0]) if len(full) == 1 else None
+    if _true_precision(row) in FULL or rate is None or reference is None or rate[0] != reference[0]:
+        return row
+    return replace(row, figures={**row.figures, "over_full": rate[1] / reference[1]})
+
+
+def _case_key(row: Row) -> tuple[str, ...]:
+    origin = (row.source, row.note) if row.status == "published" else (row.case,)
+    return (row.config, row.fix_hp, row.batch, *origin)
+
+
+def _rate(row: Row) -> tuple[str, float] | None:
+    """Returns the name and the value of a row's speed, corrected where it was wrong."""
+    for name in RATES:
+        value = row.corrected[name].value if name in row.corrected else row.figures.get(name)
+        if value is not None:
+            return name, float(value)
+    return None
+
+
+def _true_precision(row: Row) -> str:
+    return str(row.corrected["precision"].value) if "precision" in row.corrected else row.precision
+
+
+def _case(record: Record) -> str:
+    config = compared_config(record)
+    kept = {key: value for key, value in config.items() if not key.startswith("precision.")}
+    return json.dumps([environment(record).get("commit"), kept], sort_keys=True)
+
+
+def _fix_hp(record: Record) -> str:
+    """Returns the changes of the default hyper-parameters, which an older record's case has of other ones."""
+    try:
+        return changed_hp(record.config, record.case.batch_size) if record.kind == "train" else "/"
+    except (KeyError, TypeError):  # a record without its config
+        return record.case.fix_hp or "/"
 
 
 def _command_note(row: PublishedRow) -> str:

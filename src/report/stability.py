@@ -10,12 +10,13 @@ from statistics import fmean, median, stdev
 from omegaconf import OmegaConf
 
 from src.errors import UserError
-from src.report.compare.differences import compared_config
 from src.report.compare.quantities import figures, quantities
 from src.report.compare.text import header
+from src.report.keys import compared_config
 from src.report.load import Loaded
-from src.report.record import Record
+from src.report.record import Figure, Record
 from src.report.table import aligned, number
+from src.report.typed import build
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "stability"
 HEADERS = ("metric", "at", "n", "mean", "sd", "min", "max", "median", "source")
@@ -30,11 +31,11 @@ class Spread:
     metric: str
     at: str
     n: int
-    mean: float
-    sd: float | None = None
-    min: float | None = None
-    max: float | None = None
-    median: float | None = None
+    mean: float | int
+    sd: Figure = None
+    min: Figure = None
+    max: Figure = None
+    median: Figure = None
     source: str = ""
 
 
@@ -73,7 +74,8 @@ def published(model: str, metrics: set[str]) -> list[Spread]:
     for table in tables:
         shared = {key: value for key, value in table.items() if key not in ("columns", "rows")}
         for row in table["rows"]:
-            found.append(Spread(**{**shared, **dict(zip(table["columns"], row, strict=True))}))
+            values = shared | dict(zip(table["columns"], row, strict=True))
+            found.append(build(Spread, values, optional=[f.name for f in fields(Spread)]))
     return [each for each in found if each.metric in metrics]
 
 
@@ -85,7 +87,7 @@ def stability_table(spreads: Sequence[Spread], view: str) -> str:
         writer.writerow([f.name for f in fields(Spread)])
         writer.writerows(["/" if value is None else value for value in asdict(each).values()] for each in spreads)
         return out.getvalue()
-    lines = [list(HEADERS)]
+    lines: list[list[str]] = [[*HEADERS]]
     for each in spreads:
         values = (each.mean, each.sd, each.min, each.max, each.median)
         texts = ["/" if value is None else number(value) for value in values]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from src.report.record import Record
-from src.report.rows import FIGURES, LATENCIES, Row, published_rows, record_row
+from src.report.rows import FIGURES, LATENCIES, Row, over_full, published_rows, record_row
 
 MARKS = "*†‡§¶#"
 TEXTS = ("config", "precision", "fix_hp", "source")  # columns of text, aligned left
@@ -42,6 +42,7 @@ class Column:
 
 METRIC = Column("final", ("final_metric", "final_target"))
 MEMORY = Column("mem", ("mem_used_gib", "mem_total_gib"))
+OVER_FULL = Column("over full", ("over_full",), optional=True)
 COLUMNS = {
     "train": (
         Column("e2e_time", ("e2e_time_s",)),
@@ -50,12 +51,14 @@ COLUMNS = {
         Column("p_train", ("p_train",)),
         Column("p_core", ("p_core",)),
         Column("p_steady", ("p_steady",), optional=True),
+        OVER_FULL,
         METRIC,
         MEMORY,
     ),
     "predict": (
         Column("throughput", ("throughput",)),
         Column("with loading", ("with_loading",), optional=True),
+        OVER_FULL,
         *(Column(f"{part} ms", (f"latency_s.{part}",), factor=1e3) for part in LATENCIES),
         MEMORY,
     ),
@@ -77,8 +80,8 @@ def tables(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[T
             kind,
             members[0][1].unit,
             [
-                *(record_row(source, record) for source, record in members),
-                *(published_rows([record for _, record in members]) if published else []),
+                *over_full([record_row(source, record) for source, record in members]),
+                *(over_full(published_rows([record for _, record in members])) if published else []),
             ],
         )
         for (model, kind), members in groups.items()
@@ -116,9 +119,14 @@ def markdown(all_tables: Sequence[Table]) -> str:
 def section(table: Table) -> str:
     """Returns one table as Markdown, without a heading: the rows, the units, the notes."""
     lines, notes = cells(table)
+    ratio = (
+        f"; {OVER_FULL.header} is the rate over that in TF32, or FP32 where there is none"
+        if OVER_FULL.header in lines[0]
+        else ""
+    )
     out = aligned(lines, [header in TEXTS for header in lines[0]])
     legend = LEGEND[table.kind].format(unit=table.unit)
-    out += ["", f"{legend}{STEADY if 'p_steady' in lines[0] else ''}; '/' is not reported."]
+    out += ["", f"{legend}{STEADY if 'p_steady' in lines[0] else ''}{ratio}; '/' is not reported."]
     return "\n".join([*out, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
 
 
@@ -152,7 +160,11 @@ def as_csv(all_tables: Sequence[Table]) -> str:
 
 def as_json(all_tables: Sequence[Table]) -> str:
     """Returns the tables as a JSON list: {model, kind, unit, rows: [{..., figures, corrected, note}]}."""
-    return json.dumps([asdict(table) for table in all_tables], indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    plain = [asdict(table) for table in all_tables]
+    for table in plain:
+        for row in table["rows"]:
+            del row["case"]  # of use to compare rows alone
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def number(value: float | int) -> str:
@@ -178,7 +190,8 @@ def _cell(row: Row, column: Column, notes: "_Notes") -> str:
     for name in column.figures:
         value: Any = row.figures.get(name)
         if value is not None:
-            printed = f"{value * column.factor:.12g}" if row.status == "published" else number(value * column.factor)
+            as_printed = row.status == "published" and column is not OVER_FULL
+            printed = f"{value * column.factor:.12g}" if as_printed else number(value * column.factor)
             texts.append(notes.marked(row, name, printed, column.factor))
     return "/".join(texts)
 

@@ -80,9 +80,10 @@ def test_peaks_of_a_cpu_may_be_given(override: str) -> None:
     assert peaks_of("fp32", usual, None).source == "measured"
 
 
-def test_the_case_names_what_differs_from_the_published_one() -> None:
-    assert case_of(composed("train", "model=moflow"))["fix_hp"] == "/"
-    assert case_of(composed("train", "model=moflow", "hp.batch_size=512", "hp.lr=0.001"))["fix_hp"] == "bs=512,lr=0.001"
+def test_the_case_names_what_differs_from_the_default_as_published_rows_do() -> None:
+    assert case_of(composed("train", "model=moflow"))["fix_hp"] == "bs=3584,lr=0.0001"
+    assert case_of(composed("train", "model=moflow", "trainer=1x8"))["fix_hp"] == "/"
+    assert case_of(composed("train", "model=moflow", "hp.batch_size=64", "hp.lr=0.001"))["fix_hp"] == "bs=64,lr=0.001"
     assert case_of(composed("train", "model=dlrm", "trainer=1x8", "+fix_hp=max_bs"))["fix_hp"] == "bs=2097152"
 
 

@@ -12,11 +12,13 @@ import pytest
 from scipy.stats import t as student
 
 from src.measure.statistics import welch_interval
+from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.text import as_csv, latex, markdown
 from src.report.load import Loaded, load
 from src.report.record import FinalMetric, Record, RunError, Steady, write_record
+from src.report.rows import over_full, published_row
 from src.report.stability import stability
 from src.sweep.job import Job, write_job
 
@@ -269,3 +271,16 @@ def test_published_rows_are_printed_with_their_arithmetic(capsys: pytest.Capture
     assert "7292588* (3646294)" in printed and "samples counted 2 x world size times" in printed
     assert main(["published", "resnet"]) == 2
     assert "there are those of" in capsys.readouterr().err
+
+
+def test_the_ratio_to_full_precision_is_the_one_that_nvidia_prints() -> None:
+    """Printed: 1.32x (A100, TF32) and 1.50x (V100, FP32) at batch 240."""
+    found = over_full([published_row(row) for row in rows("se3_transformer", "train")])
+    ratios = {
+        row.config: round(row.figures["over_full"] or 0, 2)
+        for row in found
+        if (row.batch, row.precision) == ("240", "amp")
+        and "09/2021, training perf" in row.source
+        and "1x1" in row.config
+    }
+    assert ratios == {"A100-80G 1x1": 1.32, "V100-16G 1x1": 1.50}

@@ -21,14 +21,14 @@ def test_report_py_prints_the_run_with_the_published_rows(run_folder: Path) -> N
     assert "### moflow, train" in done.stdout and "FlagPerf" in done.stdout and f"| {run_folder} " in done.stdout
 
 
-def test_a_run_is_a_folder_its_record_or_a_record_file(
+def test_a_run_is_a_folder_its_record_or_a_record_file_and_counts_once(
     run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = run_folder.parent / "kept.json"
     write_record(trained, kept)
     assert main([str(run_folder), str(run_folder / "result.json"), str(kept), "--no-published", "--format=json"]) == 0
     [table] = json.loads(capsys.readouterr().out)
-    assert [row["source"] for row in table["rows"]] == [str(run_folder), str(run_folder), str(kept)]
+    assert [row["source"] for row in table["rows"]] == [str(run_folder), str(kept)]
 
 
 def test_folders_without_a_record_are_left_out_and_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,16 +60,14 @@ def test_paddle_writes_into_the_run_folder_and_prints_the_record_last(
     assert (run_folder / "mol_MoFlow_sp_bs512_amp_1_speed").read_text(encoding="utf-8") == last + "\n"
 
 
-def test_paddle_refuses_to_overwrite_the_record_of_another_run(
-    run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paddle_numbers_runs_of_one_name(run_folder: Path, trained: Record, capsys: pytest.CaptureFixture[str]) -> None:
     other = run_folder.parent / "other"
     write_record(trained, other / "result.json")
     folder = run_folder.parent / "paddle"
-    assert main([str(run_folder), str(other), "--format", "paddle", "--output", str(folder)]) == 2
-    assert "would overwrite" in capsys.readouterr().err
-    assert not folder.exists()
-    assert main([str(run_folder), str(other), "--format", "paddle"]) == 0
+    assert main([str(run_folder), str(other), "--format", "paddle", "--output", str(folder)]) == 0
+    name = "mol_MoFlow_sp_bs512_amp_1_speed"
+    assert sorted(file.name for file in folder.iterdir()) == [name, f"{name}.2"]
+    assert [json.loads(line)["log_file"] for line in capsys.readouterr().out.splitlines()] == [name, f"{name}.2"]
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a\\b", "..", "", "two\nlines"])

@@ -10,7 +10,7 @@ import pytest
 
 from src.published import Correction, FinalMetric, PublishedRow
 from src.report import rows
-from src.report.record import Case, Record
+from src.report.record import Case, Record, Steady
 from src.report.table import as_csv, as_json, markdown, number, section, tables
 
 WHY = "counts dropped samples"
@@ -183,3 +183,18 @@ def test_every_published_row_fits_the_table(monkeypatch: pytest.MonkeyPatch, tra
         )
         record = Record(kind=row.kind, case=case, status="failed", unit=row.unit)
         assert row.source in section(*tables([("a", record)]))
+
+
+def test_runs_of_different_commits_or_configs_have_no_ratio(trained: Record, case: Case) -> None:
+    tf32 = replace(trained, case=replace(case, precision="tf32"), steady=Steady(p_train=5100.21605))
+    [same] = tables([("a", trained), ("b", tf32)], published=False)
+    assert [row.figures.get("over_full") for row in same.rows] == [2.0, None]
+    assert "over full" in section(same)
+    other = replace(tf32, environment={"git": {"commit": "c" * 40}})
+    [apart] = tables([("a", trained), ("b", other)], published=False)
+    assert "over full" not in section(apart)
+    exact = replace(trained, config={**trained.config, "logdet": "exact"})
+    [mixed] = tables([("a", exact), ("b", tf32)], published=False)
+    assert "over full" not in section(mixed)
+    [three] = tables([("a", trained), ("b", tf32), ("c", tf32)], published=False)
+    assert "over full" not in section(three)

@@ -6,9 +6,10 @@ from statistics import fmean
 
 from src.errors import UserError
 from src.measure.phases import PHASES
-from src.report.compare.differences import compared_config, differing, environment, joined
+from src.report.compare.differences import differing, joined
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
+from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.rows import published_rows

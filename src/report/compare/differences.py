@@ -1,61 +1,11 @@
-"""Which keys of their configs and environments runs differ in, and what of it hinders a fair comparison."""
+"""Which keys of their configs and environments groups of runs differ in."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from src.report.compare.structure import Difference
-from src.report.record import Record
+from src.report.keys import NAMED
 
-# Keys that do not change the result: where it is written, who watches it, and what other cases would have.
-NOT_COMPARED = (
-    *("seed", "datamodule.seed", "output_dir", "output_root", "data_root", "datamodule.data_dir", "ckpt_path"),
-    *("logger", "callbacks", "sweep", "pictures", "note", "resume", "hardware", "trainer", "experiment"),
-    *("model.hp", "model.recipe", "model.predict", "model.monitor", "model.quick", "model.paddle"),
-)
-# A group of the config that is another one as a whole: its name says it, its other keys follow.
-NAMED = ("model", "datamodule", "precision")
 SHORT = ("hp.", "fit.", "execution.", "measure.")  # where a value is given that other keys repeat
-THERE_NOT = "(no such key)"
-
-# Of the environment: what can change a speed. The others (the operating system's build, the command) are not shown.
-MACHINE = ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "python")
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the config's values by dotted key; a list is one value."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def compared_config(record: Record) -> dict[str, str]:
-    """Returns the values, as texts, of the config keys that can change the result, and of the case."""
-    case = record.case
-    values = {"trainer": case.trainer, "hardware": case.hardware, "hp.batch_size": case.batch_size}
-    found = {key: text(value) for key, value in values.items()}
-    for key, value in flat(record.config):
-        if not any(key == other or key.startswith(f"{other}.") for other in NOT_COMPARED):
-            found[key] = text(value)
-    for name in NAMED:
-        found[f"{name}.name"] = {"model": case.model, "datamodule": case.datamodule, "precision": case.precision}[name]
-    found["callbacks"] = ", ".join(sorted(map(str, record.config.get("callbacks") or ())))
-    return found
-
-
-def environment(record: Record) -> dict[str, str]:
-    """Returns what a record says of its machine, libraries and commit, as texts by key."""
-    known = record.environment
-    found = {key: text(known[key]) for key in MACHINE if known.get(key) is not None}
-    found |= {str(key): text(value) for key, value in (known.get("libraries") or {}).items()}
-    git = known.get("git") or {}
-    if git.get("commit"):
-        found["commit"] = str(git["commit"])[:10]
-    if git.get("dirty"):
-        found["uncommitted changes"] = "yes"
-    return found
 
 
 def differing(every: Sequence[Mapping[str, str]]) -> tuple[list[Difference], list[str]]:
@@ -83,7 +33,3 @@ def joined(every: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Returns the values of a group's runs by key, several joined by a comma."""
     keys = dict.fromkeys(key for values in every for key in values)
     return {key: ", ".join(dict.fromkeys(values.get(key, "unknown") for values in every)) for key in keys}
-
-
-def text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from src.errors import UserError
-from src.report.compare.differences import compared_config
 from src.report.compare.quantities import against, estimates, figures, quantities
 from src.report.compare.structure import Estimate, Quantity
 from src.report.compare.text import change, header, spread
+from src.report.keys import compared_config
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.table import aligned
