@@ -22,8 +22,8 @@ VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
 WHAT = """Print the results of runs next to the published ones, one row per run.
 
   python report.py outputs/moflow                         # a table of all runs in a folder, or of runs by name
-  python report.py compare RUN RUN ... --format html --output page.html     # groups of seeds, spread, differences
-  python report.py compare NEW ... --against OLD ... --fail-below 0.97      # exit code 1 where a figure fell behind
+  python report.py compare RUN RUN ...                    # groups of seeds: mean and spread, and what differs
+  python report.py compare NEW --against OLD              # exit code 1 where a figure fell below 97%
   python report.py stability RUN ...                      # mean, spread and range over seeds, at each evaluation
   python report.py scaling RUN ... --picture scaling.png  # runs on 1, 2, 4 ... devices
   python report.py published moflow                       # published rows, with their corrections

@@ -14,8 +14,6 @@ from src.report.stability import stability, stability_table
 from src.report.table import Table, section
 from src.system.files import write_text
 
-FORMATS = (*text.VIEWS, "html")
-
 
 def add_runs(parser: argparse.ArgumentParser, number: str = "+") -> None:
     what = "run folder, its result.json, a record file, a sweep, or a folder of runs"
@@ -36,9 +34,8 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         "deviation and n; the first group is what the others are compared with."
     )
     add_runs(parser)
-    parser.add_argument("--format", choices=FORMATS, default="markdown", help="default: %(default)s")
+    parser.add_argument("--format", choices=[*text.VIEWS], default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write")
-    parser.add_argument("--interactive", action="store_true", help="html: tooltips and zoom, with scripts in the page")
     parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
     parser.add_argument(
         "--against", nargs="+", type=Path, metavar="OLD", help="runs before a change: check each figure of each case"
@@ -54,15 +51,7 @@ def run_compare(options: argparse.Namespace) -> int:
         return _against(options)
     if options.fail_below is not None:
         raise UserError("--fail-below needs --against OLD: the runs to be compared with")
-    if options.interactive and options.format != "html":
-        raise UserError("--interactive is for --format html")
-    comparison = compare(load(options.runs), options.published)
-    if options.format == "html":
-        from src.report.compare.page import page  # its library takes a second to load
-
-        put(page(comparison, options.interactive), options.output)
-    else:
-        put(text.VIEWS[options.format](comparison), options.output)
+    put(text.VIEWS[options.format](compare(load(options.runs), options.published)), options.output)
     return 0
 
 

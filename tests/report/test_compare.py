@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scipy.stats import t as student
 
-from src.measure.statistics import welch_interval
+from src.measure.intervals import welch_interval
 from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
@@ -223,7 +223,6 @@ def test_a_regression_ends_with_exit_code_1_and_names_the_figure(
     ("options", "message"),
     [
         (["--fail-below", "0.9"], "--fail-below needs --against"),
-        (["--interactive"], "--interactive is for --format html"),
         (["--against", "RUN", "--fail-below", "2"], "'2' is not a ratio"),
         (["--against", "RUN", "--format", "latex"], "--against has no latex"),
     ],

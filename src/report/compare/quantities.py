@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from src.measure.statistics import welch_interval
+from src.measure.intervals import welch_interval
 from src.report.compare.structure import Direction, Estimate, Quantity
 from src.report.record import Figure, Record
 
