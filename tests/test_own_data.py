@@ -19,12 +19,13 @@ WORDS = {"sport": ["match", "goal", "team"], "food": ["bread", "soup", "cheese"]
 OTHERS = [f"word{number}" for number in range(40)]
 
 
-def followed(page: str, home: Path, count: int) -> list[str]:
-    """Runs the page's first `count` commands in `home`; returns what each printed."""
+def followed(page: str, home: Path, count: int, *training: str) -> list[str]:
+    """Runs the page's first `count` commands in `home`, train.py with `training` too; returns what each printed."""
     (home / "conf").symlink_to(ROOT / "conf")
     printed = []
     for words in commands(ROOT / "docs" / "guides" / page)[:count]:
         command = [sys.executable, str(ROOT / words[0]), *words[1:], "hardware=cpu"]
+        command += training if words[0] == "train.py" else ()
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         ended = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False, env=environment)
         assert ended.returncode == 0, f"{shlex.join(command)}\n{ended.stdout}{ended.stderr}"
@@ -55,6 +56,24 @@ def test_own_sentences(tmp_path: Path) -> None:
     assert sum(row["label"] == row["true"] for row in rows) >= 15
     for name in ("held_out", "labels"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_own_molecules(tmp_path: Path) -> None:
+    rings = "c1ccccc1", "c1ccncc1", "C1CCCC1", "c1ccsc1", "C1CCNCC1", "c1ccoc1"
+    links = "C", "CC", "O", "N", "C(=O)", "[Si](C)(C)", "S", "CO", "CN", "C(=O)N"
+    ends = "C", "CO", "N", "F", "Cl", "C#N", "CC", "OC", "B(O)O", "C(C)C"
+    smiles = [ring + link + end for ring in rings for link in links for end in ends]
+    (tmp_path / "my.smiles").write_text("\n".join([*smiles, "C1CC", 30 * "C", ""]))
+    trained, new, _, known = followed("own_molecules.md", tmp_path, 4, "fit.max_time_s=6")
+    assert "my.smiles: 602 molecules read, 600 kept, 2 dropped" in trained and "small MoFlow on smiles_file" in trained
+    assert "200 of 200 molecules are valid after correction" in new
+    assert len(rows_of(tmp_path / "molecules.csv")) == 200
+    way = rows_of(tmp_path / "way_interpolation.csv")
+    assert way[-1]["smiles"] == "CO[Si](C)(C)C"
+    assert "reconstruction" in known and "300 molecules of the train split, all trained on" in known
+    for name in ("molecules", "way_interpolation"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,6 +18,8 @@ from src.system.progress import item_progress
 from src.system.workers import WorkerPool
 
 CHUNK = 256
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Reason(StrEnum):
@@ -100,7 +103,7 @@ def encode_all(
     canonical: list[str] = []
     with item_progress() as progress, WorkerPool(workers) as pool:
         bar = progress.add_task(f"encoding {name}", total=len(smiles))
-        for start, (chunk, bad) in _in_order(pool, smiles, vocabulary):
+        for start, (chunk, bad) in _in_order(pool, smiles, encode_chunk, vocabulary):
             for position, error in bad:
                 on_bad(start + position, error)
             rows = slice(len(published), len(published) + len(chunk.published))
@@ -111,16 +114,37 @@ def encode_all(
     return Encoded(nodes[: len(published)], edges[: len(published)], published, canonical)
 
 
+def elements_in(smiles: Sequence[str], max_atoms: int, workers: int | None = None) -> set[str]:
+    """Returns the symbols of all elements but hydrogen in the SMILES that parse and have at most `max_atoms` atoms."""
+    found: set[str] = set()
+    with WorkerPool(workers) as pool:
+        for _, symbols in _in_order(pool, smiles, elements_of_chunk, max_atoms):
+            found |= symbols
+    return found
+
+
+def elements_of_chunk(smiles: list[str], max_atoms: int) -> set[str]:
+    """Returns what `elements_in` returns, of one chunk in a worker."""
+    _quiet()
+    parsed = (Chem.MolFromSmiles(text) for text in smiles)
+    small = (molecule for molecule in parsed if molecule is not None and molecule.GetNumAtoms() <= max_atoms)
+    return {atom.GetSymbol() for molecule in small for atom in molecule.GetAtoms() if atom.GetAtomicNum() > 1}
+
+
+def _quiet() -> None:
+    RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _in_order(
-    pool: WorkerPool, smiles: Sequence[str], vocabulary: Vocabulary
-) -> Iterator[tuple[int, tuple[Encoded, list[tuple[int, EncodingError]]]]]:
+    pool: WorkerPool, smiles: Sequence[str], function: Callable[[list[str], T], R], argument: T
+) -> Iterator[tuple[int, R]]:
     """Yields the start and result of each chunk; only a few are in flight at a time, which bounds the memory."""
     starts = iter(range(0, len(smiles), CHUNK))
-    in_flight: deque[tuple[int, Future[tuple[Encoded, list[tuple[int, EncodingError]]]]]] = deque()
+    in_flight: deque[tuple[int, Future[R]]] = deque()
 
     def submit(count: int) -> None:
         for start in islice(starts, count):
-            in_flight.append((start, pool.submit(encode_chunk, list(smiles[start : start + CHUNK]), vocabulary)))
+            in_flight.append((start, pool.submit(function, list(smiles[start : start + CHUNK]), argument)))
 
     submit(4 * pool.workers)
     while in_flight:
@@ -131,7 +155,7 @@ def _in_order(
 
 def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, EncodingError]]]:
     """Encodes one chunk in a worker; returns the encoded molecules, and (position, error) of the others."""
-    RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+    _quiet()
     graphs: list[tuple[Nodes, Edges]] = []
     bad: list[tuple[int, EncodingError]] = []
     for position, text in enumerate(smiles):

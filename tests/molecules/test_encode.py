@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from src.molecules.build import build_molecule, canonical_smiles, published_smiles
+from src.molecules.build import build_molecule, canonical_smiles, correct, published_smiles
 from src.molecules.encode import EncodingError, Reason, encode, encode_all
-from src.molecules.vocabulary import QM9, ZINC250K
+from src.molecules.vocabulary import QM9, ZINC250K, of_elements
 
 
 def test_a_molecule_becomes_classes_and_orders():
@@ -30,6 +30,32 @@ def test_every_neutral_molecule_is_rebuilt(neutral):
         molecule = build_molecule(*encode(smiles, ZINC250K), ZINC250K)
         assert molecule is not None
         assert canonical_smiles(molecule) == canonical_smiles(Chem.MolFromSmiles(smiles))
+
+
+@pytest.mark.parametrize(
+    "smiles",
+    [
+        *("C[Si](C)(C)OC", "OB(O)c1ccccc1", "C[Se]CC[C@H](N)C(=O)O", "c1cc[se]c1", "O=[As](O)(O)C", "C[Ge](C)(C)C"),
+        *("CC[Sn](CC)(CC)CC", "C[Te]C", "B1(OCCO1)c1ccsc1", "FS(F)(F)(F)(F)F", "Cl[P](Cl)(Cl)(Cl)Cl", "C[Hg]C"),
+    ],
+)
+def test_molecules_of_other_elements_are_rebuilt_as_rdkit_reads_them(smiles):
+    own = Chem.MolFromSmiles(smiles)
+    vocabulary = of_elements("own", {atom.GetSymbol() for atom in own.GetAtoms()}, 20)
+    for build in (build_molecule, correct):
+        molecule = build(*encode(smiles, vocabulary), vocabulary)
+        assert molecule is not None and canonical_smiles(molecule) == canonical_smiles(own)
+
+
+def test_a_silicon_with_five_bonds_is_invalid_and_corrected_to_four():
+    vocabulary = of_elements("own", ["C", "Si"], 6)
+    nodes = np.array([2, 1, 1, 1, 1, 1], np.uint8)
+    edges = np.zeros((6, 6), np.uint8)
+    edges[0, 1:] = edges[1:, 0] = 1
+    assert Chem.MolFromSmiles("C[Si](C)(C)(C)C") is None
+    assert build_molecule(nodes, edges, vocabulary) is None
+    corrected = correct(nodes, edges, vocabulary)
+    assert corrected is not None and canonical_smiles(corrected) == "C[Si](C)(C)C"
 
 
 def test_an_ammonium_is_rebuilt_with_its_charge():

@@ -37,6 +37,8 @@ class MoleculeDataModule(SplitDataModule):
     def setup(self, stage: str) -> None:
         if self.tensors is None:
             self.data = self.source(self.data_dir)
+            if self.data.report and self.rank_and_world[0] == 0:
+                print(self.data.report, flush=True)
             self.splits = {"train": self.data.train_index, "val": self.data.valid_index}
             # np.array reads the memory-mapped file once; without it a CPU tensor would share the mapping.
             nodes, edges = (torch.from_numpy(np.array(array)) for array in (self.data.nodes, self.data.edges))

@@ -14,8 +14,8 @@ from src.datamodules import prepared
 from src.datamodules.download import sha256_of
 from src.datamodules.prepared import Selection, verified_meta, write_lines
 from src.errors import UserError
-from src.molecules.encode import EncodingError, Reason, encode_all
-from src.molecules.vocabulary import Vocabulary
+from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
+from src.molecules.vocabulary import Vocabulary, of_elements
 
 LAYOUT = 1
 ARRAYS = ("nodes.npy", "edges.npy", "rows.npy")
@@ -47,6 +47,7 @@ class MolecularData:
     train_index: Int[np.ndarray, " train"]
     valid_index: Int[np.ndarray, " valid"]
     folder: Path
+    report: str = ""  # of what was dropped when it was prepared
 
     @cached_property
     def train_published(self) -> frozenset[str]:
@@ -62,38 +63,52 @@ class MolecularData:
 def prepare(
     files: list[Path],
     read: Callable[[], list[Row]],
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | int,
     folder: Path,
     selection: Selection,
     workers: int | None = None,
+    kind: str = "",
 ) -> Path:
     """Encodes the selected molecules into a subfolder of `folder` unless it exists; returns the subfolder.
 
-    Raises UserError for a molecule that cannot be encoded (with `skip_bad`, bad.txt lists them instead), and for a
-    subfolder that was prepared from other files or settings.
+    The subfolder's name ends in `kind`. Instead of a vocabulary a number of atoms may be given: the vocabulary is then
+    of all elements in the molecules of at most as many. Raises UserError for a molecule that cannot be encoded (with
+    `skip_bad`, bad.txt lists them instead), and for a subfolder that was prepared from other files or settings.
     """
+    given: Any = vocabulary
+    if isinstance(vocabulary, Vocabulary):
+        given = asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)}
     origin = {
         "layout": LAYOUT,
         "inputs": {path.name: sha256_of(path) for path in files},
-        "vocabulary": asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)},
+        "vocabulary": given,
         "selection": asdict(selection),
     }
 
     def write(part: Path) -> dict[str, Any]:
-        return _write(part, read(), vocabulary, selection, workers)
+        rows = read()
+        total = len(rows)
+        chosen = selection.rows(total)
+        rows = [rows[i] for i in chosen]
+        made = vocabulary
+        if not isinstance(made, Vocabulary):
+            made = of_elements(files[0].name, elements_in([row.smiles for row in rows], made, workers), made)
+        return _write(part, rows, chosen, made, selection.skip_bad, workers) | {
+            "total": total,
+            "atomic_numbers": list(made.atomic_numbers),
+        }
 
-    return prepared.prepare(folder / f"prepared_{selection.name}", origin, write)
+    return prepared.prepare(folder / f"prepared_{selection.name}{kind}", origin, write)
 
 
 def _write(
     part: Path,
-    all_rows: list[Row],
+    rows: list[Row],
+    chosen: Int[np.ndarray, " molecules"],
     vocabulary: Vocabulary,
-    selection: Selection,
+    skip_bad: bool,
     workers: int | None,
 ) -> dict[str, Any]:
-    chosen = selection.rows(len(all_rows))
-    rows = [all_rows[i] for i in chosen]
     good = np.ones(len(rows), bool)
     bad: list[str] = []
     dropped: dict[Reason, list[str]] = {}
@@ -101,7 +116,7 @@ def _write(
     def on_bad(position: int, error: EncodingError) -> None:
         smiles, file, line = rows[position]
         problem = f"{file} line {line}: {smiles!r} {error}"
-        if not selection.skip_bad:
+        if not skip_bad:
             raise UserError(f"{problem}; correct the file, or set skip_bad=true to leave such molecules out")
         good[position] = False
         bad.append(problem)
@@ -109,12 +124,11 @@ def _write(
 
     name = " and ".join(dict.fromkeys(row.file.name for row in rows))
     encoded = encode_all([row.smiles for row in rows], vocabulary, on_bad=on_bad, workers=workers, name=name)
-    if bad:
-        print(reading_report(name, len(rows), dropped), flush=True)
     if not good.any():
         raise UserError(
             f"no molecule of {rows[0].file if rows else 'an empty file'} can be encoded: check its contents"
         )
+    report = reading_report(name, len(rows), dropped) if bad else ""
     for name, array in zip(ARRAYS, (encoded.nodes, encoded.edges, chosen[good]), strict=True):
         np.save(part / name, array)
     smiles = [row.smiles for row, kept in zip(rows, good, strict=True) if kept]
@@ -122,7 +136,7 @@ def _write(
         write_lines(part / name, lines)
     if bad:
         write_lines(part / "bad.txt", bad)
-    return {"total": len(all_rows), "molecules": len(smiles), "bad": len(bad), "rdkit": rdkit.__version__}
+    return {"molecules": len(smiles), "bad": len(bad), "report": report, "rdkit": rdkit.__version__}
 
 
 def reading_report(name: str, read: int, dropped: Mapping[Reason, list[str]]) -> str:
@@ -134,13 +148,15 @@ def reading_report(name: str, read: int, dropped: Mapping[Reason, list[str]]) ->
 
 
 def load(
-    folder: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
+    folder: Path, vocabulary: Vocabulary | int, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
 ) -> MolecularData:
     """Returns the molecules of a prepared folder; the rows `hold_out(number of rows)` are the validation split.
 
-    Raises UserError for a truncated or altered file and for an empty split.
+    `vocabulary` is what `prepare` got. Raises UserError for a truncated or altered file and for an empty split.
     """
     meta = verified_meta(folder)
+    if not isinstance(vocabulary, Vocabulary):
+        vocabulary = Vocabulary(next(iter(meta["inputs"])), tuple(meta["atomic_numbers"]), vocabulary)
     nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
     smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
     is_held_out = np.isin(rows, hold_out(meta["total"]))
@@ -157,4 +173,5 @@ def load(
         train_index=np.flatnonzero(~is_held_out),
         valid_index=np.flatnonzero(is_held_out),
         folder=folder,
+        report=meta.get("report", ""),
     )

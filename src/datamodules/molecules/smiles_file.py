@@ -1,5 +1,6 @@
-"""Your own molecules: a text file with one SMILES a line, encoded with ZINC-250k's vocabulary."""
+"""Your own molecules: a text file with one SMILES a line, of any elements."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from src.datamodules.molecules.encoded import MolecularData, Row, prepare
@@ -7,7 +8,7 @@ from src.datamodules.molecules.encoded import load as load_prepared
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
 from src.errors import UserError
-from src.molecules.vocabulary import ZINC250K
+from src.molecules.vocabulary import ZINC250K, of_elements
 
 
 def load(
@@ -15,6 +16,7 @@ def load(
     *,
     file: str | Path,
     held_out_share: float = 0.1,
+    elements: Sequence[str] | None = None,
     max_atoms: int = ZINC250K.max_atoms,
     limit: int | None = None,
     seed: int = 0,
@@ -27,6 +29,7 @@ def load(
         data_dir: folder of the prepared arrays.
         file: one SMILES a line; text after a blank is ignored, and so are empty lines.
         held_out_share: share of the molecules to hold out, drawn with `seed`.
+        elements: symbols of the atoms' classes; None: all elements of the file. Molecules with others are bad.
         max_atoms: of the largest molecule, without hydrogen; the network's is the same.
         skip_bad: drop molecules that cannot be encoded, count them and list them in bad.txt; false refuses them.
         limit, seed, workers: as for ZINC-250k.
@@ -39,7 +42,9 @@ def load(
 
     if not path.is_file():
         raise UserError(f"datamodule.source.file={path} does not exist; give a file with one SMILES a line")
-    vocabulary, folder = ZINC250K.up_to(max_atoms), Path(data_dir)
-    folder = folder if vocabulary == ZINC250K else folder / f"up_to_{max_atoms}_atoms"
-    prepared = prepare([path], read, vocabulary, folder, Selection(limit, seed, skip_bad), workers)
+    if max_atoms < 1:
+        raise UserError(f"datamodule.source.max_atoms={max_atoms}: give 1 or more")
+    vocabulary = max_atoms if elements is None else of_elements(path.name, elements, max_atoms)
+    kind = f"_up_to_{max_atoms}_of_{'all' if elements is None else ''.join(elements)}"
+    prepared = prepare([path], read, vocabulary, Path(data_dir), Selection(limit, seed, skip_bad), workers, kind)
     return load_prepared(prepared, vocabulary, lambda total: seeded_split(total, held_out_share, seed))

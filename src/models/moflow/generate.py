@@ -48,7 +48,9 @@ class Options:
         return Search(checked_plan(self.optimise, *how), job, vocabulary)
 
 
-def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, clock: Clock) -> Prediction:
+def generate_molecules(
+    network: MoFlow, vocabulary: Vocabulary, job: PredictionJob, options: Options, clock: Clock
+) -> Prediction:
     """Generates molecules in batches and writes the valid ones to the job's output, .csv or .smi.
 
     A batch's latency runs from the call to the arrays on the host, without the building of molecules. A csv has smiles,
@@ -61,7 +63,6 @@ def generate_molecules(network: MoFlow, job: PredictionJob, options: Options, cl
         raise UserError("num_samples=null does not say how many molecules to generate; give a number")
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
-    vocabulary = vocabulary_of(network)
     compared = None if options.temperatures is None else temperatures_of(options.temperatures)
     ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
     search, optimised = options.search(job, vocabulary), list[Quality]()
@@ -132,7 +133,7 @@ def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict
 
 
 def vocabulary_of(network: MoFlow) -> Vocabulary:
-    """Returns the vocabulary with the network's number of classes, for molecules of its size."""
+    """Returns the vocabulary of a checkpoint that names no elements: that with its number of classes, of its size."""
     classes, atoms = network.num_atom_classes, network.max_atoms
     found = next((v for v in VOCABULARIES if v.num_classes == classes and atoms <= v.max_atoms), None)
     if found is None:

@@ -64,6 +64,9 @@ class MoFlow(nn.Module):
         logdet: LogDet = "published",
         execution: Execution = "fast",
     ) -> None:
+        self._arguments: dict[str, Any] = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         super().__init__()
         if max_atoms > num_nodes:
             raise UserError(f"max_atoms={max_atoms} does not fit num_nodes={num_nodes}: raise num_nodes")
@@ -82,6 +85,10 @@ class MoFlow(nn.Module):
                 for norm in (module for module in flow.modules() if isinstance(module, BatchNorm)):
                     norm.group = norm_batch * rows
         self.execution = execution
+
+    def with_atom_classes(self, count: int) -> "MoFlow":
+        """Returns a new network of the same sizes for another number of atom classes, with random weights."""
+        return MoFlow(**self._arguments | {"num_atom_classes": count})
 
     @property
     def execution(self) -> Execution:

@@ -120,7 +120,10 @@ def training_molecules(job: PredictionJob, vocabulary: Vocabulary) -> MolecularD
         raise UserError(f"{KEY} needs the molecules of the training, and {datamodule.data_dir} has none: {way_out}")
     data = datamodule.source(datamodule.data_dir)
     if data.vocabulary != vocabulary:
-        raise UserError(f"{KEY}: {datamodule.name} has other atoms than the network; give datamodule={vocabulary.name}")
+        raise UserError(
+            f"{KEY}: {datamodule.name} has other elements than the network ({', '.join(vocabulary.elements)}) or "
+            f"molecules of other sizes (up to {vocabulary.max_atoms} atoms); give the datamodule of the training"
+        )
     if len(data.train_index) < LEAST_MOLECULES:
         raise UserError(f"{KEY} needs {LEAST_MOLECULES} training molecules, and {data.folder} has fewer: prepare more")
     return data

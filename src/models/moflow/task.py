@@ -12,15 +12,17 @@ from torchmetrics import MeanMetric
 
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
+from src.errors import UserError
 from src.gpu.exact_products import exact_products
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.moflow.cost import cost
-from src.models.moflow.generate import Options, generate_molecules, picture_of
+from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.network import MoFlow
 from src.models.moflow.temperatures import temperature_of
 from src.molecules.distances import check_installed, distances
 from src.molecules.score import Scorer
+from src.molecules.vocabulary import Vocabulary, of_elements
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
@@ -42,6 +44,7 @@ class MoFlowTask(Task):
         final_molecules: molecules generated after training, over all ranks.
         reconstructed: training molecules that are encoded and decoded after training, on each rank.
         sample_batch: molecules generated at once; uniqueness in the published NUV is within such a batch.
+        elements: of the atom classes that the weights know; None until the data tell.
         distances: after training, FCD and NSPDK of the valid generated molecules from the held-out ones; `floor_fcd`
             and `floor_nspdk` are those of as many training molecules.
     """
@@ -65,6 +68,7 @@ class MoFlowTask(Task):
         reconstructed: int = 1000,
         sample_batch: int = 512,
         distances: bool = False,
+        elements: Sequence[str] | None = None,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
@@ -77,7 +81,46 @@ class MoFlowTask(Task):
             check_installed()
         # A NaN must be seen, not left out of the mean; torchmetrics' "disable" would ignore the weights too.
         self.held_out_atom, self.held_out_bond = (MeanMetric(nan_strategy=float("nan")) for _ in range(2))
+        self.elements = None if elements is None else list(elements)
         self._scorer: Scorer | None = None
+
+    def setup(self, stage: str) -> None:
+        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def bind_data(self, datamodule: MoleculeDataModule) -> None:
+        """Gives the network as many atom classes as the data have. Raises UserError where it was trained for others."""
+        molecules: MoleculeDataModule = self.check_datamodule(datamodule)
+        molecules.setup("bind_data")
+        assert molecules.data is not None
+        known = molecules.data.vocabulary
+        self._check_vocabulary(known)
+        if known.num_classes != self.network.num_atom_classes:
+            self.network = self.network.with_atom_classes(known.num_classes).to(self.device)
+        self.elements = known.elements
+        if self.model_config is not None:
+            self.model_config["task"]["elements"] = self.elements
+            self.model_config["task"]["network"]["num_atom_classes"] = known.num_classes
+
+    def _check_vocabulary(self, known: Vocabulary) -> None:
+        """Raises UserError where the weights are for molecules of another size, or know other elements."""
+        size = self.network.max_atoms
+        if known.max_atoms != size:
+            raise UserError(
+                f"the data have molecules of up to {known.max_atoms} atoms, the network is for {size}; "
+                "give datamodule.source.max_atoms and model.task.network.max_atoms the same number"
+            )
+        if self.elements is not None and self.elements != known.elements:
+            raise UserError(
+                f"the data have the elements {', '.join(known.elements)}, the network was trained with "
+                f"{', '.join(self.elements)}; give datamodule.source.elements=[{','.join(self.elements)}]"
+            )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The atom classes that the weights know. Raises UserError if neither they nor their number tell."""
+        if self.elements is not None:
+            return of_elements("the checkpoint", self.elements, self.network.max_atoms)
+        return vocabulary_of(self.network)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         nodes, edges = batch
@@ -189,6 +232,9 @@ class MoFlowTask(Task):
         datamodule: MoleculeDataModule = self.check_datamodule(job.datamodule())
         datamodule.device = self.device
         datamodule.setup("predict")
+        assert datamodule.data is not None
+        self.elements = self.vocabulary.elements  # also of a checkpoint that names none
+        self._check_vocabulary(datamodule.data.vocabulary)
         count = min(job.num_samples or len(datamodule.splits[split]), len(datamodule.splits[split]))
         rows = torch.from_numpy(np.asarray(datamodule.splits[split][:count]))
         bits = torch.zeros(2, dtype=torch.float64)
@@ -235,7 +281,7 @@ class MoFlowTask(Task):
         if "temperature" in given:
             given["temperature"] = temperature_of(given["temperature"], "model.predict.temperature")
         options = Options(**usual | given)
-        return generate_molecules(self.network, job, options, clock)
+        return generate_molecules(self.network, self.vocabulary, job, options, clock)
 
 
 def pieces(total: int, size: int) -> list[int]:
