@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rdkit import Chem
+from rdkit.Chem import Crippen, rdDistGeom
 
 from tests.support import ROOT
 from tests.test_docs import commands
@@ -73,6 +76,45 @@ def test_own_molecules(tmp_path: Path) -> None:
     assert way[-1]["smiles"] == "CO[Si](C)(C)C"
     assert "reconstruction" in known and "300 molecules of the train split, all trained on" in known
     for name in ("molecules", "way_interpolation"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
+
+
+def write_in_space(home: Path) -> int:
+    """Writes my.sdf and new.xyz with generated coordinates and a logP; returns the frames of new.xyz."""
+    rings = "c1ccccc1", "C1CCCC1", "c1ccoc1", "C", "CC", "CCC"
+    links, ends = ("C", "O", "N", "[Si](C)(C)", "S", "C(=O)"), ("C", "CO", "N", "F", "Cl", "Br", "CC", "C#N")
+    writer, frames = Chem.SDWriter(str(home / "my.sdf")), []
+    smiles = [ring + link + end for ring in rings for link in links for end in ends]
+    for row, text in enumerate(smiles):
+        molecule = Chem.AddHs(Chem.MolFromSmiles(text))
+        assert rdDistGeom.EmbedMolecule(molecule, randomSeed=1) == 0
+        logp = f"{Crippen.MolLogP(molecule):.4f}"  # type: ignore[attr-defined]
+        if row % 12:
+            molecule.SetProp("logp", logp)
+            writer.write(molecule)
+            continue
+        atoms = zip(molecule.GetAtoms(), molecule.GetConformer().GetPositions(), strict=True)
+        lines = [f"{atom.GetSymbol()} {x:.4f} {y:.4f} {z:.4f}" for atom, (x, y, z) in atoms]
+        frames.append("\n".join([str(len(lines)), f"logp={logp}" if row else "", *lines, ""]))
+    writer.close()
+    (home / "new.xyz").write_text("".join(frames))
+    return len(frames)
+
+
+@pytest.mark.slow
+def test_own_molecules_in_space(tmp_path: Path) -> None:
+    count = write_in_space(tmp_path)
+    trained, held_out, new = followed("own_3d_molecules.md", tmp_path, 3, "datamodule.unit=log10")
+    assert "my.sdf: 264 molecules read, 264 kept" in trained and "on molecule_file, at most 4000 molecules" in trained
+    assert re.search(r"MAE +[\d.]+ +log10 +mean absolute error, 26 molecules of the test split", held_out)
+    assert f"1 of {count} molecules have no value of logp, and the errors are of the others" in new
+    rows = rows_of(tmp_path / "new.csv")
+    assert len(rows) == count == 24 and {row["unit"] for row in rows} == {"log10"}
+    known = [row for row in rows if row["true"]]
+    errors = [abs(float(row["true"]) - float(row["predicted"])) for row in known]
+    spread = [abs(float(row["true"]) - np.mean([float(each["true"]) for each in known])) for row in known]
+    assert sum(errors) < 0.7 * sum(spread)
+    for name in ("held_out", "new"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
 
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
+from rdkit.Chem import GetPeriodicTable
 
 from src.errors import UserError
 
-ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
+ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # of QM9, and of the published features
+LAST = 118  # atomic number of the last element
 CLOSEST = 1e-3  # angstrom; nearer atoms coincide
 BLOCK = 256  # atoms compared with all others at a time
 
@@ -80,6 +82,7 @@ class GraphData:
         splits: rows of `train`, `val`, `test` and `all`.
         skip_bad: leave out molecules without edges rather than refuse them.
         folder: of the arrays.
+        report: of what was read, and dropped, when it was prepared.
     """
 
     arrays: Arrays
@@ -89,6 +92,7 @@ class GraphData:
     splits: Mapping[str, Int[np.ndarray, " rows"]]
     skip_bad: bool
     folder: Path
+    report: str = ""
 
     def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:
         """Returns the values of one target; NaN for all molecules if `task` is None or the data has no targets.
@@ -104,17 +108,27 @@ class GraphData:
         return self.targets[:, list(self.units).index(task)]
 
 
+def symbol_of(number: int) -> str:
+    return GetPeriodicTable().GetElementSymbol(int(number))
+
+
+def number_of(symbol: str) -> int:
+    """Returns an element's atomic number. Raises UserError for a symbol that is none."""
+    try:
+        return GetPeriodicTable().GetAtomicNumber(str(symbol))
+    except RuntimeError:
+        raise UserError(f"element {symbol!r} is unknown: give symbols such as H, C or Si") from None
+
+
 def checked(molecule: Molecule) -> Molecule:
     """Returns the molecule with its bonds sorted. Raises MoleculeError if it is not a valid graph."""
     numbers, positions, bonds, orders = molecule
     if not len(numbers):
         raise MoleculeError("has no atoms")
-    foreign = ~np.isin(numbers, list(ELEMENTS.values()))
-    if foreign.any():
-        atom = int(foreign.argmax())
-        raise MoleculeError(
-            f"has an element other than {', '.join(ELEMENTS)}: atom {atom + 1} has atomic number {numbers[atom]}"
-        )
+    unknown = (numbers < 1) | (numbers > LAST)
+    if unknown.any():
+        atom = int(unknown.argmax())
+        raise MoleculeError(f"has an atom of no element: atom {atom + 1} has atomic number {numbers[atom]}")
     wrong = ~np.isfinite(positions).all(1)
     if wrong.any():
         raise MoleculeError(f"has no finite coordinates for atom {int(wrong.argmax()) + 1}")

@@ -1,14 +1,14 @@
 """Molecular graphs as batches of fixed shapes; the whole data set is kept on the training device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
-from src.datamodules.base import Metered, SplitDataModule
-from src.datamodules.graphs.data import GraphData
+from src.datamodules.base import PUBLISHED, Metered, SplitDataModule
+from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_of
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
 from src.errors import UserError
@@ -25,6 +25,8 @@ class GraphDataModule(SplitDataModule):
         source: prepares or reads the data set in a folder (`_partial_: true` in the config).
         data_dir: that folder.
         task: the target; None if molecules are only to be predicted.
+        unit: of the target, where the data do not know it.
+        elements: symbols that the atoms may have; those of QM9 if the data have no others, else those of the data.
         edges: which atoms exchange messages; the bonds if not given.
     """
 
@@ -41,13 +43,16 @@ class GraphDataModule(SplitDataModule):
         task: str | None = None,
         edges: Edges | None = None,
         predict: str = "test",
+        unit: str | None = None,
+        elements: Sequence[str] | None = None,
     ) -> None:
         super().__init__(name, batch_size, seed, predict)
         self.source, self.data_dir = source, Path(data_dir)
         self.task, self.edges = task, edges or Edges()
         self.data: GraphData | None = None
         self.mean = self.std = float("nan")
-        self.unit = ""
+        self.unit, self.given_unit = "", unit
+        self.elements = None if elements is None else list(elements)
         self._graphs: ResidentGraphs | None = None
 
     def prepare_data(self) -> None:
@@ -61,13 +66,41 @@ class GraphDataModule(SplitDataModule):
         if self._graphs is not None:
             return
         self.data = data = self.source(self.data_dir)
+        if data.report and self.name not in PUBLISHED and self.rank_and_world[0] == 0:
+            print(data.report, flush=True)
         targets = data.target(self.task)
         self.splits = self._usable(data)
         trained = targets[self.splits["train"]].astype(np.float32).astype(np.float64)
         if len(trained) > 1:
             self.mean, self.std = float(trained.mean()), float(trained.std(ddof=1))
-        self.unit = data.units.get(self.task or "", "")
-        self._graphs = ResidentGraphs(data.arrays, self.edges.of(data.arrays), targets, self.target_device)
+        self.unit = self._unit_in(data)
+        numbers = self._numbers(data)
+        self.elements = [symbol_of(number) for number in numbers]
+        edges = self.edges.of(data.arrays)
+        self._graphs = ResidentGraphs(data.arrays, edges, targets, self.target_device, numbers)
+
+    def _unit_in(self, data: GraphData) -> str:
+        """Returns the target's unit. Raises UserError where another is given than the data have."""
+        known = data.units.get(self.task or "", "")
+        if known and self.given_unit not in (None, known):
+            raise UserError(f"datamodule.unit={self.given_unit}: {self.task} of {self.name} is in {known}")
+        return known or self.given_unit or ""
+
+    def _numbers(self, data: GraphData) -> list[int]:
+        """Returns the atomic numbers that atoms may have, ascending. Raises UserError for an atom of another one."""
+        there = set(np.unique(data.arrays.numbers).tolist())
+        published = sorted(ELEMENTS.values())
+        if self.elements is None:
+            return published if there <= set(published) else sorted(there)
+        allowed = sorted({number_of(symbol) for symbol in self.elements})
+        if foreign := sorted(there - set(allowed)):
+            atom = int((data.arrays.numbers == foreign[0]).argmax())
+            name = data.names[int(np.searchsorted(data.arrays.num_atoms.cumsum(), atom, side="right"))]
+            raise UserError(
+                f"{name} has the element {symbol_of(foreign[0])}; known are {', '.join(self.elements)}: leave it out, "
+                "or train with molecules that have it"
+            )
+        return allowed
 
     def _usable(self, data: GraphData) -> dict[str, Int[np.ndarray, " rows"]]:
         """Returns the splits without molecules of no edges. Raises UserError for these unless `skip_bad` is set."""

@@ -66,7 +66,7 @@ def load(
         raise UserError(
             f"val_share={val_share} and test_share={test_share}: give shares of 0 or more with a sum below 1"
         )
-    inputs = {path.name: sha256_of(path), "charge": charge}
+    inputs = {path.name: sha256_of(path), "charge": charge, "elements": "any"}
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:8]
     prepared = prepare_graphs(
         Path(data_dir) / f"{path.stem}_{key}",

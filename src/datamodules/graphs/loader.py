@@ -1,5 +1,6 @@
 """Batches of molecular graphs in a few fixed shapes, assembled on the device that holds the data set."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,14 @@ class ResidentGraphs:
     """
 
     def __init__(
-        self, arrays: Arrays, edges: DirectedEdges, targets: Float[np.ndarray, " molecules"], device: torch.device
+        self,
+        arrays: Arrays,
+        edges: DirectedEdges,
+        targets: Float[np.ndarray, " molecules"],
+        device: torch.device,
+        elements: Sequence[int] = tuple(ELEMENTS.values()),
     ) -> None:
+        """`elements`: the atomic numbers that the atoms may have, ascending."""
         self.num_nodes, self.num_edges = arrays.num_atoms.astype(np.int64), edges.num_edges.astype(np.int64)
         self.device = device
 
@@ -67,8 +74,8 @@ class ResidentGraphs:
         self._sizes, self._starts = tensor(sizes, torch.int64), tensor(starts, torch.int64)
         self._blanks = torch.tensor([[len(arrays.numbers)], [len(edges.src)]], device=device)
         self._positions = tensor(arrays.positions.T, torch.float32).T.contiguous()
-        element = np.searchsorted(list(ELEMENTS.values()), arrays.numbers)
-        self._elements = tensor(element, torch.int32, blank=len(ELEMENTS))
+        element = np.searchsorted(elements, arrays.numbers)
+        self._elements = tensor(element, torch.int32, blank=len(elements))
         first_atom_of_edge, first_edge_of_atom = starts[0].repeat(self.num_edges), starts[1].repeat(self.num_nodes)
         in_degrees = np.bincount(first_atom_of_edge + edges.dst, minlength=len(arrays.numbers))
         # Edges into earlier atoms of the same molecule.
@@ -77,9 +84,7 @@ class ResidentGraphs:
         self._reverse = tensor(edges.reverse, torch.int32)
         self._orders = tensor(edges.orders, torch.int32)
         self._targets = tensor(targets, torch.float32, blank=np.nan)
-        numbers = torch.tensor([*ELEMENTS.values(), 0], dtype=torch.float32)
-        one_hot = torch.eye(len(ELEMENTS) + 1, len(ELEMENTS))
-        self._node_features = torch.cat([one_hot, numbers[:, None]], 1).to(device)
+        self._node_features = features_of(elements).to(device)
         self._edge_features = torch.eye(EDGE_FEATURES + 1)[:, 1:].contiguous().to(device)
 
     @property
@@ -114,6 +119,17 @@ class ResidentGraphs:
             targets=self._targets[rows],
             count=count,
         )
+
+
+def features_of(elements: Sequence[int]) -> Float[Tensor, "elements_and_1 features"]:
+    """Returns the features of an atom of each element, and of padding: one-hot, for those of QM9 with the number too.
+
+    A linear layer on a one-hot vector is a learned embedding of the element.
+    """
+    one_hot = torch.eye(len(elements) + 1, len(elements))
+    if list(elements) != list(ELEMENTS.values()):
+        return one_hot
+    return torch.cat([one_hot, torch.tensor([*elements, 0], dtype=torch.float32)[:, None]], 1)
 
 
 def _gather_index(

@@ -71,7 +71,8 @@ def prepare_graphs(
 
     def write(part: Path) -> dict[str, Any]:
         entries = read()
-        return _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers)
+        found = _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers)
+        return found | {"report": f"{next(iter(inputs))}: {found['report']}"}
 
     return prepared.prepare(folder / f"graphs_{selection.name}", origin, write)
 
@@ -96,6 +97,7 @@ def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
         splits=splits | {"all": np.arange(len(entries_of_rows))},
         skip_bad=meta["selection"]["skip_bad"],
         folder=folder,
+        report=meta.get("report", ""),
     )
 
 
@@ -131,12 +133,25 @@ def _write(
             write_lines(part / name, texts)
     return {
         "total": len(entries.names),
+        "report": reading_report(len(chosen), entries, rows, lines[BAD]),
         "molecules": len(rows),
         "units": dict(entries.units),
         "bad": len(lines[BAD]),
         "unmatched": len(lines[NOTED]),
         "rdkit": rdkit.__version__,
     }
+
+
+def reading_report(read: int, entries: Entries, rows: Int[np.ndarray, " rows"], bad: list[str]) -> str:
+    """Returns what was read and kept, with an example of what was dropped, and how many have each target."""
+    lines = [f"{read:,} molecules read, {len(rows):,} kept"]
+    if bad:
+        lines[0] += f", {len(bad):,} dropped (listed in bad.txt), as {bad[0]}"
+    known = np.isfinite(entries.targets[rows]).sum(0)
+    missing = [f"{name} ({count:,})" for name, count in zip(entries.units, known, strict=True) if count < len(rows)]
+    if missing:
+        lines.append(f"not every molecule has a value of {', '.join(missing)}")
+    return "\n".join(lines)
 
 
 def _parsed(contents: Sequence[Any], parse: Parse, workers: int | None) -> Iterator[tuple[int, Parsed]]:

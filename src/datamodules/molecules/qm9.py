@@ -1,7 +1,9 @@
 """QM9 as graphs of heavy atoms, the second setting of MoFlow's author (github.com/calvin-zcx/moflow)."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from src.datamodules.download import from_package
@@ -9,6 +11,7 @@ from src.datamodules.molecules.encoded import MolecularData, Row, prepare
 from src.datamodules.molecules.encoded import load as load_prepared
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
+from src.errors import UserError
 from src.molecules.vocabulary import QM9
 
 PACKAGE, VERSION = "qm9pack", "1.0.3"
@@ -24,6 +27,7 @@ HELD_OUT_SHARE = 13_082 / 133_885
 def load(
     data_dir: str | Path,
     *,
+    max_atoms: int = QM9.max_atoms,
     limit: int | None = None,
     seed: int = 0,
     skip_bad: bool = False,
@@ -34,6 +38,7 @@ def load(
 
     Args:
         data_dir: folder of the raw files and the prepared arrays.
+        max_atoms: rows of the arrays, 9 or more for a network of larger molecules.
         limit: prepare a sample of that many molecules, drawn with `seed`.
         seed: of the sample and the split.
         skip_bad: leave out molecules that cannot be encoded, and list them in bad.txt.
@@ -42,9 +47,17 @@ def load(
     """
     folder = Path(data_dir)
     files = from_package(PACKAGE, VERSION, MEMBERS, folder, None if mirror is None else Path(mirror))
-    selection = Selection(limit, seed, skip_bad)
-    prepared = prepare(files, lambda: [row for path in files for row in _read(path)], QM9, folder, selection, workers)
-    return load_prepared(prepared, QM9, lambda total: seeded_split(total, HELD_OUT_SHARE, seed))
+    if max_atoms < QM9.max_atoms:
+        raise UserError(f"datamodule.source.max_atoms={max_atoms}: give {QM9.max_atoms} or more, as QM9 has")
+    selection, vocabulary = Selection(limit, seed, skip_bad), replace(QM9, max_atoms=max_atoms)
+    kind = "" if vocabulary == QM9 else f"_of_{max_atoms}"
+    rows = partial(_rows, files)
+    prepared = prepare(files, rows, vocabulary, folder, selection, workers, kind)
+    return load_prepared(prepared, vocabulary, lambda total: seeded_split(total, HELD_OUT_SHARE, seed))
+
+
+def _rows(files: Sequence[Path]) -> list[Row]:
+    return [row for path in files for row in _read(path)]
 
 
 def _read(path: Path) -> Iterator[Row]:

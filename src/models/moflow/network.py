@@ -88,7 +88,7 @@ class MoFlow(nn.Module):
 
     def with_atom_classes(self, count: int) -> "MoFlow":
         """Returns a new network of the same sizes for another number of atom classes, with random weights."""
-        return MoFlow(**self._arguments | {"num_atom_classes": count})
+        return MoFlow(**{**self._arguments, "num_atom_classes": count})
 
     @property
     def execution(self) -> Execution:

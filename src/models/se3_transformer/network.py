@@ -1,7 +1,7 @@
 """The SE(3)-Transformer (arXiv:2006.10503) in NVIDIA's variant (DeepLearningExamples, SE3Transformer)."""
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -170,6 +170,9 @@ class SE3TransformerPooled(nn.Module):
         sharing: Sharing = "full",
         execution: Execution = "fast",
     ) -> None:
+        self._arguments: dict[str, Any] = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         super().__init__()
         width = num_degrees * num_channels
         self.transformer = SE3Transformer(
@@ -189,6 +192,10 @@ class SE3TransformerPooled(nn.Module):
             execution=execution,
         )
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, output_dim))
+
+    def with_node_features(self, count: int) -> "SE3TransformerPooled":
+        """Returns a new network of the same sizes for another number of node features, with random weights."""
+        return SE3TransformerPooled(**{**self._arguments, "node_features": count})
 
     def forward(
         self, graph: Graph, node_features: Features, edge_features: Features | None = None

@@ -140,6 +140,9 @@ def write_values(
     )  # fmt: skip
     write_csv(output, ["molecule", "quantity", "predicted", "true", "unit", "trained_on"], lines)
     files = {"predictions": output}
+    if not known.all():
+        lacking = f"{(~known).sum()} of {len(known)} molecules have no value of {quantity.name}"
+        print(f"note: {lacking}, {'and the errors are of the others' if known.any() else 'so no error is given'}")
     if not known.any():
         return files, []
     predictions, true = predictions[known], true[known]

@@ -1,7 +1,7 @@
 """The SE(3)-Transformer as a task: one property of a molecule, judged by its mean absolute error in natural units."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 
 from src.batches.molecular_graphs import Graph, GraphBatch
+from src.datamodules.graphs.data import ELEMENTS, number_of
 from src.datamodules.graphs.datamodule import GraphDataModule
-from src.datamodules.graphs.loader import GraphLoader
+from src.datamodules.graphs.loader import GraphLoader, features_of
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -37,6 +38,7 @@ class SE3TransformerTask(Task):
         quantity: the property, a target of the datamodule.
         unit_of_quantity: where a checkpoint keeps it; training takes it from the datamodule.
         target: mean absolute errors in natural units that count as reached, by quantity.
+        elements: that the weights know; None until the data tell (those of QM9, for a checkpoint without them).
     """
 
     unit = "molecules"
@@ -53,9 +55,11 @@ class SE3TransformerTask(Task):
         quantity: str | None = "homo",
         unit_of_quantity: str = "eV",
         target: Mapping[str, float] | None = None,
+        elements: Sequence[str] | None = None,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         self.network: SE3TransformerPooled
+        self.elements = None if elements is None else list(elements)
         self.quantity = quantity or ""
         self.target = (target or {}).get(self.quantity)
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
@@ -79,12 +83,28 @@ class SE3TransformerTask(Task):
         datamodule = self.check_datamodule(self.trainer.datamodule)  # type: ignore[attr-defined]
         if not self.quantity:
             raise UserError("datamodule.task=null names nothing to learn; give the name of a target")
+        self.bind_data(datamodule)
         self.mean.fill_(datamodule.mean)
         self.std.fill_(datamodule.std)
         self.molecule = mean_molecule(datamodule.loader("train"))
         self._name(datamodule.unit)
         if self.model_config is not None:
             self.model_config["task"]["unit_of_quantity"] = datamodule.unit
+
+    def bind_data(self, datamodule: GraphDataModule) -> None:
+        """Gives the network the features of the data's elements. Raises UserError for others than it knows."""
+        graphs: GraphDataModule = self.check_datamodule(datamodule)
+        if self.elements is not None:
+            graphs.elements = self.elements
+        graphs.setup("bind_data")
+        assert graphs.elements is not None
+        count = features_of([number_of(symbol) for symbol in graphs.elements]).shape[1]
+        if count != self.network.transformer.fiber_in.channels(0):
+            self.network = self.network.with_node_features(count).to(self.device)
+        self.elements = graphs.elements
+        if self.model_config is not None:
+            self.model_config["task"]["elements"] = self.elements
+            self.model_config["task"]["network"]["node_features"] = count
 
     def loss(self, batch: GraphBatch) -> dict[str, Tensor]:
         known = ~batch.targets.isnan()  # not so for padding, which must not even reach the arithmetic
@@ -174,6 +194,7 @@ class SE3TransformerTask(Task):
         """Predicts molecules of a file or a split; see `src.models.se3_transformer.predict`."""
         datamodule = self.check_datamodule(job.datamodule())
         datamodule.device, datamodule.task = self.device, None
+        datamodule.elements = self.elements or list(ELEMENTS)
         datamodule.prepare_data()
         if self.quantity in datamodule.source(datamodule.data_dir).units:
             datamodule.task = self.quantity  # the true values of what the checkpoint predicts

@@ -145,3 +145,33 @@ def test_qm9_has_the_unit_of_its_target(home: Path, monkeypatch: pytest.MonkeyPa
     datamodule = ready(home, source=source, data_dir=str(home / "qm9"), task="homo")
     assert datamodule.unit == "eV" and -11 < datamodule.mean < -6
     assert len(datamodule.splits["train"]) == round(len(IDS) * 100_000 / 130_831)
+    with pytest.raises(UserError, match=r"datamodule\.unit=kJ/mol: homo of mine is in eV"):
+        ready(home, source=source, data_dir=str(home / "qm9"), task="homo", unit="kJ/mol")
+
+
+def test_the_unit_is_the_given_one_where_the_data_know_none(home: Path) -> None:
+    assert ready(home, unit="eV").unit == "eV"
+
+
+def test_what_was_read_is_told_on_every_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "gaps.csv").write_text(CSV + "CCC,\nC1CC,3\n")
+    for _ in range(2):
+        ready(home, file="gaps.csv", skip_bad=True, predict="all", task=None)
+        assert capsys.readouterr().out.splitlines() == [
+            "gaps.csv: 12 molecules read, 11 kept, 1 dropped (listed in bad.txt), as gaps.csv line 13 (C1CC) does not "
+            "parse",
+            "not every molecule has a value of gap (10)",
+        ]
+
+
+def test_published_features_are_for_the_elements_of_qm9_alone(home: Path) -> None:
+    (home / "silane.csv").write_text(CSV + "C[SiH3],3\n")
+    for file, elements, width in (("my.csv", "H C N O F", 6), ("silane.csv", "H C O Si", 4)):
+        datamodule = ready(home, file=file)
+        assert datamodule.elements == elements.split()
+        batch = next(iter(datamodule.train_dataloader()))
+        assert batch.node_features.shape[1] == width
+    wide = ready(home, file="silane.csv", elements=["Si", "H", "O", "C", "Br"])
+    assert wide.elements == ["H", "C", "O", "Si", "Br"]
+    with pytest.raises(UserError, match=r"silane\.csv line 12 .* has the element Si; known are H, C, O"):
+        ready(home, file="silane.csv", elements=["H", "C", "O"])

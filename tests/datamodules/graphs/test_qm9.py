@@ -185,7 +185,7 @@ def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:
             [0, 0, 0, 0, 0],
             [0, 0, 1],
             [[0, 1, 1], [1, 0, 1]],
-            "an element other than H, C, N, O, F: atom 2 has atomic number 0",
+            "an atom of no element: atom 2 has atomic number 0",
         ),
         ([1, 0, 0, 0, 0], [0, 0, np.nan], [[0, 1, 1], [1, 0, 1]], "no finite coordinates for atom 2"),
         ([1, 0, 0, 0, 0], [0, 0, 1], [[0, 1, 1]], "a bond without its reverse"),
