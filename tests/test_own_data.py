@@ -127,14 +127,17 @@ def test_own_clicks(tmp_path: Path) -> None:
             site, device = source.choice("abcdef"), source.choice(["phone", "desk"])
             clicked = int(source.random() < (0.9 if site in "abc" else 0.1))
             age = source.randint(18, 80) if row % 10 else ""
-            lines.append(f"{clicked if (row + 1) % 500 else ''},{age},{source.random():.3f},{site},{device}")
+            known = (row + 1) % 500 if name == "clicks" else row % 2 == 0
+            lines.append(f"{clicked if known else ''},{age},{source.random():.3f},{site},{device}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
     trained, _, new = followed("own_clicks.md", tmp_path, 3)
     assert "2,000 rows read; dropped 4 without a label in column clicked; 200 missing values became 0" in trained
     assert "AUC" in new
     rows = rows_of(tmp_path / "new_clicks.csv")
-    assert len(rows) == 200
-    assert sum((float(row["probability"]) > 0.5) == (row["label"] == "1") for row in rows) >= 150
+    assert len(rows) == 200 and "100 of 200 rows have no label, and the figures are of the others" in new
+    assert [row["label"] != "" for row in rows] == [row % 2 == 0 for row in range(200)]
+    rows = rows[::2]
+    assert sum((float(row["probability"]) > 0.5) == (row["label"] == "1") for row in rows) >= 75
 
 
 @pytest.mark.slow
@@ -150,5 +153,6 @@ def test_own_images(tmp_path: Path) -> None:
                 Image.fromarray(pixels).save(target / f"{row}.png")
     trained, known, _ = followed("own_images.md", tmp_path, 3)
     assert "on image_folder" in trained and "synthetic" not in trained
+    assert "photos: 36 images to train, 12 to evaluate; 3 classes: blue 16, green 16, red 16" in trained
     assert "top-1" in known
     assert len(rows_of(tmp_path / "classes.csv")) == 12 and len(rows_of(tmp_path / "new.csv")) == 6

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from src.batches.clicks import ClickLayout, Table
 from src.datamodules.base import SplitDataModule
 from src.datamodules.clicks.check import check_values
@@ -32,6 +35,10 @@ class ClickDataModule(SplitDataModule):
         super().__init__(name, batch_size, seed, predict, test_batch_size)
         self.layout = ClickLayout(0, (), ())
         self.bayes_auc: float | None = None
+
+    def known_labels(self, split: str) -> Bool[np.ndarray, " rows"] | None:
+        """Returns which rows of a split have a label; None where all have."""
+        return None
 
     @property
     def tables(self) -> tuple[Table, ...]:

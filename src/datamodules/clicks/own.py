@@ -19,7 +19,8 @@ from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import rows_of
 from src.errors import UserError
 
-LAYOUT = 1
+LAYOUT = 2
+KNOWN = "test_known.npy"  # which rows of the test have a label
 KINDS = (".csv", ".tsv")
 
 
@@ -29,7 +30,7 @@ class ClickColumns:
 
     `label` is 0 or 1. Values of a `categorical` column are hashed to 1 .. `buckets`, without a value it is 0. A number
     of a `numerical` column is sign(x) ln(1 + |x|), without a value 0. `held_out_share` of the rows, drawn with `seed`,
-    is for the test.
+    is for the test. If that is 1, rows without a label are kept, to be predicted.
     """
 
     file: str
@@ -69,7 +70,7 @@ class ClickColumns:
 class Rows:
     """What was read of a file, row by row, and how many rows were dropped."""
 
-    labels: list[int]
+    labels: list[int]  # -1 if unknown
     numbers: list[list[float]]
     ids: list[list[int]]
     dropped: int = 0  # without a label
@@ -109,21 +110,26 @@ class ClickFileDataModule(CriteoDataModule):
     def prepare_data(self) -> None:
         self.setup("prepare")
 
+    def known_labels(self, split: str) -> Bool[np.ndarray, " rows"] | None:
+        return np.load(self.data_dir / KNOWN) if split == "test" else None
+
 
 def read_clicks(source: ClickColumns) -> Rows:
     """Returns the rows that have a label. Raises UserError that names file and row for another label or number."""
     rows = Rows([], [], [])
-    for line, row in rows_of(Path(source.file), (source.label, *source.numerical, *source.categorical)):
+    only_predicted = source.held_out_share == 1
+    columns = (source.label, *source.numerical, *source.categorical)
+    for line, row in rows_of(Path(source.file), columns, (source.label,) if only_predicted else ()):
         values = {name: str(value).strip() for name, value in row.items()}
         label = values[source.label]
-        if not label:
+        if not label and not only_predicted:
             rows.dropped += 1
             continue
-        if label not in ("0", "1"):
+        if label not in ("0", "1", ""):
             raise UserError(f"{source.file} line {line}: {source.label} is {label!r}; it must be 0 or 1")
         numbers = [_number(values[name], name, source.file, line) for name in source.numerical]
         ids = [1 + crc32(v.encode()) % source.buckets if (v := values[name]) else 0 for name in source.categorical]
-        rows.labels.append(int(label))
+        rows.labels.append(int(label or -1))
         rows.numbers.append(numbers)
         rows.ids.append(ids)
         rows.missing += sum(not values[name] for name in (*source.numerical, *source.categorical))
@@ -138,16 +144,23 @@ def write_rows(source: ClickColumns, folder: Path) -> dict[str, Any]:
     if not is_test.any() or (source.held_out_share < 1 and is_test.all()):
         raise UserError(f"{source.file} has {total} rows with a label, too few for training and test; add rows")
     numbers, ids = np.array(rows.numbers), np.array(rows.ids)
-    labels = np.array(rows.labels, np.uint8)
+    known = np.array(rows.labels) >= 0
+    labels = np.maximum(rows.labels, 0).astype(np.uint8)
+    np.save(folder / KNOWN, known[is_test])
     numbers = (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float16)
     for split, chosen in (("train", ~is_test), ("test", is_test)):
         _write_split(folder, spec, split, chosen, labels, numbers, ids)
     spec.write(folder)
     read = total + rows.dropped
+    found = f"{source.file}: {read:,} rows read; "
+    if source.held_out_share == 1:
+        found += f"{int((~known).sum()):,} without a label in column {source.label}"
+    else:
+        found += f"dropped {rows.dropped:,} without a label in column {source.label}"
+    clicks = f", clicks {labels[known].mean():.1%}" if known.any() else ""
     return {
-        "report": f"{source.file}: {read:,} rows read; dropped {rows.dropped:,} without a label in column "
-        f"{source.label}; {rows.missing:,} missing values became 0\n{int((~is_test).sum()):,} rows to train, "
-        f"{int(is_test.sum()):,} to test, clicks {labels.mean():.1%}; {len(source.numerical)} numerical and "
+        "report": f"{found}; {rows.missing:,} missing values became 0\n{int((~is_test).sum()):,} rows to train, "
+        f"{int(is_test.sum()):,} to test{clicks}; {len(source.numerical)} numerical and "
         f"{len(source.categorical)} categorical columns, these hashed to {source.buckets:,} ids each"
     }
 

@@ -1,6 +1,7 @@
 """Folders of image files: ImageNet's layout (train/CLASS/FILE, val/CLASS/FILE), and files without classes."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from src.batches.images import UNKNOWN
+from src.datamodules.base import PUBLISHED
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.loader import DecodingLoader, ImageFiles
 from src.errors import UserError
 from src.system.workers import cpu_count
 
+SHOWN = 10  # classes named in a report
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
@@ -34,6 +37,12 @@ def images_in(folder: Path) -> list[str]:
     return sorted(
         e.name for e in os.scandir(folder) if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".")
     )
+
+
+def others_in(folder: Path) -> list[str]:
+    """Returns the names of visible files directly in a folder that are no images, sorted."""
+    visible = (entry for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in visible if not entry.name.lower().endswith(SUFFIXES))
 
 
 def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
@@ -131,6 +140,31 @@ class ImageFolderDataModule(_DecodedDataModule):
         self.files = {split: labelled(self.data_dir / folder, names[split]) for split, folder in self.folders.items()}
         self.splits = {split: len(images.files) for split, images in self.files.items()}
         self.class_names = names["train"]
+        if self.name not in PUBLISHED and self.rank_and_world[0] == 0:
+            print(self.report(), flush=True)
+
+    def report(self) -> str:
+        """Returns what was found and what was left out: images of each class, files that are none."""
+        assert self.class_names is not None
+        counts = Counter(np.concatenate([images.labels for images in self.files.values()]).tolist())
+        named = [f"{name} {counts[label]:,}" for label, name in enumerate(self.class_names[:SHOWN])]
+        more = len(self.class_names) - len(named)
+        classes = f"{len(self.class_names)} classes: {', '.join(named)}{f' and {more} more' * bool(more)}"
+        others = [
+            f"{folder}/{name}/{file}"
+            for folder in dict.fromkeys(self.folders.values())
+            for name in self.class_names
+            for file in others_in(self.data_dir / folder / name)
+        ]
+        found = (
+            f"{self.data_dir}: {self.splits['train']:,} images to train, {self.splits['val']:,} to evaluate; {classes}"
+        )
+        left_out = (
+            f"left out {len(others):,} files that are no images ({' '.join(SUFFIXES)}), as {others[0]}"
+            if others
+            else ""
+        )
+        return "\n".join(filter(None, (found, left_out)))
 
 
 class ImageFilesDataModule(_DecodedDataModule):

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,8 +105,13 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield line, row
 
 
-def rows_of(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yields line and values by column of a .csv or .tsv. Raises UserError for a missing column or a bad row."""
+def rows_of(
+    path: Path, columns: tuple[str, ...], optional: Collection[str] = ()
+) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yields line and values by column of a .csv or .tsv. Raises UserError for a missing column or a bad row.
+
+    A column of `optional` may be missing; its values are then "".
+    """
     # Without line ends of other kinds than \n, since they are part of a sentence.
     lines = (f"{line}\n" for line in decoded(path).replace("\r\n", "\n").removesuffix("\n").split("\n"))
     quoting = csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL
@@ -114,7 +119,7 @@ def rows_of(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
     try:
         header = next(reader, [])
         for column in columns:
-            if column not in header:
+            if column not in header and column not in optional:
                 raise UserError(
                     f"{path} line 1: there is no column '{column}', only {', '.join(map(repr, header))}; "
                     f"name your columns in datamodule.source"
@@ -123,7 +128,7 @@ def rows_of(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[st
         for row in reader:
             if row and len(row) != len(header):
                 raise UserError(f"{path} line {line} has {len(row)} columns, the header {len(header)}: correct it")
-            yield line, dict(zip(header, row or [""] * len(header), strict=True))
+            yield line, dict.fromkeys(optional, "") | dict(zip(header, row or [""] * len(header), strict=True))
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path} line {reader.line_num} is no row of a table ({error}): correct it") from None

@@ -66,10 +66,15 @@ def predict_clicks(
         scores.append(found)
         labels.append(batch.clicks().labels.cpu().numpy())
     found, true = np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted]
-    write_scores(found, true, job.output)
     count, split = len(found), datamodule.predict
-    words = split_in_words(count, "rows", split, count * (job.has_trained_data and split == "train"))
-    quality, pictures = judge(found, true, words, job.output)
+    labelled = datamodule.known_labels(split)
+    known = np.ones(count, bool) if labelled is None else np.resize(labelled, count)  # a benchmark repeats the rows
+    write_scores(found, np.where(known, true, np.nan), job.output)
+    if not known.all():
+        rest = "and the figures are of the others" if known.any() else "so no quality is given"
+        print(f"note: {(~known).sum():,} of {count:,} rows have no label, {rest}")
+    words = split_in_words(int(known.sum()), "rows", split, count * (job.has_trained_data and split == "train"))
+    quality, pictures = judge(found[known], true[known], words, job.output) if known.any() else ([], {})
     files = {"predictions": job.output, **pictures}
     judged = metric.record(quality[0].value) if quality else None
     clock.mark("evaluation")
@@ -78,9 +83,11 @@ def predict_clicks(
 
 
 def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> None:
-    """Writes a line for each row: its number, its probability and its label."""
+    """Writes a line for each row: its number, its probability, and its label, or nothing where that is NaN."""
     pairs = zip(scores, labels, strict=True)
-    rows = ((number, f"{score:.6f}", int(label)) for number, (score, label) in enumerate(pairs))
+    rows = (
+        (number, f"{score:.6f}", "" if np.isnan(label) else int(label)) for number, (score, label) in enumerate(pairs)
+    )
     write_csv(output, ["row", "probability", "label"], rows)
 
 

@@ -35,6 +35,16 @@ def test_the_prepared_folder_has_logarithms_and_ids(tmp_path: Path) -> None:
     assert sorted(numbers.tolist()) == pytest.approx([-np.log(4), 0, 0, np.log(4)], abs=1e-3)
 
 
+def test_rows_to_be_predicted_need_no_label_nor_its_column(tmp_path: Path) -> None:
+    some = write_rows(columns(tmp_path / "some.csv", ROWS, held_out_share=1), tmp_path)["report"]
+    assert some.startswith(f"{tmp_path / 'some.csv'}: 5 rows read; 1 without a label in column clicked; 2 missing")
+    assert "0 rows to train, 5 to test, clicks 50.0%" in some
+    assert np.load(tmp_path / "test_known.npy").tolist() == [True, True, False, True, True]
+    none = columns(tmp_path / "none.csv", ["age,site", "3,a", "4,b"], held_out_share=1)
+    assert "0 rows to train, 2 to test; 1 numerical" in write_rows(none, tmp_path)["report"]
+    assert np.load(tmp_path / "test_known.npy").tolist() == [False, False]
+
+
 @pytest.mark.parametrize(
     ("lines", "changes", "words"),
     [

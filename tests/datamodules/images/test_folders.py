@@ -60,11 +60,19 @@ def test_the_same_folder_may_be_both_splits(home: Path) -> None:
     assert folders(home, train="val").splits == {"train": 15, "val": 15}
 
 
-def test_files_that_are_not_images_are_ignored(home: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_left_out_and_told(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(home / "images", tmp_path / "images")
     for name in (".hidden.jpg", "notes.txt", "Thumbs.db"):
         (tmp_path / "images" / "train" / "ape" / name).write_bytes(b"not an image")
-    assert folders(tmp_path).splits == {"train": 36, "val": 15}
+    for _ in range(2):
+        capsys.readouterr()
+        assert folders(tmp_path).splits == {"train": 36, "val": 15}
+        found, left_out = capsys.readouterr().out.splitlines()
+        assert found == f"{tmp_path / 'images'}: 36 images to train, 15 to evaluate; 3 classes: ape 17, bee 17, cat 17"
+        assert left_out.startswith("left out 2 files that are no images (.jpg ")
+        assert left_out.endswith("as train/ape/Thumbs.db")
 
 
 # Batches.
