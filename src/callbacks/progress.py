@@ -2,10 +2,11 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.callbacks import Timer, TQDMProgressBar
 
 from src.callbacks.history import History
 from src.system.progress import EVERY_S
@@ -24,6 +25,7 @@ class Progress(TQDMProgressBar):
         self._is_bar = sys.stdout.isatty()  # where tqdm writes
         self._next_line_s = 0.0
         self._is_first_rank = True
+        self._begun_s, self._begun_step = 0.0, 0
 
     @property
     def is_enabled(self) -> bool:
@@ -39,6 +41,18 @@ class Progress(TQDMProgressBar):
         known = {name: latest[name] for name in shown if name in latest}
         return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in known.items()}
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._begun_s, self._begun_step = time.monotonic(), trainer.global_step
+
+    def _left(self, trainer: pl.Trainer) -> list[str]:
+        """Returns '3 min left', at the rate so far, evaluations included; nothing where no end is known."""
+        timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
+        limits = [left for each in timers if (left := each.time_remaining()) is not None]
+        steps = trainer.estimated_stepping_batches - trainer.global_step
+        seconds = time_left(time.monotonic() - self._begun_s, trainer.global_step - self._begun_step, steps, limits)
+        return [] if seconds is None else [f"{in_words(seconds)} left"]
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -46,7 +60,7 @@ class Progress(TQDMProgressBar):
         if self._is_due() and (values := self.get_metrics(trainer, pl_module)):
             where = f"{of('epoch', trainer.current_epoch + 1, trainer.max_epochs)}, "
             where += of("step", batch_idx + 1, trainer.num_training_batches)
-            self._print(where, *(f"{name} {value}" for name, value in values.items()))
+            self._print(where, *(f"{name} {value}" for name, value in values.items()), *self._left(trainer))
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -68,6 +82,22 @@ class Progress(TQDMProgressBar):
     def _print(self, *parts: str) -> None:
         self._next_line_s = time.monotonic() + self.every_s
         print(*parts, sep=", ", flush=True)
+
+
+def time_left(elapsed_s: float, done: float, left: float, limits_s: Sequence[float]) -> float | None:
+    """Returns the seconds until `left` steps are done or a limit is reached, the `done` ones having taken `elapsed_s`.
+
+    None without a limit where the number of steps is infinite, or none is done yet.
+    """
+    by_steps = [elapsed_s * left / done] if done and left < float("inf") else []
+    return max(0.0, min([*by_steps, *limits_s])) if by_steps or limits_s else None
+
+
+def in_words(seconds: float) -> str:
+    """Returns a rough time: '40 s', '12 min', '3.5 h'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def of(name: str, count: int, total: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import struct
 import sys
 import termios
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from omegaconf import open_dict
 
-from src.callbacks.progress import of
+from src.callbacks.progress import in_words, of, time_left
 from src.run import train
 from src.system.progress import byte_progress, item_progress, working
 from tests.support.tiny_run import tiny_config
@@ -63,7 +64,16 @@ def test_training_in_a_pipe_prints_plain_lines(tmp_path: Path, capfd: pytest.Cap
     steps = [line for line in lines if line.startswith("epoch 1 of 1, step ")]
     assert [line.split(", ")[1] for line in steps] == ["step 2 of 8", "step 3 of 8", "step 4 of 8"]  # losses come late
     assert ", loss " in steps[0] and ", molecules_per_s " in steps[0]
+    assert all(re.search(r", \d+ s left$", line) for line in steps)
     assert "evaluation: batch 1 of 1" in lines
+
+
+def test_the_time_left_is_that_of_the_steps_left_or_of_the_time_limit() -> None:
+    assert time_left(60.0, 30, 60, []) == 120.0
+    assert time_left(60.0, 30, 60, [50.0]) == time_left(60.0, 30, float("inf"), [50.0]) == 50.0
+    assert time_left(60.0, 30, 0, [-1.0]) == 0.0
+    assert time_left(60.0, 0, 60, []) is None and time_left(60.0, 30, float("inf"), []) is None
+    assert [in_words(seconds) for seconds in (39.6, 5000.0, 7200.0)] == ["40 s", "83 min", "2.0 h"]
 
 
 def test_training_on_a_terminal_draws_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

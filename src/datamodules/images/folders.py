@@ -156,15 +156,11 @@ class ImageFolderDataModule(_DecodedDataModule):
             for name in self.class_names
             for file in others_in(self.data_dir / folder / name)
         ]
-        found = (
-            f"{self.data_dir}: {self.splits['train']:,} images to train, {self.splits['val']:,} to evaluate; {classes}"
-        )
-        left_out = (
-            f"left out {len(others):,} files that are no images ({' '.join(SUFFIXES)}), as {others[0]}"
-            if others
-            else ""
-        )
-        return "\n".join(filter(None, (found, left_out)))
+        train, val = (f"{self.splits[split]:,}" for split in ("train", "val"))
+        lines = [f"{self.data_dir}: {train} images to train, {val} to evaluate; {classes}"]
+        if others:
+            lines.append(f"left out {len(others):,} files that are no images ({' '.join(SUFFIXES)}), as {others[0]}")
+        return "\n".join(lines)
 
 
 class ImageFilesDataModule(_DecodedDataModule):

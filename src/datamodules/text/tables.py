@@ -128,7 +128,8 @@ def rows_of(
         for row in reader:
             if row and len(row) != len(header):
                 raise UserError(f"{path} line {line} has {len(row)} columns, the header {len(header)}: correct it")
-            yield line, dict.fromkeys(optional, "") | dict(zip(header, row or [""] * len(header), strict=True))
+            values: dict[str, object] = dict.fromkeys(optional, "")
+            yield line, values | dict(zip(header, row or [""] * len(header), strict=True))
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path} line {reader.line_num} is no row of a table ({error}): correct it") from None
