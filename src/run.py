@@ -16,6 +16,7 @@ from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
+from src.callbacks.loggers import log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
@@ -266,4 +267,5 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
         files |= run_pictures(folder, record, job.task.curves if job is not None else ())
     if job is not None:
         files |= job.task.artifacts
+        log_record(job.trainer.loggers, record.to_dict(), files)
     print(summary(record, files), file=sys.stdout, flush=True)

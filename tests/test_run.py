@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 import wandb
 import yaml
+from wandb.proto import wandb_internal_pb2
 
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
@@ -173,6 +176,47 @@ def test_wandb_writes_offline_and_starts_a_run_of_its_own_each_time(
         (run,) = (home / name / "wandb").glob("offline-run-*/run-*.wandb")
         assert b"bits_atom" in run.read_bytes()
         assert b"max_epochs" in run.read_bytes()  # of the hyper-parameters
+    read_back = wandb_run(run)
+    record = read(home / "wandb_two")
+    summary, settings = read_back["summary"], read_back["config"]
+    for key in ("status", "samples", "p_core", "p_whole", "e2e_time_s"):
+        assert summary[key] == record[key]
+    assert {key: summary[f"phases_s.{key}"] for key in PHASES if record["phases_s"][key] is not None} == {
+        key: value for key, value in record["phases_s"].items() if key in PHASES and value is not None
+    }
+    assert settings["config"] == record["config"] and settings["case"] == record["case"]
+    assert settings["environment"] == record["environment"]
+    assert read_back["artifacts"] == [("record", ["result.json"])] and read_back["exit_code"] == 0
+
+
+def wandb_entries(file: Path) -> Iterator[Any]:
+    """Yields what a file of W&B holds: LevelDB's log format after 7 bytes, which count to the first block."""
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, size, part = struct.unpack_from("<IHB", data, at)
+        whole = (b"" if part in (1, 2) else whole) + data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if part in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(whole)
+
+
+def wandb_run(file: Path) -> Record:
+    """What an offline run of W&B has: its config, summary, artifacts and exit code."""
+    found: Record = {"config": {}, "summary": {}, "artifacts": [], "exit_code": None}
+    for entry in wandb_entries(file):
+        kind = entry.WhichOneof("record_type")
+        if kind in ("run", "config", "summary"):
+            changes = entry.run.config if kind == "run" else getattr(entry, kind)
+            target = found["summary" if kind == "summary" else "config"]
+            target |= {u.key or u.nested_key[0]: json.loads(u.value_json) for u in changes.update}
+        elif kind == "artifact":
+            found["artifacts"].append((entry.artifact.type, [c.path for c in entry.artifact.manifest.contents]))
+        elif kind == "exit":
+            found["exit_code"] = entry.exit.exit_code
+    return found
 
 
 @pytest.mark.parametrize(
@@ -292,3 +336,8 @@ class TestResume:
         train(tiny_config(home, f"output_root={tmp_path}", f"output_dir={new}", "resume=true", "fit.max_steps=1"))
         assert "starting fresh" in capsys.readouterr().out
         assert read(new)["samples"] == 8
+
+
+def test_a_key_of_wandb_among_the_settings_is_one_line(home: Path) -> None:
+    with pytest.raises(UserError, match="WANDB_API_KEY"):
+        train(tiny_config(home, f"output_dir={home / 'key'}", "logger=wandb", "+logger.wandb.api_key=secret-key"))

@@ -8,6 +8,7 @@ from hydra import utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
+from src.callbacks.loggers import check_loggers
 from src.errors import UserError
 
 
@@ -49,9 +50,11 @@ class Parts:
 def instantiate_parts(config: DictConfig) -> Parts:
     """Returns the parts of a completed training config.
 
-    Raises UserError where a package is missing, or task and datamodule do not belong together.
+    Raises UserError where a package is missing, a logger's key is given as a value, or task and datamodule do not
+    belong together.
     """
     check_packages(config)
+    check_loggers(config)
     datamodule, task = instantiate(config.datamodule), instantiate(config.model.task)
     task.check_datamodule(datamodule)
     execution = instantiate(config.execution, _convert_="object")
