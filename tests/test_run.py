@@ -16,11 +16,13 @@ import wandb
 import yaml
 from wandb.proto import wandb_internal_pb2
 
+from src.callbacks.loggers import settle_loggers
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
 from src.run import train
+from src.sweep.job import Job, write_job
 from tests.support import ROOT
 from tests.support.tiny_run import tiny_config, tiny_overrides
 
@@ -336,6 +338,52 @@ class TestResume:
         train(tiny_config(home, f"output_root={tmp_path}", f"output_dir={new}", "resume=true", "fit.max_steps=1"))
         assert "starting fresh" in capsys.readouterr().out
         assert read(new)["samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "expected"),
+    [
+        ({}, (), {"offline": True, "project": "reprise", "save_dir": "OUT", "group": "moflow"}),
+        ({"WANDB_MODE": "online", "WANDB_PROJECT": "mine", "WANDB_DIR": "there"}, (),
+         {"offline": False, "project": "mine", "save_dir": "there", "group": "moflow"}),
+        ({"WANDB_MODE": "online", "WANDB_PROJECT": "mine"},
+         ("logger.wandb.offline=true", "logger.wandb.project=given", "logger.wandb.group=own"),
+         {"offline": True, "project": "given", "save_dir": "OUT", "group": "own"}),
+    ],
+)  # fmt: skip
+def test_wandb_follows_its_variables_and_then_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: tuple[str, ...],
+    expected: dict[str, Any],
+) -> None:  # fmt: skip
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'sweep' / '0'}", "logger=wandb", *given)
+    settle_loggers(config)
+    where = str(tmp_path / "sweep" / "0")
+    assert {key: config.logger.wandb[key] for key in expected} == {
+        key: where if value == "OUT" else value for key, value in expected.items()
+    }
+
+
+def test_jobs_of_a_sweep_are_grouped_by_its_folder(tmp_path: Path) -> None:
+    write_job(tmp_path / "lr_sweep" / "3", Job(key="", overrides=[], command=[], cwd="."))
+    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'lr_sweep' / '3'}", "logger=wandb")
+    settle_loggers(config)
+    assert config.logger.wandb.group == "lr_sweep"
+
+
+def test_a_logger_that_cannot_send_the_record_does_not_fail_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError("no space for artifacts")
+
+    monkeypatch.setattr(wandb.Artifact, "add_file", refuse)
+    train(tiny_config(home, f"output_dir={home / 'refused'}", "logger=wandb", "fit.max_steps=1"))
+    assert read(home / "refused")["status"] == "done"
+    assert "note: W&B has not got all of the record (no space for artifacts)" in capfd.readouterr().out
 
 
 def test_a_key_of_wandb_among_the_settings_is_one_line(home: Path) -> None:

@@ -1,10 +1,11 @@
 """What loggers get of a whole run at its end: its config, every figure of its record, its pictures, `result.json`."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from src.errors import UserError
@@ -12,14 +13,30 @@ from src.errors import UserError
 NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
 
 
-def check_loggers(config: DictConfig) -> None:
-    """Raises UserError for a key of W&B among the config's values."""
+def settle_loggers(config: DictConfig) -> None:
+    """Completes the keys of W&B's loggers that are null, as the environment or the run's place says.
+
+    offline: unless WANDB_MODE is set to something else. project: WANDB_PROJECT, or reprise. save_dir: WANDB_DIR, or the
+    run's folder. group: the sweep's folder, or the model. Raises UserError for a key of W&B's among the values.
+    """
     for name, logger in (config.logger or {}).items():
-        if "api_key" in logger and logger._target_.endswith("WandbLogger"):
+        if not logger._target_.endswith("WandbLogger"):
+            continue
+        if "api_key" in logger:
             raise UserError(
                 f"logger.{name}.api_key is no setting; give the key by the environment variable WANDB_API_KEY, "
                 "or run `wandb login` once"
             )
+        folder = Path(config.output_dir)
+        in_sweep = (folder / "job.json").exists()
+        usual = {
+            "offline": os.environ.get("WANDB_MODE", "offline") == "offline",
+            "project": os.environ.get("WANDB_PROJECT", "reprise"),
+            "save_dir": os.environ.get("WANDB_DIR", str(folder)),
+            "group": folder.absolute().parent.name if in_sweep else config.model.name,
+        }
+        with read_write(config):
+            logger.update({key: value for key, value in usual.items() if logger.get(key) is None})
 
 
 def log_record(loggers: Sequence[Logger], record: Mapping[str, Any], files: Mapping[str, Path]) -> None:
@@ -30,7 +47,10 @@ def log_record(loggers: Sequence[Logger], record: Mapping[str, Any], files: Mapp
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            _log_to_wandb(logger.experiment, record, files)
+            try:
+                _log_to_wandb(logger.experiment, record, files)
+            except Exception as error:  # the run is done, and its record is written
+                print(f"note: W&B has not got all of the record ({error})", flush=True)
 
 
 def _log_to_wandb(run: Any, record: Mapping[str, Any], files: Mapping[str, Path]) -> None:

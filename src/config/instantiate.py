@@ -8,7 +8,7 @@ from hydra import utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from src.callbacks.loggers import check_loggers
+from src.callbacks.loggers import settle_loggers
 from src.errors import UserError
 
 
@@ -54,7 +54,7 @@ def instantiate_parts(config: DictConfig) -> Parts:
     belong together.
     """
     check_packages(config)
-    check_loggers(config)
+    settle_loggers(config)
     datamodule, task = instantiate(config.datamodule), instantiate(config.model.task)
     task.check_datamodule(datamodule)
     execution = instantiate(config.execution, _convert_="object")
