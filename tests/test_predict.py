@@ -202,7 +202,7 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
         ),
         (
             ["model.predict.interpolate=['C[SiH3]','CC']"],
-            r"'C\[SiH3\]' has an atom outside the vocabulary of zinc250k: Si",
+            r"'C\[SiH3\]' has an atom outside the vocabulary of the checkpoint: Si",
         ),
         (["model.predict.interpolate=['CCO']"], "names 1 molecule.*; give two"),
         (
