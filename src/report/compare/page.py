@@ -30,13 +30,16 @@ background:var(--back);overflow-wrap:anywhere}
 h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2rem 0 .5rem}h3{font-size:1rem;margin:1rem 0 .25rem}
 .best{font-weight:600}.notes{background:var(--note);padding:.6rem .8rem .6rem 2rem;border-radius:4px}
 .wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.875rem}
-caption{text-align:left;color:var(--faint);padding:.25rem 0;min-width:18rem}
+caption{text-align:left;color:var(--faint);padding:.25rem 0}
+caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,calc(100vw - 2rem))}
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
-.text{text-align:left}td.text{white-space:normal;min-width:8rem;max-width:28rem}
+.text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
-figure{margin:0}figure svg{display:block;width:100%;height:auto}
+figure{margin:0;max-width:44rem}figure svg{display:block;width:100%;height:auto}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
+.key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
+border:1px solid var(--faint);print-color-adjust:exact}
 code{font-size:.8rem;overflow-wrap:anywhere}
 @media print{body{max-width:none}figure,tr{break-inside:avoid}.wide{overflow:visible}td,th{white-space:normal}}
 """
@@ -68,7 +71,7 @@ def _result(comparison: Comparison) -> str:
     if comparison.published:
         lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
         caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
-        listed = "".join(f"<li>{_text(note)}</li>" for note in notes)
+        listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
         parts += ["<h2>Published rows</h2>", _table(lines, 2, caption), f"<ul>{listed}</ul>" if listed else ""]
     return "".join(parts)
 
@@ -96,7 +99,17 @@ def _charts(comparison: Comparison) -> str:
         for over in ("samples", "seconds")
         if (spec := charts.curve_spec(comparison, metric, over))
     ]
-    return "".join([*parts, _section("Curves", found, figures) if found else ""])
+    parts += [_section("Curves", found, figures)] if found else []
+    return "".join([_key(comparison) if parts and len(comparison.groups) > 1 else "", *parts])
+
+
+def _key(comparison: Comparison) -> str:
+    """Returns the key of all charts: the colour and the whole name of each group."""
+    lines = [
+        f'<li><span style="background:{charts.colour(i)}"></span>{label}: {_text(group.name)}</li>'
+        for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True))
+    ]
+    return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
 
 
 def _section(title: str, found: Sequence[tuple[str, Mapping[str, Any]]], description: str) -> str:
@@ -155,7 +168,7 @@ def _table(lines: Sequence[Sequence[str]], texts: int, caption: str) -> str:
         for line in lines[1:]
     )
     return (
-        f'<div class="wide" tabindex="0"><table><caption>{_text(caption)}</caption>'
+        f'<div class="wide" tabindex="0"><table><caption><span>{_text(caption)}</span></caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
