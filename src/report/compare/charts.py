@@ -50,17 +50,17 @@ def colour(group: int) -> str:
     return CURVES[group % len(CURVES)]
 
 
-def speed_spec(comparison: Comparison) -> dict[str, Any] | None:
-    """Returns the final metric over the rate, a point for each run; None where runs lack one of them."""
-    rate = next((each for each in comparison.quantities if each.name in ("p_steady", "throughput")), None)
-    if comparison.metric is None or rate is None:
+def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
+    """Returns a quantity over the first that there is of some others, a point for each run; None without points."""
+    known = {each.name: each for each in comparison.quantities}
+    rate, metric = next((known[each] for each in over if each in known), None), known.get(name)
+    if metric is None or rate is None:
         return None
-    metric = comparison.quantity(comparison.metric)
     values = [
-        {"x": run.figures[rate.name], "y": run.figures[metric.name], "group": name}
-        for group, name in zip(comparison.groups, names(comparison), strict=True)
+        {"x": x * rate.factor, "y": y * metric.factor, "group": label}
+        for group, label in zip(comparison.groups, names(comparison), strict=True)
         for run in group.runs
-        if None not in (run.figures.get(rate.name), run.figures.get(metric.name))
+        if (x := run.figures.get(rate.name)) is not None and (y := run.figures.get(metric.name)) is not None
     ]
     if not values:
         return None
@@ -80,13 +80,14 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     if not values:
         return None
     known = [phase for phase in PHASES if any(TITLES[phase] == each["phase"] for each in values)]
+    legend = {"columns": 2, "columnPadding": 40}
     scale = {"domain": [TITLES[phase] for phase in known], "range": [PHASE_COLOURS[phase] for phase in known]}
     return {
         "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
         "encoding": {
             "y": {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}},
             "x": {"field": "seconds", "type": "quantitative", "title": "mean seconds of a run"},
-            "color": {"field": "phase", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 40}},
+            "color": {"field": "phase", "type": "nominal", "scale": scale, "legend": legend},
             "order": {"field": "order", "type": "quantitative"},
         },
     }  # fmt: skip

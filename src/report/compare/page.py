@@ -21,6 +21,12 @@ from src.report.compare.text import (
 from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+RATES = ("p_steady", "throughput")
+POINTS = (  # title, what is shown, its horizontal and its vertical quantity
+    ("Accuracy beside speed", "Final metric over rate", RATES, "metric"),
+    ("Rate against memory", "Peak memory over rate", RATES, "mem"),
+    ("Roofline position", "Share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
+)
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
 @media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--note:#33290f}}
@@ -83,10 +89,9 @@ def _charts(comparison: Comparison) -> str:
         for line in result_lines[1:]
     )
     parts = []
-    if spec := charts.speed_spec(comparison):
-        parts.append(
-            _section("Accuracy beside speed", [("Final metric over rate, a point for each run", spec)], figures)
-        )
+    for title, name, over, metric in POINTS:
+        if spec := charts.runs_spec(comparison, over, metric):
+            parts.append(_section(title, [(f"{name}, a point for each run", spec)], figures))
     if spec := charts.phases_spec(comparison):
         seconds = "; ".join(
             f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)
