@@ -10,21 +10,9 @@ from matplotlib.figure import Figure
 from src.report.phases import shares
 from src.report.record import Record
 from src.report.scaling import Point
+from src.system.colours import PHASES as COLOURS
 from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = {
-    "compute": "#0072B2",
-    "communication": "#56B4E9",
-    "transfer": "#009E73",
-    "fetch": "#E69F00",
-    "decode": "#8C510A",
-    "evaluation": "#CC79A7",
-    "checkpoint": "#F0E442",
-    "startup": "#D55E00",
-    "other": "#999999",
-    "unaccounted": "#DDDDDD",
-}
 TOP = 1.08  # upper end of the axis of efficiencies
 GAP = 0.043  # least distance of two labels, as a part of the axis
 

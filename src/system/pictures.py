@@ -9,11 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from src.system.colours import CURVES as CURVES  # the callers' colours come with the style
 from src.system.files import written_atomically
 
 INK, FAINT = "#222222", "#777777"
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-CURVES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 SVG: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "reprise",

@@ -86,7 +86,7 @@ def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
 def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
     runs = [
         Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
-            reason=_reason(record))
+            reason=_reason(record), command=str(record.environment.get("command") or ""))
         for source, record in members
     ]  # fmt: skip
     varied = {each.key: each.values[index] for each in config}

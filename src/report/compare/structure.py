@@ -61,6 +61,7 @@ class Run:
     seed: int | None
     figures: Mapping[str, Figure]
     reason: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

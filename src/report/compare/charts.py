@@ -1,0 +1,137 @@
+"""The charts of a comparison's page: Vega-Lite specs as plain dicts, and the SVG made from them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from src.errors import UserError
+from src.measure.phases import PHASES
+from src.report.compare.structure import Comparison, Curve
+from src.report.compare.text import header
+from src.report.phases import TITLES
+from src.system.colours import CURVES
+from src.system.colours import PHASES as PHASE_COLOURS
+
+INK, GRID = "#222222", "#e6e6e6"  # the page's style replaces them in the dark
+NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+SPREAD = 5.0  # values above this multiple of the middle one put all on a log axis
+CONFIG = {
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {"gridColor": GRID, "domainColor": GRID, "tickColor": GRID, "labelColor": INK, "titleColor": INK,
+             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "tickCount": 5},
+    "legend": {"orient": "top", "direction": "vertical", "title": None, "labelColor": INK, "labelFontSize": 12,
+               "labelLimit": 480},
+}  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Returns a text without control characters, changes of direction and lone surrogates."""
+    return NOT_TEXT.sub("\ufffd", text)
+
+
+def svg(spec: Mapping[str, Any]) -> str:
+    """Returns the SVG of a spec. Raises UserError without vl-convert-python."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise UserError("the HTML page needs vl-convert-python: pip install 'reprise[reports]'") from None
+    chart = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
+    return vl_convert.vegalite_to_svg(chart, vl_version="5.20", allowed_base_urls=[])
+
+
+def names(comparison: Comparison) -> list[str]:
+    """Returns what charts call each group: short, since the page has a key with the whole names."""
+    return [f"group {i}" for i in range(1, len(comparison.groups) + 1)]
+
+
+def colour(group: int) -> str:
+    """Returns the colour of a group, by its position."""
+    return CURVES[group % len(CURVES)]
+
+
+def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
+    """Returns a quantity over the first that there is of some others, a point for each run; None without points."""
+    known = {each.name: each for each in comparison.quantities}
+    rate, metric = next((known[each] for each in over if each in known), None), known.get(name)
+    if metric is None or rate is None:
+        return None
+    values = [
+        {"x": x * rate.factor, "y": y * metric.factor, "group": label}
+        for group, label in zip(comparison.groups, names(comparison), strict=True)
+        for run in group.runs
+        if (x := run.figures.get(rate.name)) is not None and (y := run.figures.get(metric.name)) is not None
+    ]
+    if not values:
+        return None
+    axes = {"x": _number("x", header(rate)), "y": _number("y", plain(header(metric)))}
+    return {"height": 260, "data": {"values": values}, "mark": {"type": "point", "filled": True, "size": 70},
+            "encoding": {**axes, "color": _colour(comparison)}}  # fmt: skip
+
+
+def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns a bar of the mean seconds of each phase for each group; None where no phase was measured."""
+    values = [
+        {"group": name, "phase": TITLES[phase], "seconds": seconds, "order": PHASES.index(phase)}
+        for group, name in zip(comparison.groups, names(comparison), strict=True)
+        for phase, seconds in group.phases.items()
+        if seconds > 0
+    ]
+    if not values:
+        return None
+    known = [phase for phase in PHASES if any(TITLES[phase] == each["phase"] for each in values)]
+    legend = {"columns": 2, "columnPadding": 40}
+    scale = {"domain": [TITLES[phase] for phase in known], "range": [PHASE_COLOURS[phase] for phase in known]}
+    return {
+        "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
+        "encoding": {
+            "y": {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}},
+            "x": {"field": "seconds", "type": "quantitative", "title": "mean seconds of a run"},
+            "color": {"field": "phase", "type": "nominal", "scale": scale, "legend": legend},
+            "order": {"field": "order", "type": "quantitative"},
+        },
+    }  # fmt: skip
+
+
+def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any] | None:
+    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without points."""
+    own = [curve for curve in comparison.curves if curve.metric == metric]
+    labels = names(comparison)
+    values = [
+        {"x": x, "y": y, "group": labels[curve.group], "run": i}
+        for i, curve in enumerate(own)
+        for x, y in zip(_places(curve, over), curve.values, strict=True)
+        if x is not None
+    ]
+    if not values:
+        return None
+    title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
+    unit = f"{comparison.unit}/s" if metric.endswith("_per_s") else ""
+    heights = [each["y"] for each in values]
+    y = _number("y", plain(f"{metric}, {unit}" if unit else metric))
+    if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
+        y["scale"] = {"type": "log"}
+    return {
+        "height": 220, "data": {"values": values}, "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
+        "encoding": {"x": _number("x", plain(title)), "y": y, "color": _colour(comparison),
+                     "detail": {"field": "run", "type": "nominal"}},
+    }  # fmt: skip
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Returns the middle one of the sorted values, which a log axis is chosen by."""
+    return sorted(values)[len(values) // 2]
+
+
+def _places(curve: Curve, over: str) -> Sequence[float | None]:
+    return curve.samples if over == "samples" else curve.seconds
+
+
+def _number(field: str, title: str) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}}
+
+
+def _colour(comparison: Comparison) -> dict[str, Any]:
+    known = names(comparison)
+    scale = {"domain": known, "range": [colour(i) for i in range(len(known))]}
+    return {"field": "group", "type": "nominal", "scale": scale, "legend": None}

@@ -1,0 +1,182 @@
+"""A comparison as one HTML file: tables and inline SVG, without scripts and without a network."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from src.report.compare import charts
+from src.report.compare.structure import Comparison
+from src.report.compare.text import (
+    INTERVALS,
+    LEGEND,
+    PRINTED,
+    best_line,
+    change,
+    changes,
+    header,
+    key_table,
+    result,
+    spread,
+)
+from src.report.table import Table, cells
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+RATES = ("p_steady", "throughput")
+POINTS = (  # title, what is shown, its horizontal and its vertical quantity
+    ("Accuracy beside speed", "Final metric over rate", RATES, "metric"),
+    ("Rate against memory", "Peak memory over rate", RATES, "mem"),
+    ("Roofline position", "Share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
+)
+STYLE = """
+:root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
+@media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--note:#33290f}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:70rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);
+background:var(--back);overflow-wrap:anywhere}
+h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2rem 0 .5rem}h3{font-size:1rem;margin:1rem 0 .25rem}
+.best{font-weight:600}.notes{background:var(--note);padding:.6rem .8rem .6rem 2rem;border-radius:4px}
+.wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.875rem}
+caption{text-align:left;color:var(--faint);padding:.25rem 0}
+caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,calc(100vw - 2rem))}
+th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
+.text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
+figure{margin:0;max-width:44rem}figure svg{display:block;width:100%;height:auto}
+svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
+svg [stroke="#e6e6e6"]{stroke:var(--line)}
+.key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
+border:1px solid var(--faint);print-color-adjust:exact}
+code{font-size:.8rem;overflow-wrap:anywhere}
+@media print{body{max-width:none}figure,tr{break-inside:avoid}.wide{overflow:visible}td,th{white-space:normal}}
+"""
+
+
+def page(comparison: Comparison) -> str:
+    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed."""
+    title = _text(comparison.title)
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head>"
+    )
+    best = best_line(comparison)
+    parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
+    if comparison.warnings:
+        parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
+    parts += [_result(comparison), _charts(comparison), _figures(comparison), *_ends(comparison)]
+    body = "\n".join(filter(None, parts))
+    return f"{head}<body><main>{body}</main></body></html>\n"
+
+
+def _result(comparison: Comparison) -> str:
+    lines, texts = result(comparison)
+    parts = ["<h2>Result</h2>", _table(lines, texts, LEGEND)]
+    if len(comparison.groups) > 1:
+        parts.append(_table(*changes(comparison), INTERVALS))
+    if comparison.published:
+        lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
+        caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
+        listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
+        parts += ["<h2>Published rows</h2>", _table(lines, 2, caption), f"<ul>{listed}</ul>" if listed else ""]
+    return "".join(parts)
+
+
+def _charts(comparison: Comparison) -> str:
+    result_lines, _ = result(comparison)
+    figures = "; ".join(
+        ", ".join(f"{name} {value}" for name, value in zip(result_lines[0], line, strict=True) if value != "/")
+        for line in result_lines[1:]
+    )
+    parts = []
+    for title, name, over, metric in POINTS:
+        if spec := charts.runs_spec(comparison, over, metric):
+            parts.append(_section(title, [(f"{name}, a point for each run", spec)], figures))
+    if spec := charts.phases_spec(comparison):
+        seconds = "; ".join(
+            f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)
+            for group in comparison.groups
+        )
+        parts.append(_section("Phases", [("Mean seconds of each phase, a bar for each group", spec)], seconds))
+    found = [
+        (f"{metric} over {over}", spec)
+        for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
+        for over in ("samples", "seconds")
+        if (spec := charts.curve_spec(comparison, metric, over))
+    ]
+    parts += [_section("Curves", found, figures)] if found else []
+    return "".join([_key(comparison) if parts and len(comparison.groups) > 1 else "", *parts])
+
+
+def _key(comparison: Comparison) -> str:
+    """Returns the key of all charts: the colour and the whole name of each group."""
+    lines = [
+        f'<li><span style="background:{charts.colour(i)}"></span>{label}: {_text(group.name)}</li>'
+        for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True))
+    ]
+    return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
+
+
+def _section(title: str, found: Sequence[tuple[str, Mapping[str, Any]]], description: str) -> str:
+    drawn = "".join(f"<figure><h3>{_text(name)}</h3>{_svg(spec, name, description)}</figure>" for name, spec in found)
+    return f'<h2>{title}</h2><div class="charts">{drawn}</div>'
+
+
+def _svg(spec: Mapping[str, Any], title: str, description: str) -> str:
+    """Returns the chart as one image with an alternative text, instead of a text for each of its marks."""
+    start, _, rest = charts.svg(spec).partition(">")
+    start = start.replace("<svg", f'<svg role="img" aria-label="{_text(title)}"', 1)
+    return f"{start}><title>{_text(title)}</title><desc>{_text(description)}</desc>{rest}"
+
+
+def _figures(comparison: Comparison) -> str:
+    """Returns the table of the quantities that the result table leaves out: step times, utilisation, energy."""
+    known = [each for each in comparison.quantities if each.name not in PRINTED]
+    if not known:
+        return ""
+    base = comparison.groups[0]
+    lines = [["figure", *(group.name for group in comparison.groups)]]
+    for each in known:
+        line = [header(each)]
+        for group in comparison.groups:
+            own = group.estimates.get(each.name)
+            moved = change(own, base.estimates.get(each.name))
+            line.append("/" if own is None else spread(own, each) + (f" ({moved})" if moved != "/" else ""))
+        lines.append(line)
+    return f"<h2>Other figures</h2>{_table(lines, 1, f'{LEGEND} In parentheses: difference from the first group.')}"
+
+
+def _ends(comparison: Comparison) -> list[str]:
+    parts = []
+    if comparison.failures:
+        lines = [["run", "state", "reason"], *([each.source, each.status, each.reason] for each in comparison.failures)]
+        parts.append(f"<h2>Not done</h2>{_table(lines, 3, 'Runs that did not end normally.')}")
+    for name, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
+        if keys:
+            table = _table(key_table(comparison, keys), len(comparison.groups) + 1, "Keys that the groups differ in.")
+            parts.append(f"<h2>{name}: what differs</h2>{table}")
+    runs = [
+        f"<li>{_text(group.name)}: {_text(run.source)}"
+        + (f"<br><code>{_text(run.command)}</code></li>" if run.command else "</li>")
+        for group in comparison.groups
+        for run in group.runs
+    ]
+    return [*parts, f"<h2>Runs and their commands</h2><ol>{''.join(runs)}</ol>"]
+
+
+def _table(lines: Sequence[Sequence[str]], texts: int, caption: str) -> str:
+    """Returns a table in a box that scrolls; the first of `lines` are headers, the first `texts` columns text."""
+    kinds = [' class="text"' if i < texts else "" for i in range(len(lines[0]))]
+    head = "".join(f'<th scope="col"{kind}>{_text(cell)}</th>' for kind, cell in zip(kinds, lines[0], strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, line, strict=True)) + "</tr>"
+        for line in lines[1:]
+    )
+    return (
+        f'<div class="wide" tabindex="0"><table><caption><span>{_text(caption)}</span></caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(charts.plain(text))

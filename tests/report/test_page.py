@@ -1,0 +1,95 @@
+"""The HTML page of a comparison: its figures, its texts as text, no script and no network."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from src.report.compare.build import compare
+from src.report.compare.text import change, spread
+from src.report.load import load
+from src.report.record import Case, Record, RunError, write_record
+
+pytest.importorskip("vl_convert")
+from src.report.compare.page import page
+
+HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\x00</svg></style>"
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its texts outside the style."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, Mapping[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def records(folder: Path, trained: Record, case: Case, **others: object) -> list[Path]:
+    """Writes two groups: two seeds of one batch size, and one run of another."""
+    paths = []
+    for i, (batch, nuv) in enumerate([(512, 50.0), (512, 52.5), (1024, 61.5)]):
+        assert trained.final_metric is not None
+        metric = replace(trained.final_metric, value=nuv)
+        record = replace(trained, case=replace(case, batch_size=batch), final_metric=metric, **others)
+        write_record(record, folder / f"{i}.json")
+        paths.append(folder / f"{i}.json")
+    return paths
+
+
+def test_the_figures_of_the_page_are_those_of_the_comparison(tmp_path: Path, trained: Record, case: Case) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    found = Page(page(comparison))
+    base, other = comparison.groups
+    for quantity in comparison.quantities:
+        for group in (base, other):
+            if quantity.name in group.estimates:
+                expected = spread(group.estimates[quantity.name], quantity)
+                assert any(text.startswith(expected) for text in found.texts), quantity.name
+    moved = change(other.estimates["metric"], base.estimates["metric"])
+    assert moved == "+20.0%" and moved in found.texts
+    assert set(comparison.warnings) <= set(found.texts)
+    headings = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1 and all(b - a <= 1 for a, b in pairwise(headings))
+    tags = [tag for tag, _ in found.tags]
+    assert tags.count("table") == tags.count("caption")
+    charts = [attributes for tag, attributes in found.tags if tag == "svg"]
+    assert charts and all(each.get("role") == "img" and each.get("aria-label") for each in charts)
+    assert tags.count("desc") == len(charts)
+
+
+def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:
+    hostile = replace(case, model=HOSTILE, datamodule=HOSTILE, precision=HOSTILE)
+    history = [{"step": step, "val_<script>": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]
+    paths = records(tmp_path, trained, hostile, environment={"command": HOSTILE, "driver": HOSTILE}, history=history)
+    failed = replace(trained, case=hostile, status="failed", error=RunError(type="X", message=HOSTILE))
+    write_record(failed, tmp_path / "failed.json")
+    written = page(compare(load([*paths, tmp_path / "failed.json"]), published=False))
+    found = Page(written)
+    assert "script" not in [tag for tag, _ in found.tags] and "<script" not in written
+    assert not re.search("[\x00-\x08\x0b-\x1f]", written)
+    assert any("<script>alert(1)</script>" in text for text in found.texts)
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+
+
+def test_the_page_needs_no_network_and_is_the_same_when_built_again(
+    tmp_path: Path, trained: Record, case: Case
+) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    written = page(comparison)
+    for _, attributes in Page(written).tags:
+        assert not {"src", "href", "xlink:href"} & set(attributes)
+    assert "url(" not in written and "@import" not in written
+    assert "default-src 'none'" in written
+    assert page(comparison) == written
