@@ -34,7 +34,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         "deviation and n; the first group is what the others are compared with."
     )
     add_runs(parser)
-    parser.add_argument("--format", choices=[*text.VIEWS], default="markdown", help="default: %(default)s")
+    parser.add_argument("--format", choices=[*text.VIEWS, "html"], default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write")
     parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
     parser.add_argument(
@@ -51,7 +51,13 @@ def run_compare(options: argparse.Namespace) -> int:
         return _against(options)
     if options.fail_below is not None:
         raise UserError("--fail-below needs --against OLD: the runs to be compared with")
-    put(text.VIEWS[options.format](compare(load(options.runs), options.published)), options.output)
+    comparison = compare(load(options.runs), options.published)
+    if options.format == "html":
+        from src.report.compare.page import page  # its charts take a while to load
+
+        put(page(comparison), options.output)
+    else:
+        put(text.VIEWS[options.format](comparison), options.output)
     return 0
 
 

@@ -9,8 +9,13 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
+from src.errors import UserError
+from src.report.compare.build import compare
+from src.report.compare.page import page
+from src.report.compare.text import markdown
+from src.report.load import load
 from src.sweep.job import Job
-from src.sweep.outcome import last_line
+from src.sweep.outcome import last_line, record_of
 from src.sweep.table import (
     as_csv,
     best_line,
@@ -74,6 +79,25 @@ class Status:
         return Group(*lines)
 
 
+def write_comparison(sweep: Path, jobs: Mapping[Path, Job]) -> Path | None:
+    """Writes the comparison of a sweep's jobs as a page, or as Markdown without its library; returns the file.
+
+    None where fewer than two jobs have a record, or theirs are of different units or metrics.
+    """
+    if sum(record_of(folder) is not None for folder in jobs) < 2:
+        return None
+    try:
+        comparison = compare(load([sweep]))
+    except UserError:
+        return None
+    try:
+        file, text = sweep / "comparison.html", page(comparison)
+    except UserError:
+        file, text = sweep / "comparison.md", markdown(comparison)
+    write_text(file, text)
+    return file
+
+
 def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> None:
     """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
     rows, best = result_rows(jobs), best_line(jobs)
@@ -87,6 +111,8 @@ def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> 
     reasons: Sequence[Mapping[str, str]] = [row for row in rows if row["reason"]]
     for row in reasons:
         console.print(f"job {row['job']} {coloured(row['state'])}: {escape(row['reason'])}", soft_wrap=True)
+    if (page := write_comparison(sweep, jobs)) is not None:
+        console.print(f"comparison: {page}", soft_wrap=True, highlight=False)
     duplicates = num_requested - len(rows)
     note = f" ({duplicates} asked for again and not run again)" if duplicates else ""
     console.print(f"{count_states([*jobs.values()])}{note}; {sweep / 'results.csv'}", soft_wrap=True, highlight=False)

@@ -1,12 +1,14 @@
 """The closing table of a sweep: the best job first."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from src.report.record import Case, FinalMetric, Record, write_record
-from src.sweep.job import Job
+from src.sweep.job import Job, write_job
+from src.sweep.status import write_comparison
 from src.sweep.table import best_line, result_rows
 
 CASE = Case(
@@ -43,3 +45,18 @@ def test_jobs_that_cannot_be_compared_keep_their_order(tmp_path: Path) -> None:
     for home, values, names in (("two", [1.0, 2.0], ("nuv", "auc")), ("one", [None, 2.0], ("nuv",))):
         assert best_line(jobs(tmp_path / home, values, "max", names)) is None
     assert [row["job"] for row in result_rows(jobs(tmp_path / "two", [1.0, 2.0], "max", ("nuv", "auc")))] == ["0", "1"]
+
+
+def test_a_sweep_ends_in_a_comparison_that_names_what_failed(tmp_path: Path) -> None:
+    made = jobs(tmp_path, [5.0, 3.0, None], "max")
+    for folder, job in made.items():
+        write_job(folder, replace(job, key=folder.name))
+    file = write_comparison(tmp_path, made)
+    assert file == tmp_path / "comparison.html"
+    text = (tmp_path / "comparison.html").read_text()
+    assert "moflow on zinc250k: 3 runs" in text and "<h2>Not done</h2>" in text
+    assert write_comparison(tmp_path, jobs(tmp_path / "one", [1.0], "max")) is None
+    other = jobs(tmp_path / "other", [1.0, 2.0], "max", ("nuv", "auc"))
+    for folder, job in other.items():
+        write_job(folder, replace(job, key=folder.name))
+    assert write_comparison(tmp_path / "other", other) is None

@@ -22,10 +22,10 @@ from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 RATES = ("p_steady", "throughput")
-POINTS = (  # title, what is shown, its horizontal and its vertical quantity
-    ("Accuracy beside speed", "Final metric over rate", RATES, "metric"),
-    ("Rate against memory", "Peak memory over rate", RATES, "mem"),
-    ("Roofline position", "Share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
+POINTS = (  # what is shown, its horizontal and its vertical quantity
+    ("Final metric over rate", RATES, "metric"),
+    ("Peak memory over rate", RATES, "mem"),
+    ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
 )
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
@@ -78,7 +78,9 @@ def _result(comparison: Comparison) -> str:
         lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
         caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
         listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-        parts += ["<h2>Published rows</h2>", _table(lines, 2, caption), f"<ul>{listed}</ul>" if listed else ""]
+        kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
+        lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
+        parts += ["<h2>Published rows</h2>", _table(lines, 4, caption), f"<ul>{listed}</ul>" if listed else ""]
     return "".join(parts)
 
 
@@ -89,9 +91,9 @@ def _charts(comparison: Comparison) -> str:
         for line in result_lines[1:]
     )
     parts = []
-    for title, name, over, metric in POINTS:
-        if spec := charts.runs_spec(comparison, over, metric):
-            parts.append(_section(title, [(f"{name}, a point for each run", spec)], figures))
+    points = [(name, spec) for name, over, y in POINTS if (spec := charts.runs_spec(comparison, over, y))]
+    if points:
+        parts.append(_section("Speed, accuracy and memory, a point for each run", points, figures))
     if spec := charts.phases_spec(comparison):
         seconds = "; ".join(
             f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)

@@ -1,6 +1,6 @@
 """The comparison of runs as plain data: everything that a page, a table or a file shows, already computed.
 
-A renderer (src/report/compare/text.py) formats these values and computes none.
+A renderer (src/report/compare/text.py, page.py) formats these values and computes none.
 """
 
 from collections.abc import Mapping, Sequence
