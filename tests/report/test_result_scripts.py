@@ -1,4 +1,4 @@
-"""The scripts that measure the published rows, and `make test-gpu`, run in the project's environment."""
+"""The scripts that measure the published rows or compare them, and `make test-gpu`, run in the project's environment."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ from tests.support import ROOT
 
 ARGUMENTS = {
     "auto.sh": ("moflow",),
+    "comparisons.sh": (),
     "distilbert.sh": ("full",),
     "dlrm.sh": ("speed",),
     "mobilenet_v1.sh": ("speed",),
