@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from src.published.row import FIGURES, Correction, FinalMetric, PublishedRow
 from src.published.tables import read
 
-__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "nearest_rows", "rows"]
+__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "about", "nearest_rows", "rows"]
 
 FOLDER = Path(__file__).parent
 
@@ -21,6 +23,14 @@ FOLDER = Path(__file__).parent
 def _every_row() -> tuple[PublishedRow, ...]:
     found = [row for path in sorted(FOLDER.glob("*.yaml")) for row in read(path)]
     return tuple(sorted(found, key=lambda row: row.measured))  # stable: the files' order within each
+
+
+@cache
+def about(model: str) -> Mapping[str, str]:
+    """Returns the model's task, data and metric, in words, by these names; empty for a model without published rows."""
+    file = FOLDER / f"{model}.yaml"
+    found: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+    return found.get("about", {})
 
 
 def rows(model: str | None = None, kind: str | None = None) -> list[PublishedRow]:

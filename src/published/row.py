@@ -45,6 +45,7 @@ class PublishedRow:
         fix_hp: the printed change of hyper-parameters, '/' for none.
         comparable: False for figures that the publisher has withdrawn.
         command: repeats a measured reference; empty if it was not kept.
+        environment: the machine and software that the source names.
         variant: a model or machine of the source. Speed-ups are only computed within one variant.
         train_time_s: a time to train whose start and end the publisher does not define.
         throughput: a rate that is none of p_whole, p_train and p_core.
@@ -65,6 +66,7 @@ class PublishedRow:
     comparable: bool = True
     command: str = ""
     variant: str = ""
+    environment: str = ""
     note: str = ""
     e2e_time_s: float | None = None
     train_time_s: float | None = None

@@ -1,6 +1,7 @@
 """Reads the yaml files of this folder: published tables in their own layout, one list per row.
 
-A file has `shared` (values of every row of the file) and `tables`; a table has
+A file has `shared` (values of every row of the file), `tables`, and for a model `about` (its task, data and metric, a
+line each); a table has
   source       the document and the table in it
   shared       values of every row of this table
   columns      the names of a row's values: fields of PublishedRow, `latency_s.p90`, `final_metric.value` and the like
@@ -48,8 +49,8 @@ def read(path: Path) -> list[PublishedRow]:
         document = OmegaConf.to_container(OmegaConf.load(path))
     except YAMLError as error:
         raise UserError(f"{path.name}: not yaml ({' '.join(str(error).split())}); correct the syntax") from error
-    if not isinstance(document, dict) or set(document) - {"shared", "tables"} or not document.get("tables"):
-        raise UserError(f"{path.name}: must hold `shared` and `tables` and nothing else")
+    if not isinstance(document, dict) or set(document) - {"shared", "about", "tables"} or not document.get("tables"):
+        raise UserError(f"{path.name}: must hold `shared`, `about` and `tables` and nothing else")
     rows: list[PublishedRow] = []
     for number, table in enumerate(document["tables"], start=1):
         rows += _table(table, document.get("shared", {}), f"{path.name}, table {number}")

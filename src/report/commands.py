@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from src.errors import UserError
-from src.published import rows
+from src.published import about, rows
 from src.report.compare import regressions, text
 from src.report.compare.build import compare
 from src.report.load import load
@@ -126,6 +126,8 @@ def run_published(options: argparse.Namespace) -> int:
         raise UserError(f"no published rows of the model '{options.model}': there are those of {', '.join(known)}")
     parts = []
     for model in known if options.model is None else [options.model]:
+        words = "\n".join(f"- {name.capitalize()}: {text}" for name, text in about(model).items())
+        parts.append(f"## {model}\n\n{words}\n")
         for kind in ("train", "predict"):
             own = rows(model, kind)
             if own:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from src.errors import UserError
+from src.published import about
 from src.report.record import check_file_names, read_record
 from src.report.scaling import scaling, scaling_table
 from src.report.table import section, tables
@@ -58,5 +59,8 @@ def _page(folder: Path, model: str, bodies: dict[str, str]) -> str:
     """Returns the text of a page; `bodies` has the tables by kind."""
     summary = f" Summary: [{model}.md](../{model}.md)." if (folder / f"{model}.md").exists() else ""
     parts = [f"# {model}: all rows, generated", GENERATED + summary]
+    parts += (
+        ["\n".join(f"- {name.capitalize()}: {words}" for name, words in about(model).items())] if about(model) else []
+    )
     parts += [f"## {heading}\n\n{bodies[kind].rstrip()}" for kind, heading in HEADINGS.items() if kind in bodies]
     return "\n\n".join(parts) + "\n"

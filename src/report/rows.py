@@ -106,7 +106,7 @@ def published_row(row: PublishedRow) -> Row:
             "final_target": row.final_metric.target if row.final_metric else None,
         },
         corrected={names.get(name, name): correction for name, correction in row.corrected.items()},
-        note="; ".join(filter(None, (row.variant, row.note, _command_note(row)))),
+        note="; ".join(filter(None, (row.variant, row.note, row.environment, _command_note(row)))),
         comparable=row.comparable,
     )
 

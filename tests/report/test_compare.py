@@ -268,6 +268,7 @@ def test_published_rows_are_printed_with_their_arithmetic(capsys: pytest.Capture
     assert main(["published", "dlrm"]) == 0
     printed = capsys.readouterr().out
     assert "7292588* (3646294)" in printed and "samples counted 2 x world size times" in printed
+    assert "- Task: predicting clicks" in printed and "driver 470.129.06, PyTorch 1.10.0a0+0aef44c" in printed
     assert main(["published", "resnet"]) == 2
     assert "there are those of" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The scripts that measure the published rows or compare them, and `make test-gpu`, run in the project's environment."""
+"""The scripts of the result pages, and `make test-gpu`, run in the environment of the project."""
 
 import os
 import subprocess
