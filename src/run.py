@@ -146,6 +146,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks),
         enable_model_summary=False,
         use_distributed_sampler=False,
+        inference_mode=False,  # Lightning's final evaluation alone would use it, and compile everything anew for it
         log_every_n_steps=config.measure.window,
     )
     return Job(config, task, datamodule, trainer)

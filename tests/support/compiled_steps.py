@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -10,7 +11,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tests.support.lean_start  # noqa: F401
+from src.config.complete import complete
+from src.measure.clock import Clock
+from src.models.moflow.network import MoFlow
+from src.run import build, fit, quieten
 from tests.support.tiny_moflow import make_molecules, make_network
+from tests.support.tiny_run import tiny_config
 
 
 def run(bond_flows: int, atom_flows: int, logdet: str) -> dict[str, float]:
@@ -47,5 +53,21 @@ def sample_many_sizes() -> int:
     return sum(len(network.sample(size, 0.3)[0]) == size for size in range(1, 6))
 
 
+def graphs_of_a_run(home: Path, final_evaluation: bool) -> int:
+    """Returns the number of graphs that a run compiles; its last batch of molecules is smaller than the others."""
+    torch._dynamo.reset()
+    options = f"output_dir={home / str(final_evaluation)}", "model.task.eval_batch=16", "model.task.final_molecules=24"
+    job = build(complete(tiny_config(home, *options, f"fit.final_evaluation={final_evaluation}")), Clock())
+    counter = CompileCounterWithBackend("eager")
+    network = job.task.network
+    assert isinstance(network, MoFlow)
+    network.compile_steps(backend=counter, dynamic=False)
+    fit(job)
+    return counter.frame_count
+
+
 torch.set_num_threads(1)
-print(json.dumps([run(4, 5, "published"), run(1, 5, "exact"), sample_many_sizes()]))
+quieten()
+with TemporaryDirectory() as home:
+    graphs = [graphs_of_a_run(Path(home), final) for final in (False, True)]
+print(json.dumps([run(4, 5, "published"), run(1, 5, "exact"), sample_many_sizes(), graphs]))

@@ -159,7 +159,8 @@ class MoFlowTask(Task):
         smiles = self._judge(self.final_molecules)
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
-        self.metrics["reconstruction"] = self._reconstruction(datamodule, rows)
+        if len(rows):
+            self.metrics["reconstruction"] = self._reconstruction(datamodule, rows)
         if self.distances:
             self.metrics |= self._distances([text for text in smiles if text is not None])
         if self.trainer.is_global_zero and self.output_dir is not None:
@@ -255,7 +256,9 @@ class MoFlowTask(Task):
     @torch.no_grad()
     def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a batch of generated molecules, as uint8 classes on the host."""
-        nodes, edges = self.network.sample(size, self.temperature)
+        # Compiling for another size, as of the last batch, would take longer than the batch.
+        with torch.compiler.set_stance("default" if size == self.sample_batch else "force_eager"):
+            nodes, edges = self.network.sample(size, self.temperature)
         return nodes.cpu().numpy(), edges.cpu().numpy()
 
     def scorer(self) -> Scorer:
