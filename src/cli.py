@@ -5,6 +5,7 @@ import errno
 import faulthandler
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -80,6 +81,11 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
             if is_ours(error):
                 raise
             sys.exit(fail(explain(error)))
+        except KeyboardInterrupt:  # before a run begins or after its end; within, it is an Interrupted
+            if DEBUGGING:
+                raise
+            print("interrupted", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
         if unexpected is not None:
             raise unexpected
         if _failures:

@@ -255,7 +255,6 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
     Args:
         is_begun: False after a mistake that ended the run before its first step: its one line says enough.
     """
-    from src.report.plots import run_pictures
     from src.report.text import summary
 
     folder = Path(config.output_dir)
@@ -265,8 +264,21 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
         return
     say(config.note)
     if config.pictures:
-        files |= run_pictures(folder, record, job.task.curves if job is not None else ())
+        files |= pictures_of(folder, record, job)
     if job is not None:
         files |= job.task.artifacts
         log_record(job.trainer.loggers, record.to_dict(), files)
     print(summary(record, files), file=sys.stdout, flush=True)
+
+
+def pictures_of(folder: Path, record: Record, job: Job | None) -> dict[str, Path]:
+    """Draws the pictures of a run. One that did not end well may end without them, which a line says."""
+    try:
+        from src.report.plots import run_pictures
+
+        return run_pictures(folder, record, job.task.curves if job is not None else ())
+    except Exception as error:  # an import that a signal has ended cannot be repeated
+        if record.status == "done":
+            raise
+        say(f"no pictures of this run ({type(error).__name__}: {error})")
+        return {}

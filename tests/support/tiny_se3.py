@@ -28,15 +28,19 @@ def molecules_in(home: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def tiny_se3(home: Path, *overrides: str) -> DictConfig:
-    """Returns the config of a run of 7 steps per epoch of 8 molecules (the last of 4) that writes to `home`/run."""
-    overridden = [
+def tiny_overrides(home: Path) -> list[str]:
+    """Returns the overrides of a run of 7 steps per epoch of 8 molecules (the last of 4) that writes to `home`/run."""
+    return [
         *molecules_in(home), "precision=fp32", "hardware=cpu", "logger=none", "~callbacks.progress",
         "hp.batch_size=8", "hp.lr=1e-2", "fit.max_epochs=1", "fit.eval_every_n_epochs=1",
         "fit.checkpoint_every_n_epochs=1", "measure.window=2", "measure.warmup_steps=2",
         "pictures=false", f"output_dir={home / 'run'}",
     ]  # fmt: skip
-    return composed("train", *overridden, *overrides)
+
+
+def tiny_se3(home: Path, *overrides: str) -> DictConfig:
+    """Composes the config of `tiny_overrides`, then `overrides`."""
+    return composed("train", *tiny_overrides(home), *overrides)
 
 
 def tiny_prediction(home: Path, *overrides: str) -> list[str]:
