@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
-from src.config.instantiate import check_packages, instantiate
+from src.config.instantiate import instantiate
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
+from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
@@ -100,7 +101,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
                 f"{config.ckpt_path} is a checkpoint of {trained['name']}; leave out model={config.model.name}"
             )
         config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given)
-    check_packages(config)
+        check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution)
     pl.seed_everything(config.seed, verbose=False)
@@ -149,7 +150,7 @@ def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str])
         output=Path(config.output) if config.output else Path(config.output_dir) / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
         datamodule=partial(instantiate, config.datamodule),
-        options=dict(config.model.predict),
+        options=instantiate(config.model.predict),
         has_trained_data=has_trained_data(config, trained),
         given=given,
     )
