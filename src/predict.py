@@ -29,6 +29,7 @@ from src.measure.statistics import percentiles
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
+from src.system.files import check_writable, sole_run
 from src.system.masking import MASK, mask_error
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
@@ -51,8 +52,17 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     given = given_overrides() if given is None else given
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     config = complete_prediction(config, (checkpoint or {}).get(RUN), given)
-    folder = Path(config.output_dir)
-    files = {"record": folder / "result.json"}
+    if config.output:
+        check_writable(Path(config.output).parent)
+    with sole_run(Path(config.output_dir)):
+        return predict_completed(config, checkpoint, given, clock)
+
+
+def predict_completed(
+    config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str], clock: Clock
+) -> Record:
+    """Does what `predict` does, with a completed config, its checkpoint and the clock of the command."""
+    files = {"record": Path(config.output_dir) / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
     error: BaseException | None = None
     try:
