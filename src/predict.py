@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
-from src.config.instantiate import check_packages, instantiate
+from src.config.instantiate import instantiate
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
+from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 from src.launch.devices import activation_bytes, set_execution, set_precision
@@ -28,6 +29,7 @@ from src.measure.statistics import percentiles
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
+from src.system.files import check_writable, sole_run
 from src.system.masking import MASK, mask_error
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
@@ -50,8 +52,17 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     given = given_overrides() if given is None else given
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     config = complete_prediction(config, (checkpoint or {}).get(RUN), given)
-    folder = Path(config.output_dir)
-    files = {"record": folder / "result.json"}
+    if config.output:
+        check_writable(Path(config.output).parent)
+    with sole_run(Path(config.output_dir)):
+        return predict_completed(config, checkpoint, given, clock)
+
+
+def predict_completed(
+    config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str], clock: Clock
+) -> Record:
+    """Does what `predict` does, with a completed config, its checkpoint and the clock of the command."""
+    files = {"record": Path(config.output_dir) / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
     error: BaseException | None = None
     try:
@@ -100,7 +111,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
                 f"{config.ckpt_path} is a checkpoint of {trained['name']}; leave out model={config.model.name}"
             )
         config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given)
-    check_packages(config)
+        check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution)
     pl.seed_everything(config.seed, verbose=False)
@@ -149,7 +160,7 @@ def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str])
         output=Path(config.output) if config.output else Path(config.output_dir) / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
         datamodule=partial(instantiate, config.datamodule),
-        options=dict(config.model.predict),
+        options=instantiate(config.model.predict),
         has_trained_data=has_trained_data(config, trained),
         given=given,
     )

@@ -1,17 +1,16 @@
 """Preparing a data set: what training would do at its start, done once and ahead."""
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from src.config.instantiate import check_packages, instantiate
-from src.config.settings import check_complete
+from src.config.instantiate import instantiate
+from src.config.schema import PrepareConfig
+from src.config.values import checked
 from src.datamodules.base import DataModule
 
 
 def prepare(config: DictConfig) -> None:
     """Prepares the configured data set and prints where it is. Raises UserError for what the user can mend."""
-    check_complete(config)
-    OmegaConf.resolve(config)
-    check_packages(config)
+    config = checked(config, PrepareConfig)
     datamodule: DataModule = instantiate(config.datamodule)
     datamodule.prepare_data()
     name, folder = config.datamodule.name, config.datamodule.get("data_dir")

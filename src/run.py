@@ -4,7 +4,7 @@ import logging
 import sys
 import traceback
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.report.record import Record, changed_hp, from_figures, write_record
 from src.system import group
+from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.task import Task
@@ -62,7 +63,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     config = complete(config)
     status, error, job = "done", None, None
     say(config.note)
-    with Ending() as ending:
+    with Ending() as ending, sole_run(Path(config.output_dir)) if group.rank() == 0 else nullcontext():
         try:
             try:
                 job = build(config, clock)
@@ -79,11 +80,17 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
             if status != "interrupted":
                 failures.note(raised, described(error))
             if job is not None:
+                with suppress(Exception):  # a checkpoint half written would take the record's room on a full disk
+                    job.trainer.strategy.checkpoint_io.teardown()
                 with suppress(Exception):  # of a device that is broken; that it is, is known
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
         record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
-            finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
+            try:
+                finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
+            except UserError:  # a disk that is full for the record too
+                if error is None:
+                    raise
             if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
                 sys.modules["wandb"].finish(exit_code=int(status != "done"))
     if error is not None:

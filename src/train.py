@@ -18,7 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from src.cli import DEBUGGING, fail
-from src.config.settings import check_training, given_overrides
+from src.config.settings import given_overrides
+from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.system.group import ANSWERED_FOR, started_by
 from src.system.lean import loading
@@ -41,7 +42,8 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
         config = settle_batch(config, given_overrides())
     searched_s = time.perf_counter() - begin_s
     if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
-        check_training(config)  # before any process is started
+        with loading():
+            check_training(config)  # before any process is started
         start_ranks(config)
         return
     with loading():

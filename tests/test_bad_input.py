@@ -1,24 +1,28 @@
 """What bad input gets: one line on stderr that names file, row or key and says what to do, exit code 2, no debris."""
 
-import errno
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 
 from src.datamodules.molecules.smiles_file import load
 from src.models.moflow.network import MoFlow
+from src.report.record import read_record
+from src.run import train
+from src.system.files import sole_run
 from src.training.checkpoints import write_checkpoint
 from tests.support import ROOT
+from tests.support.limits import limited_files
 from tests.support.refusing import EntryPoint, the_error_line
 from tests.support.tiny_distilbert import tiny_overrides as tiny_sentences
-from tests.support.tiny_run import tiny_overrides, write_smiles
+from tests.support.tiny_run import tiny_config, tiny_overrides, write_smiles
 
 TINY: dict[str, Any] = {
     "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
@@ -225,43 +229,41 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: EntryP
     assert line.startswith(f"{blocked}")
     assert "Not a directory; give another folder or file, or free some space" in line
     line = refused("train.py", *tiny(tmp_path, f"output_dir={blocked}/run"))
-    assert str(blocked) in line
+    assert line == f"cannot write {blocked}/run (Not a directory): choose another output folder"
+    assert not (tmp_path / "data").exists()
     line = refused("predict.py", *tiny_predict(tmp_path, f"output={blocked}/molecules.csv"))
-    assert line.startswith(f"cannot write {blocked}/molecules.csv (File exists)")
+    assert line.startswith(f"cannot write {blocked} (File exists)")
     line = refused("prepare.py", *tiny_prepare(tmp_path, f"data_root={blocked}"))
     assert line.startswith(f"cannot write {blocked}/smiles_file")
     assert blocked.read_bytes() == b""
 
 
-FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
+@pytest.mark.parametrize("room", [20_000, 10_000])
+def test_a_disk_without_room_for_a_checkpoint(room: int, tmp_path: Path, refused: EntryPoint) -> None:
+    """With the smaller room the record cannot be written either: the message still names the checkpoint."""
+    folder = tmp_path / "outputs" / "moflow" / "run"
+    train(tiny_config(tmp_path))
+    before = {path: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
+    assert len(before) == 2
+    with limited_files(room):
+        line = refused("train.py", *tiny(tmp_path, f"output_dir={folder}", "resume=true", "fit.max_epochs=2"))
+    assert re.fullmatch(
+        rf"cannot write {folder}/checkpoints/\w+\.ckpt \(File too large\): .*another output folder", line
+    )
+    assert {path: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
+    assert read_record(folder).status == ("failed" if room == 20_000 else "done")
 
 
-def test_a_disk_that_fills_up_under_a_checkpoint(
-    tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save(content: object, file: BinaryIO) -> None:
-        file.write(b"half")
-        raise OSError(*FULL)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("torch.save", save)
-        line = refused("train.py", *tiny(tmp_path, f"output_dir={tmp_path / 'run'}"))
-    assert line.startswith(f"cannot write {tmp_path / 'run' / 'checkpoints'}/")
-    assert f".ckpt ({FULL[1]}): " in line
-    assert line.endswith("choose another output folder")
-    assert files_below(tmp_path / "run" / "checkpoints") == set()
-
-
-def test_a_disk_that_is_full_from_the_start(
-    tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(*_: object, **__: object) -> None:
-        raise OSError(*FULL)  # as a write does, without the name of the file
-
-    overrides = tiny(tmp_path)
-    monkeypatch.setattr("src.system.files.Path.write_text", write)
-    line = refused("train.py", *overrides)
-    assert line.endswith("/.hydra/config.yaml (No space left on device): choose another output folder")
+@pytest.mark.parametrize("key", ["output_dir", "hydra.run.dir"])
+@pytest.mark.parametrize("script", ["train.py", "predict.py"])
+def test_a_folder_in_which_another_run_writes(script: str, key: str, tmp_path: Path, refused: EntryPoint) -> None:
+    folder = tmp_path / "run"
+    arguments = tiny(tmp_path) if script == "train.py" else tiny_predict(tmp_path)
+    with sole_run(folder):
+        (folder / ".hydra").mkdir()
+        line = refused(script, *arguments, f"{key}={folder}")
+        assert files_below(folder) == {".hydra"}
+    assert line == f"{folder}: another run is writing there; give another folder, or wait for its end"
 
 
 def test_a_report_of_what_is_no_run(tmp_path: Path, refused: EntryPoint) -> None:

@@ -11,8 +11,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
-from src.config.instantiate import check_packages, instantiate
+from src.config.instantiate import instantiate
 from src.config.settings import CONF
+from src.config.values import check_training
 from src.datamodules.base import DataModule
 from src.training.task import Task
 from tests.support import ROOT, tiny_distilbert, tiny_dlrm, tiny_se3
@@ -133,4 +134,4 @@ def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
 
 def test_every_experiment_composes() -> None:
     for name in names("experiment"):
-        check_packages(resolved(f"experiment={name}"))
+        check_training(resolved(f"experiment={name}"))

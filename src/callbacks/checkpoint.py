@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import Checkpoint as BaseCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from src.config.ranges import Count
 from src.system.files import written_atomically
 from src.training.checkpoints import read_checkpoint, write_checkpoint
 from src.training.task import Task
@@ -74,7 +75,7 @@ class Checkpoint(BaseCheckpoint):
             epoch's last step it is written once the evaluation is over, so that a resumed run does not skip that.
     """
 
-    def __init__(self, dirpath: str, every_n_epochs: int = 1, every_n_steps: int | None = None) -> None:
+    def __init__(self, dirpath: str, every_n_epochs: Count = 1, every_n_steps: Count | None = None) -> None:
         self.folder = Path(dirpath)
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.best: float | None = None

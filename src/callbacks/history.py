@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from src.callbacks.measuring import Measuring
+from src.config.ranges import Count
 from src.training.task import Task
 
 
@@ -19,7 +20,7 @@ class History(Measuring):
     since the host may be many steps ahead of the device.
     """
 
-    def __init__(self, every_n_steps: int) -> None:
+    def __init__(self, every_n_steps: Count) -> None:
         self.every_n_steps = every_n_steps
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from src.config.ranges import Count
 from src.training.task import Task
 
 
@@ -16,7 +17,7 @@ class Plateau(pl.Callback):
         evaluations: how many; None: training goes on.
     """
 
-    def __init__(self, evaluations: int | None = None) -> None:
+    def __init__(self, evaluations: Count | None = None) -> None:
         self.evaluations = evaluations
         self.best: float | None = None
         self.worse = 0  # evaluations since the best one

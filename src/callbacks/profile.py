@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from src.config.ranges import Count
 from src.system.files import write_text, written_atomically
 from src.training.task import Task
 
@@ -22,7 +23,7 @@ class Profile(pl.Callback):
         steps: number of profiled steps. Profiling slows them down.
     """
 
-    def __init__(self, first_step: int = 40, steps: int = 5) -> None:
+    def __init__(self, first_step: Count = 40, steps: Count = 5) -> None:
         self.first_step, self.steps = first_step, steps
         self._profiler: profile | None = None
         self._calls = 0

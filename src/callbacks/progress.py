@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Timer, TQDMProgressBar
 
 from src.callbacks.history import History
+from src.config.ranges import NotNegative
 from src.system.progress import EVERY_S
 from src.training.task import Task
 
@@ -19,7 +20,7 @@ class Progress(TQDMProgressBar):
     Shows values that `History` has read, so that it does not wait for the device.
     """
 
-    def __init__(self, every_s: float = EVERY_S) -> None:
+    def __init__(self, every_s: NotNegative = EVERY_S) -> None:
         super().__init__(refresh_rate=10)  # steps
         self.every_s = every_s
         self._is_bar = sys.stdout.isatty()  # where tqdm writes

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, distributed
 
 from src.callbacks.measuring import Measuring
+from src.config.ranges import Number
 from src.config.schema import Hardware, Precision
 from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
@@ -22,7 +23,7 @@ class Throughput(Measuring):
         hardware, precision: determine the peaks.
     """
 
-    def __init__(self, warmup_steps: int, hardware: Hardware, precision: Precision) -> None:
+    def __init__(self, warmup_steps: Number, hardware: Hardware, precision: Precision) -> None:
         self.warmup_steps = warmup_steps
         self.hardware, self.precision = hardware, precision
         self._first_step = 0

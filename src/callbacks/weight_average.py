@@ -26,8 +26,6 @@ class WeightAverage(pl.Callback):
     """
 
     def __init__(self, decay: float) -> None:
-        if not 0 < decay < 1:
-            raise UserError(f"fit.ema_decay={decay} is no decay; give a number between 0 and 1, for example 0.999")
         self.decay = decay
         self.updates = 0
         self.average: dict[str, Tensor] = {}  # by the network's keys; the weights while the network holds the average

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.schema import Hardware
-from src.config.settings import CONF, check_execution, check_training
+from src.config.schema import Hardware, PredictConfig
+from src.config.settings import CONF
 from src.config.trained import as_trained
+from src.config.values import check_training, check_values
 from src.errors import UserError
 from src.system.masking import watch
 
@@ -36,13 +37,11 @@ def complete_prediction(config: DictConfig, trained: Any = None, given: Sequence
     Args:
         trained, given: as for `as_trained`.
     """
-    for key in ("num_samples", "batch_size"):
-        if config[key] is not None and config[key] < 1:
-            raise UserError(f"{key}={config[key]} predicts nothing; give 1 or more")
-    check_execution(config)
     config.hardware = resolve_hardware(config.hardware)
     as_trained(config, trained, given)
+    check_values("", config, PredictConfig)
     resolve(config)
+    check_values("", config, PredictConfig)
     return config
 
 

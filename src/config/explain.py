@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
@@ -68,9 +70,17 @@ def unknown_option(arguments: Sequence[str]) -> str | None:
         return f"there is no option {text}; give keys as KEY=VALUE without dashes, for example {key}=VALUE; see --help"
     for text in arguments:
         group, _, name = text.partition("=")
-        if name.isdecimal() and (CONF / group).is_dir():  # Hydra fails without naming it
+        if group and (CONF / group).is_dir() and is_no_name(text):  # Hydra fails without naming it
             return f"{text}: {wrong_choice(group, name, [file.stem for file in (CONF / group).glob('*.yaml')])}"
     return None
+
+
+def is_no_name(override: str) -> bool:
+    """Returns whether a readable override gives a number, null, a mapping or nothing: no name of a group's option."""
+    with suppress(HydraException):
+        parsed = OverridesParser.create().parse_override(override)
+        return not parsed.is_sweep_override() and (parsed.value() == "" or not isinstance(parsed.value(), str | list))
+    return False
 
 
 def wrong_choice(group: str, name: str, options: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """The files in which Hydra keeps a run's config and overrides, without secrets."""
 
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from src.system.files import write_text
+from src.errors import UserError
+from src.system.files import check_free, write_text
 from src.system.masking import Secrets, find
 
 FOLDER = ".hydra"
@@ -31,12 +33,13 @@ def without_secrets(config: DictConfig | ListConfig, secrets: Secrets | None = N
 def save_run(config: DictConfig) -> None:
     """Writes what Hydra would write to its `output_subdir`, which conf/hydra sets to null; nothing outside of a run.
 
-    Raises UserError where it cannot be written.
+    Raises UserError where it cannot be written, or where another run is writing.
     """
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         return
     hydra: Any = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir) / FOLDER
+    os.close(check_free(folder.parent))  # the files in there may be those of a run that was given the same folder
     secrets = find(config)
     save_masked(config, folder / "config.yaml", secrets)
     whole = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
@@ -52,7 +55,8 @@ def remove_unbegun() -> None:
     folder = Path(hydra.runtime.output_dir)
     record = folder / "result.json"
     made = {folder / FOLDER, folder / f"{hydra.job.name}.log", record}
-    with suppress(OSError):
+    with suppress(OSError, UserError):
+        os.close(check_free(folder))
         if not set(folder.iterdir()) <= made or (record.exists() and not is_of_a_mistake(record)):
             return
         shutil.rmtree(folder)

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from omegaconf import MISSING
 
 from src.config.schema import PredictConfig, PrepareConfig, TrainConfig
 from src.config.settings import CONF
+from src.config.values import words_of
 from src.system.files import write_text
 
 PAGE = CONF.parent / "docs" / "reference" / "config.md"
@@ -50,7 +51,7 @@ def reference() -> str:
     """Returns the page as Markdown: the keys of each entry point, then the options and keys of each group."""
     parts = [HEAD.rstrip()]
     for script, schema in ENTRY_POINTS.items():
-        parts += [f"\n## {script}\n", _table(list(_schema_rows(schema)), "key", "type", "default", "meaning")]
+        parts += [f"\n## {script}\n", _table(list(_schema_rows(schema)), "key", "value", "default", "meaning")]
     parts.append("\n## Groups")
     for group, meaning in GROUPS.items():
         files = sorted((CONF / group).glob("*.yaml"))
@@ -66,15 +67,14 @@ def reference() -> str:
 
 
 def _schema_rows(schema: type, prefix: str = "") -> Iterator[Row]:
-    """Yields key, type, default and comment of every field; train.py alone has the sections of TrainConfig."""
-    comments = _field_comments(schema)
+    """Yields key, values, default and comment of every field; train.py alone has the sections of TrainConfig."""
+    comments, hints = _field_comments(schema), get_type_hints(schema, include_extras=True)
     sections = {each.type for each in fields(TrainConfig)} if schema is not TrainConfig else set()
     for each in fields(schema):
         kind = each.type
         if not (is_dataclass(kind) and isinstance(kind, type)):
-            name = kind.__name__ if type(kind) is type else str(kind)
-            comment = comments.get(each.name, "")
-            yield f"`{prefix}{each.name}`", f"`{name.replace('typing.', '')}`", _code(_default_of(each)), comment
+            allowed, comment = words_of(hints[each.name]) if kind is not Any else "", comments.get(each.name, "")
+            yield f"`{prefix}{each.name}`", allowed, _code(_default_of(each)), comment
         elif kind in sections:
             yield f"`{each.name}.*`", "", "", "as in train.py"
         else:

@@ -1,6 +1,7 @@
 """The parts of the config that are ours, as dataclasses: unknown keys and wrong types fail at composition.
 
-Models and datamodules stay plain yaml with `_target_`: there the class's own signature is the schema.
+Models and datamodules stay plain yaml with `_target_`: there the class's own signature is the schema. Ranges and
+choices are in the types of both (src/config/ranges.py); src/config/values.py checks them before anything starts.
 """
 
 import sys
@@ -9,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, OmegaConf
 
+from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seed
 from src.config.settings import CONF
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
@@ -22,60 +24,70 @@ from src.system.group import begun_s, restarts, started_by
 SHOWING = "--cfg", "--help", "--hydra-help", "--info", "--shell-completion", "--version"  # Hydra's, that run nothing
 SHOWING_SHORT = "-c", "-h", "-i", "-sc"
 
+# OmegaConf knows no Literal, but leaves it alone here.
+Switch = Annotated[str, Literal["auto", "on", "off"]]
+AutoOff = Annotated[str, Literal["auto", "off"]]
+BatchPer = Annotated[str, Literal["device", "global"]]
+Storage = Annotated[str, Literal["32-true", "16-true", "16-mixed", "bf16-mixed"]]
+Matmul = Annotated[str, Literal["highest", "high", "medium"]]
+Accelerator = Annotated[str, Literal["auto", "cuda", "cpu"]]
+HalfDtype = Annotated[str, Literal["bf16", "fp16"]]
+Exchange = Annotated[str, Literal["auto", "nccl"]]
+
 
 @dataclass
 class HyperParameters:
     """What `fix_hp` may change, and nothing else."""
 
-    batch_size: int = MISSING  # samples in one batch
-    batch_per: str = MISSING  # "device" or "global": whose batch `batch_size` counts
-    lr: float = MISSING  # learning rate, before the schedule's factor
-    accumulate: int = 1  # batches of each rank whose gradients are averaged in one optimiser step
+    batch_size: Count = MISSING  # samples in one batch
+    batch_per: BatchPer = MISSING  # whose batch `batch_size` counts
+    lr: NotNegative = MISSING  # learning rate, before the schedule's factor
+    accumulate: Count = 1  # batches of each rank whose gradients are averaged in one optimiser step
 
 
 @dataclass
 class Topology:
     name: str = MISSING  # nodes x devices, e.g. "2x8"
-    num_nodes: int = MISSING  # machines
-    devices: int = MISSING  # on each node
+    num_nodes: Count = MISSING  # machines
+    devices: Count = MISSING  # on each node
 
 
 @dataclass
 class Precision:
     name: str = MISSING  # fp32, tf32, amp, bf16 or fp16
-    lightning: str = MISSING  # Lightning's name for storage and autocast dtype
-    matmul: str = MISSING  # torch.set_float32_matmul_precision
+    lightning: Storage = MISSING  # Lightning's name for storage and autocast dtype
+    matmul: Matmul = MISSING  # torch.set_float32_matmul_precision
     cudnn_tf32: bool = MISSING  # whether cuDNN's convolutions may use TF32
-    loss_scale: float = 65536.0  # of float16 gradients, where they have one
-    loss_scale_growth_steps: int = 2000  # steps without an overflow before it doubles
+    loss_scale: Positive = 65536.0  # of float16 gradients, where they have one
+    loss_scale_growth_steps: Count = 2000  # steps without an overflow before it doubles
 
 
 @dataclass
 class Hardware:
     name: str = MISSING  # as in records and tables
-    accelerator: str = "auto"  # "cuda", "cpu" or "auto"
+    accelerator: Accelerator = "auto"  # auto: a GPU where one is visible
     match: str | None = None  # regular expression on the device's name
-    peak_flops: dict[str, float | None] = field(default_factory=dict)  # FLOP/s by dtype: fp32, tf32, fp16, bf16
-    peak_bandwidth: float | None = None  # bytes/s of device memory
-    memory_gib: float | None = None  # device memory
+    peak_flops: dict[str, Positive | None] = field(default_factory=dict)  # FLOP/s by dtype: fp32, tf32, fp16, bf16
+    peak_bandwidth: Positive | None = None  # bytes/s of device memory
+    memory_gib: Positive | None = None  # device memory
 
 
 @dataclass
 class Fit:
     """How long to train and how often to look. Published recipes live in the model; these are what a run changes."""
 
-    max_epochs: int = II("model.recipe.max_epochs")  # passes over the training split
-    max_steps: int = -1  # optimiser steps after which training ends; -1: no limit
-    max_time_s: float | None = None  # wall seconds of training, then a normal end
-    clip_norm: float | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
-    ema_decay: float | None = None  # of averaged weights, evaluated and saved in place of the last ones; null: none
-    eval_every_n_epochs: int | None = II("model.recipe.eval_every_n_epochs")  # null: no evaluation during training
-    eval_every_n_steps: int | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
+    max_epochs: Limit = II("model.recipe.max_epochs")  # passes over the training split
+    max_steps: Limit = -1  # optimiser steps after which training ends; -1: no limit
+    max_time_s: Positive | None = None  # wall seconds of training, then a normal end
+    clip_norm: Positive | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
+    ema_decay: OpenShare | None = None  # of averaged weights, evaluated and saved in place of the last ones; null: none
+    eval_every_n_epochs: Count | None = II("model.recipe.eval_every_n_epochs")  # null: no evaluation during training
+    eval_every_n_steps: Count | None = II("oc.select:model.recipe.eval_every_n_steps,null")  # in the place of epochs
     evaluate_first: bool = II("oc.select:model.recipe.evaluate_first,false")  # once before training, as some recipes do
-    checkpoint_every_n_epochs: int = II("model.recipe.checkpoint_every_n_epochs")  # `last.ckpt`
-    checkpoint_every_n_steps: int | None = None  # in addition to epochs
+    checkpoint_every_n_epochs: Count = II("model.recipe.checkpoint_every_n_epochs")  # `last.ckpt`
+    checkpoint_every_n_steps: Count | None = None  # in addition to epochs
     stop_at_target: bool = False  # end training when an evaluation reaches `model.task.target`
-    stop_after_plateau: int | None = None  # end after so many evaluations without a better final metric; null: never
+    stop_after_plateau: Count | None = None  # end after so many evaluations without a better final metric; null: never
     final_evaluation: bool = True  # evaluate after training
 
 
@@ -83,26 +95,26 @@ class Fit:
 class Execution:
     """How the same mathematics is run: never changes the function (`gradient_dtype` rounds) or the state_dict."""
 
-    graph: str = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
-    compile: str = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
-    graph_warmup_steps: int = 3  # eager steps before the capture
-    gradient_dtype: str | None = None  # of the all-reduce: bf16 or fp16; null: the gradients' own
-    exchange: str = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
-    graph_gaps: str = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps: auto or off
+    graph: Switch = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
+    compile: Switch = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
+    graph_warmup_steps: Number = 3  # eager steps before the capture
+    gradient_dtype: HalfDtype | None = None  # of the all-reduce; null: the gradients' own
+    exchange: Exchange = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
+    graph_gaps: AutoOff = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps
 
 
 @dataclass
 class Measure:
-    window: int = 20  # steps between reads of the device's clocks and losses
-    warmup_steps: int = 20  # left out of `steady`: compilation, autotuning, graph capture
+    window: Count = 20  # steps between reads of the device's clocks and losses
+    warmup_steps: Number = 20  # left out of `steady`: compilation, autotuning, graph capture
 
 
 @dataclass
 class Sweep:
     """Of `-m`: how the jobs of a sweep are run. Never part of a job."""
 
-    parallel: int | None = None  # jobs at once; null: as many as the GPUs carry, one on a machine without
-    timeout_s: float | None = None  # wall seconds after which a job is ended
+    parallel: Count | None = None  # jobs at once; null: as many as the GPUs carry, one on a machine without
+    timeout_s: Positive | None = None  # wall seconds after which a job is ended
     resume: str | None = None  # the folder of a sweep to go on with
 
 
@@ -121,7 +133,7 @@ class TrainConfig:
     execution: Execution = field(default_factory=Execution)
     measure: Measure = field(default_factory=Measure)
     sweep: Sweep = field(default_factory=Sweep)
-    seed: int = 1  # of weights, noise and the order of the data
+    seed: Seed = 1  # of weights, noise and the order of the data
     pictures: bool = True  # of where the time went and of the curves, beside the record
     note: str | None = None  # what a person should know of this run; printed at its start and end
     ckpt_path: str | None = None  # resume from this checkpoint
@@ -144,15 +156,15 @@ class PredictConfig:
     hardware: Hardware = field(default_factory=Hardware)
     execution: Execution = field(default_factory=Execution)
     ckpt_path: str | None = None  # trained weights; null: random ones, good for timing alone
-    num_samples: int | None = 10000  # null: as many as the data has
-    batch_size: int = 512  # samples predicted at once
+    num_samples: Count | None = 10000  # null: as many as the data has
+    batch_size: Count = 512  # samples predicted at once
     benchmark: bool = False  # time batches: rates and latencies after warm-up, compilation and graph capture
-    warmup_batches: int = 5  # of a benchmark, run first and left out
+    warmup_batches: Number = 5  # of a benchmark, run first and left out
     evaluate: bool = False  # predict train, validation and test split, each up to num_samples, and compare them
     output: str | None = None  # file of the predictions; in the run's folder if not given
     sweep: Sweep = field(default_factory=Sweep)
     hp: dict[str, Any] = field(default_factory=no_training)  # models and datamodules refer to it; unused
-    seed: int = 1
+    seed: Seed = 1
     data_root: str = "data"  # folder of the data sets
     output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"
@@ -163,7 +175,7 @@ class PrepareConfig:
     datamodule: Any = MISSING  # a group
     sweep: Sweep = field(default_factory=Sweep)
     hp: dict[str, Any] = field(default_factory=no_training)  # models and datamodules refer to it; unused
-    seed: int = 1
+    seed: Seed = 1
     data_root: str = "data"  # folder of the data sets
     output_root: str = "outputs"  # folder of the run folders
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from src.config.ranges import Count, Seed
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
 from src.measure.clock import Clock
@@ -72,12 +73,12 @@ class SplitDataModule(DataModule):
 
     val_split = test_split = "val"
 
-    def __init__(self, name: str, batch_size: int, seed: int, predict: str, test_batch_size: int | None = None) -> None:
+    def __init__(
+        self, name: str, batch_size: Count, seed: Seed, predict: str, test_batch_size: Count | None = None
+    ) -> None:
         super().__init__(name)
         self.batch_size, self.seed, self.predict = batch_size, seed, predict
         self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
-        if self.test_batch_size < 1:
-            raise UserError(f"datamodule.test_batch_size={test_batch_size} tests nothing; give 1 or more")
         self.splits: dict[str, Any] = {}
 
     @abstractmethod

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from src.config.settings import check_training
+from src.config.ranges import Count, ShareBelow1
+from src.config.values import check_training, check_values
 from src.errors import UserError
 from src.sweep.gpus import gpu_name, visible_gpus
 from src.sweep.identity import register_jobs, run_key
@@ -44,6 +45,20 @@ DROPPED_IN_TRIALS = (
 )  # fmt: skip
 CASE_GROUPS = ("model", "datamodule", "trainer", "precision", "hardware", "execution", "fix_hp", "seed")
 TOO_LARGE = re.compile(r"on (\d+) rank\(s\) is larger than the training split of (\d+)")
+
+
+@dataclass
+class Auto:
+    """What conf/fix_hp/auto.yaml may hold, where it is explained."""
+
+    name: str
+    choose: Literal["batch_size", "p_core"]
+    margin: ShareBelow1
+    steps: Count
+    multiple: Count
+    most: Count | None
+    lr_rule: Literal["sqrt", "linear", "keep"]
+    file: str
 
 
 @dataclass(frozen=True)
@@ -72,10 +87,7 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         return config
     check_training(config)
     settings = config.fix_hp
-    if settings.lr_rule not in POWERS or settings.choose not in ("batch_size", "p_core"):
-        raise UserError(f"fix_hp: lr_rule is one of {', '.join(POWERS)}, and choose is batch_size or p_core")
-    if not isinstance(settings.multiple, int) or settings.multiple < 1:
-        raise UserError(f"fix_hp.multiple={settings.multiple}: give a whole number of 1 or more")
+    check_values("fix_hp.", OmegaConf.to_container(settings, resolve=True), Auto)
     file, case = Path(settings.file), case_name(config)
     row = read_rows(file).get(case)
     if row is None:

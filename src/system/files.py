@@ -7,14 +7,20 @@ its open file. A file that is left over locks nothing.
 import csv
 import errno
 import fcntl
+import glob
 import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from src.errors import UserError
+
+HOST = socket.gethostname()
 
 # What a file system without locks answers, and one over the network about a file that was removed.
 NOT_LOCKED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESTALE)
@@ -24,18 +30,73 @@ NOT_LOCKED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESTALE)
 def written_atomically(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder; moves it to `path` at the end, removes it on any failure.
 
-    The folders of `path` are created. Raises UserError where the folder or the file cannot be written.
+    The folders of `path` are created, and what killed processes left of it is removed. The file is on the disk before
+    it has its name. Raises UserError where the folder or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{HOST}-{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_over(path.parent, path.name)
         yield temporary
+        _flush(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error}): choose another output folder") from error
     finally:
         if temporary.parent.is_dir():
             temporary.unlink(missing_ok=True)
+
+
+def remove_left_over(folder: Path, name: str | None = None) -> None:
+    """Removes temporary files in a folder, of the file `name` alone if given, whose processes were killed here."""
+    for path in folder.glob(f".{'*' if name is None else glob.escape(name)}.{glob.escape(HOST)}-*.tmp"):
+        number = path.name.removesuffix(".tmp").rpartition("-")[2]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def sole_run(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder while this one writes there. The lock ends with the process, however it dies.
+
+    Raises UserError where another run is in there, or where the folder cannot be written.
+    """
+    check_writable(folder)
+    lock = check_free(folder)
+    try:
+        remove_left_over(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_free(folder: Path) -> int:
+    """Locks an existing folder until the returned file is closed. Raises UserError where another run has done so."""
+    lock = os.open(folder, os.O_RDONLY)
+    if _must_wait(lock):
+        os.close(lock)
+        raise UserError(f"{folder}: another run is writing there; give another folder, or wait for its end")
+    return lock
+
+
+def check_writable(folder: Path) -> None:
+    """Makes a folder where there is none. Raises UserError where no file can be written in it."""
+    probe = folder / f".probe.{HOST}-{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"0")
+            _flush(probe)
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror}): choose another output folder") from error
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file is on the disk; a write that the disk has no room for fails here at the latest."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from src.errors import UserError
-from src.system.files import written_atomically
+from src.system.files import remove_left_over, written_atomically
 
 if TYPE_CHECKING:  # the models' library code needs no OmegaConf
     from omegaconf import DictConfig
@@ -43,6 +43,8 @@ def checkpoint_to_resume(config: "DictConfig") -> Path | None:
         return None
     root, here = Path(config.output_root) / config.model.name, Path(config.output_dir)
     path = newest_checkpoint(root, here)
+    if path is not None:
+        remove_left_over(path.parent)  # of the run that was killed
     where = f"going on from {path}" if path else f"no checkpoint in {here} nor under {root}, starting fresh"
     print(f"resume=true: {where}")
     return path

@@ -163,7 +163,7 @@ class ImageClassificationTask(Task):
         A batch's latency is from its bytes on the device to its classes and probabilities on the host; with loading it
         includes the decoding. That of one batch is from bytes on the host. Raises UserError for no csv as output.
         """
-        options = BenchmarkOptions(**job.options)
+        options: BenchmarkOptions = job.options
         check_csv(job.output)
         datamodule = self._prediction_data(job)
         run, device = Graphed(self._best, job.graph), self.device

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from src.config.ranges import Count
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
@@ -28,7 +29,7 @@ class PredictionJob:
     output: Path
     graph: bool  # capture the model's work in CUDA graphs
     datamodule: Callable[..., Any]  # instantiates the configured one; arguments override the config's
-    options: dict[str, Any]  # the model's own, from its config's `predict`
+    options: Any  # the model's own, from its config's `predict`
     has_trained_data: bool = False  # the data is that of the training: its splits say what was trained on
     given: Sequence[str] = ()  # overrides of the command line
     split: str | None = None  # of an evaluation, which `datamodule` predicts; None: what the config says
@@ -73,11 +74,7 @@ class BenchmarkOptions:
     repeats: benchmark=true times one batch so often and writes no predictions; None: it times the split's batches.
     """
 
-    repeats: int | None = 200
-
-    def __post_init__(self) -> None:
-        if self.repeats is not None and self.repeats < 1:
-            raise UserError(f"model.predict.repeats={self.repeats} times nothing; give 1 or more")
+    repeats: Count | None = 200
 
 
 def split_in_words(count: int, what: str, split: str, trained_on: int) -> str:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from src.config.ranges import Count, NotNegative, Number, Share
 from src.errors import UserError
+
+Interval = Literal["epoch", "step"]
 
 
 @runtime_checkable
@@ -35,14 +38,10 @@ class Cosine:
     Without warm-up this is torch's CosineAnnealingWarmRestarts whose first period is the whole run.
     """
 
-    final_ratio: float = 0.0
-    warmup: int = 0
-    interval: str = "epoch"
-    total: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.interval not in ("epoch", "step"):
-            raise UserError(f"model.task.schedule.interval={self.interval} is neither epoch nor step; give one of them")
+    final_ratio: Share = 0.0
+    warmup: Number = 0
+    interval: Interval = "epoch"
+    total: Count | None = None
 
     def __call__(self, done: int, total: int) -> float:
         if done < self.warmup:
@@ -55,12 +54,9 @@ class Cosine:
 class Linear:
     """Hugging Face's `linear`: a straight line from 1 to 0 at `total`, after `warmup` that rises linearly from 0."""
 
-    warmup: int = 0
-    interval: str = "step"
-    total: int | None = None
-
-    def __post_init__(self) -> None:
-        check_interval(self.interval)
+    warmup: Number = 0
+    interval: Interval = "step"
+    total: Count | None = None
 
     def __call__(self, done: int, total: int) -> float:
         if done < self.warmup:
@@ -71,8 +67,9 @@ class Linear:
 class Steps:
     """1 at first, times `factor` from each of the epochs or steps `at` on; gluon-cv's are 0.1 at epochs 40 and 60."""
 
-    def __init__(self, at: Sequence[int] = (40, 60), factor: float = 0.1, interval: str = "epoch") -> None:
-        check_interval(interval)
+    def __init__(
+        self, at: Sequence[Number] = (40, 60), factor: NotNegative = 0.1, interval: Interval = "epoch"
+    ) -> None:
         self.at, self.factor, self.interval = tuple(at), factor, interval
 
     @property
@@ -92,12 +89,12 @@ class WarmupPolynomial:
     `end_factor`, which it keeps from end = decay_start_step + decay_steps on. The defaults are the published ones.
     """
 
-    warmup_steps: int = 8_000
+    warmup_steps: Number = 8_000
     warmup_factor: float = 0.0
-    decay_start_step: int = 48_000
-    decay_steps: int = 24_000
-    decay_power: float = 2.0
-    end_factor: float = 0.0
+    decay_start_step: Number = 48_000
+    decay_steps: Count = 24_000
+    decay_power: NotNegative = 2.0
+    end_factor: Share = 0.0
 
     def __post_init__(self) -> None:
         if self.decay_start_step < self.warmup_steps:
@@ -123,12 +120,6 @@ class WarmupPolynomial:
         if step >= self.total:
             return self.end_factor
         return max(self.end_factor, ((self.total - step) / self.decay_steps) ** self.decay_power)
-
-
-def check_interval(interval: str) -> None:
-    """Raises UserError for an interval that nothing counts."""
-    if interval not in ("epoch", "step"):
-        raise UserError(f"model.task.schedule.interval={interval} is neither epoch nor step; give one of them")
 
 
 class ScheduledRate:

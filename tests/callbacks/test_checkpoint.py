@@ -1,10 +1,7 @@
 """When checkpoints are written, and that a failed write leaves the old file."""
 
 import concurrent.futures
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.errors import UserError
+from tests.support.limits import limited_files
 from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 
@@ -24,17 +22,6 @@ class FailsToPickle:
 
     def __reduce__(self) -> Any:
         raise self.failure
-
-
-@contextmanager
-def limited_files(size: int) -> Iterator[None]:
-    """Limits the files of this process to `size` bytes, like a full disk or a quota."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def written(checkpoint: dict[str, Any], path: Path | str) -> None:

@@ -94,11 +94,6 @@ def test_a_resumed_run_continues_the_average_to_the_bit(tmp_path: Path) -> None:
         train(tiny_mobilenet(tmp_path / "third", "fit.max_epochs=2", f"ckpt_path={checkpoint}"))
 
 
-def test_a_decay_outside_of_0_to_1_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"fit\.ema_decay=1\.0 is no decay"):
-        train(tiny_mobilenet(tmp_path, "fit.ema_decay=1.0"))
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tables_that_several_ranks_hold_are_refused(ranks: int) -> None:
     trainer, task = StandInTrainer(), stand_in_task()

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, ReadonlyConfigError
 
 from src.config import schema
-from src.config.complete import complete, complete_prediction
+from src.config.complete import complete
 from src.config.explain import explain
 from src.config.settings import CONF, check_fix_hp
 from src.errors import UserError
@@ -147,22 +147,6 @@ def test_a_run_claims_its_folder(entry: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(entry, return_hydra_config=True)
     assert OmegaConf.to_container(config.hydra.run)["dir"].startswith("${claim:")  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ("graph=yes", "execution.graph=yes is unknown; give auto, on, off"),
-        ("gradient_dtype=int8", "execution.gradient_dtype=int8 is unknown; give null, bf16, fp16"),
-        ("exchange=gloo", "execution.exchange=gloo is unknown; give auto, nccl"),
-        ("graph_gaps=on", "execution.graph_gaps=on is unknown; give auto, off"),
-    ],
-)
-@pytest.mark.parametrize("entry", ["train", "predict"])
-def test_an_unknown_execution_is_refused(entry: str, wrong: str, told: str) -> None:
-    check = {"train": complete, "predict": complete_prediction}[entry]
-    with pytest.raises(UserError, match=told):
-        check(composed(entry, "output_dir=x", f"execution.{wrong}"))
 
 
 def test_execution_choices_are_set_for_the_process() -> None:

@@ -40,7 +40,7 @@ def test_a_field_has_its_type_default_and_comment(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(reference, "_field_comments", lambda schema: {"steps": "of a trial"})
     rows = list(reference._schema_rows(Small))
-    assert rows == [("`steps`", "`int`", "`7`", "of a trial"), ("`name`", "`str | None`", "`null`", "")]
+    assert rows == [("`steps`", "a whole number", "`7`", "of a trial"), ("`name`", "a text, or null", "`null`", "")]
 
 
 def test_nested_keys_of_a_file_are_dotted_and_have_their_comments(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_the_command_line_gives_comes_first(trained: dict[str, Any]) -> Non
     assert (data.name, data.source.file, data.edges.kind) == ("mine", "other.xyz", "radius")
     data = prediction(trained, "datamodule=qm9").datamodule
     assert (data.name, data.task, data.edges.kind) == ("qm9", "homo", "bonds")
-    data = prediction(trained | {"group": "qm9"}, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
+    data = prediction(trained, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
     assert (data.task, data.source.skip_bad, data.source.file) == ("gap", True, "my.xyz")
 
 

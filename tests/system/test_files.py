@@ -21,8 +21,9 @@ from src.datamodules.download import from_package, from_url
 from src.datamodules.prepared import atomic_folder, prepare
 from src.errors import UserError
 from src.models.distilbert.convert import convert
-from src.system.files import locked, sole_maker, try_lock
+from src.system.files import HOST, locked, sole_maker, sole_run, try_lock, write_text
 from tests.support import ROOT
+from tests.support.limits import limited_files
 
 CONTENT = b"numbers"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -94,6 +95,45 @@ def test_the_next_one_prepares_if_the_first_is_killed(tmp_path: Path, monkeypatc
         monkeypatch.setattr(sys, "stderr", told := Told(process.kill))
         prepare(prepared, ORIGIN, write)
     assert told.getvalue() and names(tmp_path) == ["prepared"]
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """A run that is killed amid a write holds the folder no longer, and its half-written file goes."""
+    code = "import sys; from pathlib import Path; from src.system.files import sole_run, written_atomically\n"
+    code += "with sole_run(Path('run')), written_atomically(Path('run/last.ckpt')) as part:\n"
+    code += "    part.write_text('half'); print(part, flush=True); sys.stdin.read()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        part = tmp_path / process.stdout.readline().decode().strip()
+        with pytest.raises(UserError, match="another run is writing there"), sole_run(tmp_path / "run"):
+            pass
+        assert part.read_text() == "half"
+        process.kill()
+    living = part.with_name(f".last.ckpt.{HOST}-{os.getpid()}.tmp")
+    living.touch()
+    with sole_run(tmp_path / "run"):
+        assert names(tmp_path / "run") == [living.name]
+
+
+def test_a_write_removes_what_a_killed_one_of_the_same_file_left(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left, other = (tmp_path / f".{name}.{HOST}-{ended.pid}.tmp" for name in ("a.txt", "b.txt"))
+    for path in (left, other):
+        path.touch()
+    write_text(tmp_path / "a.txt", "whole")
+    assert names(tmp_path) == [other.name, "a.txt"]
+
+
+def test_a_folder_without_room_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    message = rf"^cannot write {folder} \(File too large\): choose another output folder$"
+    with limited_files(0), pytest.raises(UserError, match=message), sole_run(folder):
+        pass
+    assert names(folder) == []
 
 
 # What waits for a lock, given its target, and the target that somebody else makes meanwhile.

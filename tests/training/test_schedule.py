@@ -99,15 +99,8 @@ def test_a_resumed_optimiser_goes_on_from_its_first_learning_rate() -> None:
     assert after.param_groups[1]["lr"] == pytest.approx(0.1)
 
 
-def test_an_unknown_interval_is_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.task\.schedule\.interval=batch is neither epoch nor step"):
-        Cosine(interval="batch")
-
-
 def test_linear_falls_to_0_after_its_warm_up() -> None:
     assert [Linear(warmup=2)(n, 6) for n in range(8)] == [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0]
-    with pytest.raises(UserError, match="interval=week is neither epoch nor step"):
-        Linear(interval="week")
 
 
 def test_steps_fall_where_they_are_told_to() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from src.batches.clicks import ClickLayout, Table
+from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
 from src.datamodules.clicks.check import check_values
 from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
@@ -30,7 +31,7 @@ class ClickDataModule(SplitDataModule):
     splits: dict[str, range]
 
     def __init__(
-        self, name: str, batch_size: int, seed: int, test_batch_size: int | None = None, predict: str = "test"
+        self, name: str, batch_size: Count, seed: Seed, test_batch_size: Count | None = None, predict: str = "test"
     ) -> None:
         super().__init__(name, batch_size, seed, predict, test_batch_size)
         self.layout = ClickLayout(0, (), ())
@@ -71,17 +72,13 @@ class CriteoDataModule(ClickDataModule):
         prepare: Callable[[Path, Path], Any] = prepare_criteo,
         shuffle_batches: bool = False,
         check: bool = True,
-        threads: int = 4,
-        prefetch: int = 8,
+        threads: Count = 4,
+        prefetch: Count = 8,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.data_dir, self.raw, self.prepare = Path(data_dir), raw, prepare
         self.shuffle_batches, self.check = shuffle_batches, check
-        if min(threads, prefetch) < 1:
-            raise UserError(
-                f"datamodule.threads={threads} and prefetch={prefetch} read nothing; give 1 or more of each"
-            )
         self.threads, self.prefetch = threads, prefetch
         self._splits: dict[str, SplitBinary] = {}
 

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
 from jaxtyping import Bool
 
+from src.config.ranges import Count, Range, Seed
 from src.datamodules.clicks.criteo import CriteoDataModule
 from src.datamodules.clicks.feature_spec import SPLITS, FeatureSpec, SplitFiles
 from src.datamodules.download import sha256_of
@@ -37,18 +38,13 @@ class ClickColumns:
     label: str = "label"
     numerical: Sequence[str] = field(default_factory=list)
     categorical: Sequence[str] = field(default_factory=list)
-    buckets: int = 1000
-    held_out_share: float = 0.1
-    seed: int = 0
+    buckets: Count = 1000
+    held_out_share: Annotated[float, Range(above=0, most=1)] = 0.1
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if not self.numerical or not self.categorical:
             raise UserError("give datamodule.source.numerical=[COLUMN,...] and datamodule.source.categorical=[...]")
-        if self.buckets < 1 or not 0 < self.held_out_share <= 1:
-            raise UserError(
-                f"datamodule.source.buckets={self.buckets} and held_out_share={self.held_out_share}: give 1 or more, "
-                f"and more than 0, at most 1"
-            )
         if Path(self.file).suffix not in KINDS:
             raise UserError(f"datamodule.source.file={self.file}: give a file that ends in {' or '.join(KINDS)}")
 
@@ -85,9 +81,9 @@ class ClickFileDataModule(CriteoDataModule):
         options: as for CriteoDataModule.
     """
 
-    def __init__(self, *, source: Mapping[str, Any], **options: Any) -> None:
+    def __init__(self, *, source: ClickColumns, **options: Any) -> None:
         super().__init__(**options)
-        self.source = ClickColumns(**source)
+        self.source = source
         self.home = self.data_dir
 
     def fill(self) -> None:

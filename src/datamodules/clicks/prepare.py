@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.progress import Progress
 
+from src.config.ranges import Count, Seed
 from src.datamodules.clicks.columns import BucketFiles, Slice, Target, Vocabulary, write_bucket, write_slice
 from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.clicks.jobs import Job, Jobs
@@ -49,10 +50,10 @@ def prepare_criteo(
     raw: Path,
     folder: Path,
     *,
-    frequency_limit: int = 15,
+    frequency_limit: Count = 15,
     vocabulary: VocabularyOf = "train",
-    seed: int = 0,
-    workers: int | None = None,
+    seed: Seed = 0,
+    workers: Count | None = None,
     sizes: Sizes = Sizes(),  # noqa: B008  (frozen)
 ) -> Path:
     """Prepares `folder` as a split binary directory of the raw files unless it exists; returns it.
@@ -63,10 +64,6 @@ def prepare_criteo(
     resumes. One of several processes prepares, the others wait. Raises UserError for bad input, for a folder that was
     prepared from other files or settings, and for a full disk.
     """
-    if frequency_limit < 1:
-        raise UserError(f"frequency_limit={frequency_limit}: give 1 or more; published are 15, 3 and 2")
-    if vocabulary not in get_args(VocabularyOf):
-        raise UserError(f"vocabulary={vocabulary}: choose from {', '.join(get_args(VocabularyOf))}")
     files = raw_files(raw)
     origin = {
         "layout": LAYOUT,

@@ -18,14 +18,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Float16, Int32, UInt8
 from torch import Tensor
 
 from src.batches.clicks import ClickLayout, Table
+from src.config.ranges import Range
 from src.errors import UserError
+
+Rows = Annotated[int, Range(1, 2**31 - 2)]  # of a table
 
 # Criteo Terabyte with frequency limit 15 (NVIDIA DeepLearningExamples, DLRM).
 PUBLISHED = (7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4,

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.clicks import DTYPES, ClickLayout
+from src.config.ranges import Count, Seed
 from src.datamodules.clicks.feature_spec import FeatureSpec
-from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Sample, tables_of
+from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Rows, Sample, tables_of
 from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.system.files import sole_maker
@@ -28,21 +29,19 @@ VERSION = 1  # of the distribution
 def generate(
     folder: Path,
     *,
-    train_rows: int,
-    test_rows: int,
-    cardinalities: Sequence[int] | None = None,
-    hotness: Sequence[int] | None = None,
-    max_rows: int | None = None,
-    num_numerical: int = 13,
-    seed: int = 0,
+    train_rows: Count,
+    test_rows: Count,
+    cardinalities: Sequence[Rows] | None = None,
+    hotness: Sequence[Count] | None = None,
+    max_rows: Count | None = None,
+    num_numerical: Count = 13,
+    seed: Seed = 0,
 ) -> None:
     """Fills `folder` unless it has these rows already; in bounded memory, on all cores.
 
     The metadata of its feature_spec.yaml has these settings (`synthetic`) and the expected `bayes_auc`,
     `bayes_log_loss` and `click_rate` on the test rows. Raises UserError for a folder with other rows.
     """
-    if min(train_rows, test_rows) < 1:
-        raise UserError(f"train_rows={train_rows} and test_rows={test_rows} leave a split empty: give 1 or more")
     tables = tables_of(cardinalities, hotness, max_rows)
     sizes, hot = [table.cardinality for table in tables], [table.hotness for table in tables]
     settings = {

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from src.batches.clicks import ClickBatch, ClickLayout
+from src.config.ranges import Count, Seed
 from src.datamodules.clicks.criteo import ClickDataModule
-from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, tables_of
+from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Rows, tables_of
 from src.datamodules.resident import PoolLoader
-from src.errors import UserError
 
 
 class ResidentClicksDataModule(ClickDataModule):
@@ -26,19 +26,17 @@ class ResidentClicksDataModule(ClickDataModule):
     def __init__(
         self,
         *,
-        steps_per_epoch: int,
-        pool_batches: int,
-        test_batches: int,
-        cardinalities: Sequence[int] | None = None,
-        hotness: Sequence[int] | None = None,
-        max_rows: int | None = None,
-        num_numerical: int = 13,
-        data_seed: int = 0,
+        steps_per_epoch: Count,
+        pool_batches: Count,
+        test_batches: Count,
+        cardinalities: Sequence[Rows] | None = None,
+        hotness: Sequence[Count] | None = None,
+        max_rows: Count | None = None,
+        num_numerical: Count = 13,
+        data_seed: Seed = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if min(steps_per_epoch, pool_batches, test_batches) < 1:
-            raise UserError("steps_per_epoch, pool_batches and test_batches are counts: give 1 or more of each")
         self.steps_per_epoch = steps_per_epoch
         self.num_batches = {"train": min(pool_batches, steps_per_epoch), "test": test_batches}
         self.layout = ClickLayout.of(tables_of(cardinalities, hotness, max_rows), num_numerical)

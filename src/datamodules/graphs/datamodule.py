@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from src.config.ranges import Count, Seed
 from src.datamodules.base import PUBLISHED, Metered, SplitDataModule
 from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_of
 from src.datamodules.graphs.edges import Edges
@@ -38,8 +39,8 @@ class GraphDataModule(SplitDataModule):
         name: str,
         source: Callable[..., GraphData],
         data_dir: str,
-        batch_size: int,
-        seed: int,
+        batch_size: Count,
+        seed: Seed,
         task: str | None = None,
         edges: Edges | None = None,
         predict: str = "test",

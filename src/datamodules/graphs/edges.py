@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
+from src.config.ranges import Positive
 from src.datamodules.graphs.data import Arrays
-from src.errors import UserError
 
 CHUNK = 1 << 22  # pairs of atoms processed at a time
 
@@ -23,6 +23,9 @@ class DirectedEdges(NamedTuple):
     orders: UInt8[np.ndarray, " edges"]  # of the bond: 1 single, 2 double, 3 triple, 4 aromatic; 0 without a bond
 
 
+Kind = Literal["bonds", "radius", "full"]
+
+
 @dataclass(frozen=True)
 class Edges:
     """Selects the edges of a graph.
@@ -32,14 +35,8 @@ class Edges:
         cutoff: of `radius`, in angstrom.
     """
 
-    kind: str = "bonds"
-    cutoff: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("bonds", "radius", "full"):
-            raise UserError(f"datamodule.edges.kind={self.kind}: choose bonds, radius or full")
-        if not self.cutoff > 0:
-            raise UserError(f"datamodule.edges.cutoff={self.cutoff}: give a distance above 0 angstrom")
+    kind: Kind = "bonds"
+    cutoff: Positive = 5.0
 
     def of(self, arrays: Arrays) -> DirectedEdges:
         """Returns the edges of these molecules."""

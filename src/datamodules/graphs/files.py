@@ -7,16 +7,19 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from src.config.ranges import Count, Range, Seed, ShareBelow1
 from src.datamodules.download import sha256_of
 from src.datamodules.graphs.data import GraphData
 from src.datamodules.graphs.parse import parse
 from src.datamodules.graphs.prepare import Entries, Splits, load_graphs, prepare_graphs
 from src.datamodules.prepared import Selection
 from src.errors import UserError
+
+Charge = Annotated[int, Range(-100, 100)]
 
 
 class Record(NamedTuple):
@@ -32,13 +35,13 @@ def load(
     data_dir: str | Path,
     *,
     file: str | Path,
-    val_share: float = 0.1,
-    test_share: float = 0.1,
-    charge: int = 0,
-    limit: int | None = None,
-    seed: int = 0,
+    val_share: ShareBelow1 = 0.1,
+    test_share: ShareBelow1 = 0.1,
+    charge: Charge = 0,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
 ) -> GraphData:
     """Returns the molecules of `file`; prepares them in a subfolder of `data_dir` first if necessary.
 
@@ -62,7 +65,7 @@ def load(
         raise UserError(f"datamodule.source.file={path} does not exist; give a file of molecules")
     if path.suffix.lower() not in READERS:
         raise UserError(f"{path}: the suffix is none of {', '.join(READERS)}; rename or convert the file")
-    if min(val_share, test_share) < 0 or val_share + test_share >= 1:
+    if val_share + test_share >= 1:
         raise UserError(
             f"val_share={val_share} and test_share={test_share}: give shares of 0 or more with a sum below 1"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from src.config.ranges import Count, Seed
 from src.datamodules.download import from_package
 from src.datamodules.graphs.bonds import bonded_by_smiles
 from src.datamodules.graphs.data import ELEMENTS, GraphData, Molecule, MoleculeError
@@ -58,10 +59,10 @@ TRAIN_SHARE, TEST_SHARE, SPLIT_SEED = 100_000 / 130_831, 0.1, 0
 def load(
     data_dir: str | Path,
     *,
-    limit: int | None = None,
-    seed: int = 0,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     mirror: str | Path | None = None,
 ) -> GraphData:
     """Returns QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.

@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from jaxtyping import Float, Int
 
+from src.config.ranges import Count, Seed
 from src.datamodules.download import from_url, sha256_of
 from src.datamodules.graphs.data import ELEMENTS, GraphData, Molecule, MoleculeError, checked
 from src.datamodules.graphs.prepare import Entries, load_graphs, prepare_graphs
@@ -31,10 +32,10 @@ def load(
     *,
     file: str | Path | None = None,
     sha256: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
 ) -> GraphData:
     """Returns QM9 from DGL's file; downloads and prepares it in `data_dir` first if necessary.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 
@@ -22,17 +23,15 @@ class ImageDataModule(SplitDataModule):
     def __init__(
         self,
         name: str,
-        batch_size: int,
-        seed: int,
-        num_classes: int,
-        image_size: int,
-        test_batch_size: int | None = None,
+        batch_size: Count,
+        seed: Seed,
+        num_classes: Count,
+        image_size: Count,
+        test_batch_size: Count | None = None,
         predict: str = "val",
     ) -> None:
         super().__init__(name, batch_size, seed, predict, test_batch_size)
         self.num_classes, self.image_size = num_classes, image_size
-        if image_size < 1:
-            raise UserError(f"datamodule.image_size={image_size}: give 1 or more")
         self.class_names: Sequence[str] | None = None
 
     def file_names(self, split: str) -> Sequence[str] | None:

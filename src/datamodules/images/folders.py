@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from src.batches.images import UNKNOWN
+from src.config.ranges import Count
 from src.datamodules.base import PUBLISHED
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.loader import DecodingLoader, ImageFiles
@@ -81,13 +82,11 @@ class _DecodedDataModule(ImageDataModule):
         options: as for ImageDataModule.
     """
 
-    def __init__(self, *, data_dir: str, threads: int | None = None, prefetch: int = 4, **options: Any) -> None:
+    def __init__(self, *, data_dir: str, threads: Count | None = None, prefetch: Count = 4, **options: Any) -> None:
         super().__init__(**options)
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.threads = max(1, cpu_count() // ranks_here) if threads is None else threads
         self.data_dir, self.prefetch = Path(data_dir), prefetch
-        if min(self.threads, prefetch) < 1:
-            raise UserError(f"datamodule.threads={threads} and prefetch={prefetch}: give 1 or more of each")
         self.files: dict[str, ImageFiles] = {}
 
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> DecodingLoader:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.batches.images import ImageBatch
+from src.config.ranges import Count, Seed
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.resident import PoolLoader
-from src.errors import UserError
 
 PATTERN = 4  # colours across and down
 NOISE = 64.0  # standard deviation in steps of 1/255
@@ -31,11 +31,9 @@ class SyntheticImagesDataModule(ImageDataModule):
     """
 
     def __init__(
-        self, *, steps_per_epoch: int, pool_batches: int, val_batches: int, data_seed: int = 0, **options: Any
+        self, *, steps_per_epoch: Count, pool_batches: Count, val_batches: Count, data_seed: Seed = 0, **options: Any
     ) -> None:
         super().__init__(**options)
-        if min(steps_per_epoch, pool_batches, val_batches) < 1:
-            raise UserError("steps_per_epoch, pool_batches and val_batches are counts: give 1 or more of each")
         self.steps_per_epoch, self.data_seed = steps_per_epoch, data_seed
         self.num_batches = {"train": min(pool_batches, steps_per_epoch), "val": val_batches}
         self._pools: dict[tuple[str, int], list[ImageBatch]] = {}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.resident import ResidentLoader
@@ -24,7 +25,7 @@ class MoleculeDataModule(SplitDataModule):
     """
 
     def __init__(
-        self, name: str, source: Callable[..., MolecularData], data_dir: str, batch_size: int, seed: int
+        self, name: str, source: Callable[..., MolecularData], data_dir: str, batch_size: Count, seed: Seed
     ) -> None:
         super().__init__(name, batch_size, seed, predict="val")
         self.source, self.data_dir = source, Path(data_dir)

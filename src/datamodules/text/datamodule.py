@@ -1,13 +1,15 @@
 """Base of all data sets of sentences, kept as tokens on the training device."""
 
 from abc import abstractmethod
+from typing import Annotated
 
+from src.config.ranges import Count, Range, Seed
 from src.datamodules.base import SplitDataModule
 from src.datamodules.text.data import TokenData
-from src.datamodules.text.loader import PADDINGS, ResidentTokens, TokenLoader
-from src.errors import UserError
+from src.datamodules.text.loader import Padding, ResidentTokens, TokenLoader
 
 SHORTEST = 3  # [CLS], a word piece, [SEP]
+Length = Annotated[int, Range(SHORTEST)]
 
 
 class TokenDataModule(SplitDataModule):
@@ -25,21 +27,15 @@ class TokenDataModule(SplitDataModule):
     def __init__(
         self,
         name: str,
-        batch_size: int,
-        seed: int,
-        padding: str = "max_length",
-        max_length: int = 512,
-        test_batch_size: int | None = None,
+        batch_size: Count,
+        seed: Seed,
+        padding: Padding = "max_length",
+        max_length: Length = 512,
+        test_batch_size: Count | None = None,
         predict: str = "dev",
     ) -> None:
         super().__init__(name, batch_size, seed, predict, test_batch_size)
         self.padding, self.max_length = padding, max_length
-        if padding not in PADDINGS:
-            raise UserError(
-                f"datamodule.padding={padding}: there is no such padding; choose from {', '.join(PADDINGS)}"
-            )
-        if max_length < SHORTEST:
-            raise UserError(f"datamodule.max_length={max_length} leaves no word of a sentence; give {SHORTEST} or more")
 
     @abstractmethod
     def words(self) -> tuple[int, str]:

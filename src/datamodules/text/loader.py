@@ -5,7 +5,7 @@ batch is then a few slices of them, which costs the host microseconds and the de
 """
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Int64
@@ -17,7 +17,8 @@ from src.datamodules.resident import OrderedLoader
 from src.datamodules.text.data import TokenData
 from src.errors import UserError
 
-PADDINGS = ("max_length", "longest", "bucketed", "packed")
+Padding = Literal["max_length", "longest", "bucketed", "packed"]
+PADDINGS = get_args(Padding)
 MAX_SIZES = 4  # src.gpu.cuda_graphs keeps as many graphs
 SAMPLED_EPOCHS = 4  # epochs whose batches determine the sizes
 MULTIPLE = {"longest": 8, "bucketed": 8, "packed": 32}  # sizes are multiples of it

@@ -1,7 +1,7 @@
 """Your own sentences with any number of labels, from .csv, .tsv and .jsonl files."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from src.config.ranges import Count, OpenShare, Seed
 from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import SHOWN, Table, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
@@ -26,14 +27,10 @@ class Source:
 
     file: str
     dev: str | None = None
-    held_out_share: float = 0.1
+    held_out_share: OpenShare = 0.1
     text: str = "text"
     label: str = "label"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.held_out_share < 1:
-            raise UserError(f"datamodule.source.held_out_share={self.held_out_share}: give more than 0, less than 1")
+    seed: Seed = 0
 
 
 class SentencesDataModule(TextDataModule):
@@ -47,10 +44,10 @@ class SentencesDataModule(TextDataModule):
     """
 
     def __init__(
-        self, *, source: Mapping[str, Any], vocabulary: str | None = None, vocabulary_size: int = 8000, **options: Any
+        self, *, source: Source, vocabulary: str | None = None, vocabulary_size: Count = 8000, **options: Any
     ) -> None:
         super().__init__(vocabulary=vocabulary, **options)
-        self.source, self.vocabulary_size = Source(**source), vocabulary_size
+        self.source, self.vocabulary_size = source, vocabulary_size
         self.text_column, self.label_column = self.source.text, self.source.label
 
     @cached_property

@@ -5,12 +5,13 @@ lower half, so that a network can learn them.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from src.config.ranges import Count, Range, Seed
 from src.datamodules.text.data import TokenData
-from src.datamodules.text.datamodule import SHORTEST, TokenDataModule
+from src.datamodules.text.datamodule import SHORTEST, Length, TokenDataModule
 from src.errors import UserError
 
 CLS, SEP, FIRST_WORD = 101, 102, 999  # ids of BERT's uncased vocabulary; words start at FIRST_WORD
@@ -32,24 +33,19 @@ class SyntheticTokensDataModule(TokenDataModule):
     def __init__(
         self,
         *,
-        sentences: Mapping[str, int],
-        length: int | None = None,
-        vocabulary_size: int = 30522,
-        data_seed: int = 0,
+        sentences: Mapping[str, Count],
+        length: Length | None = None,
+        vocabulary_size: Annotated[int, Range(FIRST_WORD + 2)] = 30522,
+        data_seed: Seed = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.sentences, self.length = dict(sentences), length
         self.vocabulary_size, self.data_seed = vocabulary_size, data_seed
-        if set(self.sentences) != {"train", "dev"} or min(self.sentences.values()) < 1:
-            raise UserError(f"datamodule.sentences={self.sentences}: give 1 or more for each of train and dev")
-        if length is not None and not SHORTEST <= length <= self.max_length:
-            raise UserError(
-                f"datamodule.length={length} is out of range; give {SHORTEST} to {self.max_length}, which "
-                f"is datamodule.max_length"
-            )
-        if vocabulary_size < FIRST_WORD + 2:
-            raise UserError(f"datamodule.vocabulary_size={vocabulary_size} is too few; give {FIRST_WORD + 2} or more")
+        if set(self.sentences) != {"train", "dev"}:
+            raise UserError(f"datamodule.sentences={self.sentences}: give a number for each of train and dev")
+        if length is not None and length > self.max_length:
+            raise UserError(f"datamodule.length={length} exceeds datamodule.max_length={self.max_length}; lower it")
 
     def words(self) -> tuple[int, str]:
         return self.vocabulary_size, "datamodule.vocabulary_size"

@@ -1,7 +1,7 @@
 """DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names."""
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.batches.tokens import PaddedTokens
+from src.config.ranges import ShareBelow1
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert import layers
@@ -17,7 +18,6 @@ from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
 
 INIT_STD = 0.02  # of weights; biases are initialised to 0
-POOLINGS = ("first", "mean")
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,6 @@ class Dropout:
     hidden: float = 0.1
     attention: float = 0.1
     head: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not all(0 <= p < 1 for p in vars(self).values()):
-            raise UserError(f"model.task.network: dropouts must be at least 0 and below 1; got {vars(self)}")
 
 
 class Embeddings(nn.Module):
@@ -152,20 +148,17 @@ class DistilBert(nn.Module):
         dropout, attention_dropout, head_dropout: see Dropout.
         pooling: `first` (DistilBERT's), or `mean` for encoders trained with it, such as sentence-transformers'.
 
-    Raises UserError for another pooling.
     """
 
     def __init__(
         self,
         sizes: Sizes | None = None,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.1,
-        head_dropout: float = 0.2,
-        pooling: str = "first",
+        dropout: ShareBelow1 = 0.1,
+        attention_dropout: ShareBelow1 = 0.1,
+        head_dropout: ShareBelow1 = 0.2,
+        pooling: Literal["first", "mean"] = "first",
     ) -> None:
         super().__init__()
-        if pooling not in POOLINGS:
-            raise UserError(f"model.task.network.pooling must be one of {', '.join(POOLINGS)}; got {pooling!r}")
         self.pooling = pooling
         self.sizes = sizes = sizes or Sizes()
         self.dropout = Dropout(dropout, attention_dropout, head_dropout)

@@ -62,7 +62,7 @@ def predict_sentences(
         count_work: told of every timed batch.
     """
     check_csv(job.output)
-    options = Options(**job.options)
+    options: Options = job.options
     is_split = options.input is None
     if not is_split and job.split is not None:
         raise UserError("evaluate=true compares the splits of the data; leave out model.predict.input")

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.batches.tokens import PackedTokens, PaddedTokens
+from src.config.ranges import Count, NotNegative, Positive, Share
 from src.config.trained import is_given
 from src.datamodules.base import DataModule
 from src.datamodules.text.datamodule import TokenDataModule
+from src.datamodules.text.loader import Padding
 from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
@@ -60,13 +62,13 @@ class DistilBertTask(Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         weights: str = RANDOM,
-        sizes: Mapping[str, int] | None = None,
-        padding: str = "max_length",
-        max_length: int = 512,
-        r_drop: float = 0.0,
-        layer_decay: float = 1.0,
+        sizes: Mapping[str, Count] | None = None,
+        padding: Padding = "max_length",
+        max_length: Count = 512,
+        r_drop: NotNegative = 0.0,
+        layer_decay: Positive = 1.0,
         label_names: Sequence[str] | None = None,
-        target: float | None = None,
+        target: Share | None = None,
     ) -> None:
         found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
         if sizes and made_sizes(sizes) != found:
@@ -241,7 +243,7 @@ def disagreement(logits: Float[Tensor, "sentences labels"], other: Float[Tensor,
     return ((mine.exp() - theirs.exp()) * (mine - theirs)).sum(1).mean() / 2
 
 
-def made_sizes(sizes: Mapping[str, int] | None) -> Sizes:
+def made_sizes(sizes: Mapping[str, Count] | None) -> Sizes:
     """Raises UserError for a name that is no size."""
     known = [field.name for field in fields(Sizes)]
     for name in sizes or {}:

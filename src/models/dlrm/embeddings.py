@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.batches.clicks import Table
+from src.config.ranges import Positive
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.models.dlrm.kernels import dispatch
@@ -109,7 +110,7 @@ class PlainEmbeddings(Embeddings):
     Raises UserError for an unknown optimizer.
     """
 
-    def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: float = 1e-8) -> None:
+    def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: Positive = 1e-8) -> None:
         super().__init__()
         if optimizer not in ("sgd", "adagrad"):
             raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")

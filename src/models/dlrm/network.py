@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.batches.clicks import Clicks, Table
+from src.config.ranges import Count
 from src.errors import UserError
 from src.models.dlrm import interaction as reference
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
@@ -87,13 +88,13 @@ class DLRM(nn.Module):
     def __init__(
         self,
         tables: Sequence[Table],
-        num_numerical: int = 13,
-        embedding_dim: int = 128,
-        bottom: Sequence[int] = (512, 256, 128),
-        top: Sequence[int] = (1024, 1024, 512, 256),
+        num_numerical: Count = 13,
+        embedding_dim: Count = 128,
+        bottom: Sequence[Count] = (512, 256, 128),
+        top: Sequence[Count] = (1024, 1024, 512, 256),
         interaction: Interaction = "dot",
-        cross_layers: int = 3,
-        cross_rank: int = 512,
+        cross_layers: Count = 3,
+        cross_rank: Count = 512,
         embeddings: Callable[[Sequence[Table], int], Embeddings] = PlainEmbeddings,
     ) -> None:
         super().__init__()

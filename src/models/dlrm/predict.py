@@ -39,7 +39,7 @@ def predict_clicks(
     A batch's latency is from its bytes on the host to its probabilities there, as published; data that is on the device
     already is not copied. Raises UserError for no csv as output.
     """
-    options = BenchmarkOptions(**job.options)
+    options: BenchmarkOptions = job.options
     check_csv(job.output)
     device = datamodule.target_device
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.batches.clicks import ClickBatch, ClickLayout, Clicks, Table
+from src.config.ranges import Count, Share
 from src.datamodules.base import DataModule
 from src.datamodules.clicks.criteo import ClickDataModule
 from src.errors import UserError
@@ -22,6 +23,7 @@ from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
 from src.models.dlrm.sharded import ShardedEmbeddings
+from src.models.dlrm.sharded_plan import Sharding
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
@@ -54,11 +56,11 @@ class DLRMTask(Task):
         network: Callable[..., DLRM],
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
-        tables: Sequence[Sequence[int]] | None = None,
-        num_numerical: int | None = None,
-        sharding: Mapping[str, str] | None = None,
-        engine: str = "auto",
-        target: float | None = None,
+        tables: Sequence[Sequence[Count]] | None = None,
+        num_numerical: Count | None = None,
+        sharding: Mapping[str, Sharding] | None = None,
+        engine: Literal["auto", "torchrec"] = "auto",
+        target: Share | None = None,
     ) -> None:
         super().__init__(nn.ParameterList([torch.empty(0)]), optimizer, schedule)  # until the tables are known
         self.make_network, self.sharding, self.engine = network, dict(sharding or {}), engine

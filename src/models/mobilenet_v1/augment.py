@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.config.ranges import NotNegative, Number, Positive, Share
+from src.errors import UserError
 from src.models.mobilenet_v1.trivial import GREY, apply_changes, draw_changes
 from src.training.image_classification import IMAGENET_MEAN, IMAGENET_STD
 
@@ -42,16 +44,18 @@ class Augment(nn.Module):
 
     def __init__(
         self,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
-        pad: int = 0,
+        mean: Sequence[Share] = IMAGENET_MEAN,
+        std: Sequence[Positive] = IMAGENET_STD,
+        pad: Number = 0,
         flip: bool = False,
-        jitter: float = 0.0,
-        lighting: float = 0.0,
-        cutout: int = 0,
-        trivial: float = 0.0,
+        jitter: Share = 0.0,
+        lighting: NotNegative = 0.0,
+        cutout: Number = 0,
+        trivial: Share = 0.0,
     ) -> None:
         super().__init__()
+        if not len(mean) == len(std) == 3:
+            raise UserError("model.task.augment: give three numbers for mean and for std, of red, green and blue")
         self.pad, self.flip = pad, flip
         self.jitter, self.lighting = jitter, lighting
         self.cutout, self.trivial = cutout, trivial

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.config.ranges import Count, Positive
 from src.errors import UserError
 from src.models.mobilenet_v1.kernels import dispatch
 
@@ -69,7 +70,7 @@ class MobileNetV1(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int = 1000, width_multiplier: float = 1.0, strides: Sequence[int] | None = None
+        self, num_classes: Count = 1000, width_multiplier: Positive = 1.0, strides: Sequence[Count] | None = None
     ) -> None:
         """Raises UserError for a width without channels or another number of strides."""
         super().__init__()

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.images import ImageBatch
+from src.config.ranges import Count, NotNegative, Number, Share
 from src.errors import UserError
 from src.measure.roofline import Cost
 from src.models.mobilenet_v1.augment import Augment, pasted
@@ -39,15 +40,15 @@ class MobileNetV1Task(ImageClassificationTask):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         augment: Augment | None = None,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        mixup_off_epochs: int = 0,
+        mixup: NotNegative = 0.0,
+        cutmix: Share = 0.0,
+        mixup_off_epochs: Number = 0,
         decay_all: bool = True,
         decay_depthwise: bool = True,
-        image_size: int = 224,
-        label_smoothing: float = 0.0,
+        image_size: Count = 224,
+        label_smoothing: Share = 0.0,
         class_names: Sequence[str] | None = None,
-        target: float | None = None,
+        target: Share | None = None,
     ) -> None:
         super().__init__(network, optimizer, schedule, image_size, label_smoothing, class_names, target)
         self.augment = augment or Augment()

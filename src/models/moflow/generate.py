@@ -4,18 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
+from src.config.ranges import Count, Range, Share
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.moflow.interpolate import encoded_ends, interpolated, write_interpolation
 from src.models.moflow.network import MoFlow
-from src.models.moflow.optimise import Search, checked_plan
+from src.models.moflow.optimise import LEAST_MOLECULES, Goal, Search, checked_plan
 from src.models.moflow.optimised import write_optimised
-from src.models.moflow.temperatures import Temperature, over_temperatures, temperatures_of, write_temperatures
+from src.models.moflow.temperatures import Given, Temperature, over_temperatures, temperature_of, write_temperatures
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
@@ -29,16 +30,16 @@ LOOKED_AT, PICTURE_SIZE = 500, 20  # molecules
 class Options:
     """MoFlow's own of a prediction: conf/model/moflow.yaml, `predict`."""
 
-    temperature: Temperature
-    correct_validity: bool
+    temperature: Given | None = None  # None: the task's
+    correct_validity: bool | None = None  # None: as the task says
     interpolate: Sequence[str] | None = None  # two SMILES
-    interpolate_steps: int = 20
-    temperatures: Sequence[Any] | None = None  # whose validity and uniqueness are compared
-    optimise: str | None = None  # of src.models.moflow.optimise, like those below
-    optimise_starts: Any = 100
-    optimise_molecules: int = 20_000
-    optimise_steps: int = 10
-    optimise_similarity: Any = (0, 0.2, 0.4, 0.6)
+    interpolate_steps: Annotated[int, Range(2)] = 20
+    temperatures: Sequence[Given] | None = None  # whose validity and uniqueness are compared
+    optimise: Goal | None = None  # of src.models.moflow.optimise, like those below
+    optimise_starts: Count | Sequence[str] = 100
+    optimise_molecules: Annotated[int, Range(LEAST_MOLECULES)] = 20_000
+    optimise_steps: Count = 10
+    optimise_similarity: Share | Sequence[Share] = (0, 0.2, 0.4, 0.6)
 
     def search(self, job: PredictionJob, vocabulary: Vocabulary) -> Search | None:
         """Returns the property optimisation, if one is asked for. Raises UserError for wrong options or data."""
@@ -56,37 +57,38 @@ def generate_molecules(
     A batch's latency runs from the call to the arrays on the host, without the building of molecules. A csv has smiles,
     qed, logp, sas and plogp. With `interpolate` also writes the molecules on the way between two, with `temperatures`
     the validity and uniqueness of as many molecules at each, with `optimise` molecules with a higher property. Raises
-    UserError for another ending, for SMILES that do not encode and for temperatures of 0 or less.
+    UserError for another ending, for SMILES that do not encode.
     """
-    output, steps = job.output, options.interpolate_steps
+    output, steps, temperature = job.output, options.interpolate_steps, temperature_of(options.temperature or 1.0)
     if job.num_samples is None:
         raise UserError("num_samples=null does not say how many molecules to generate; give a number")
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
-    compared = None if options.temperatures is None else temperatures_of(options.temperatures)
-    ends = encoded_ends(options.interpolate, steps, vocabulary) if options.interpolate else None
+    correct = bool(options.correct_validity)
+    compared = [temperature_of(each) for each in options.temperatures or ()]
+    ends = encoded_ends(options.interpolate, vocabulary) if options.interpolate else None
     search, optimised = options.search(job, vocabulary), list[Quality]()
-    nodes, edges, latencies = generated(network, job, job.num_samples, options.temperature, clock)
+    nodes, edges, latencies = generated(network, job, job.num_samples, temperature, clock)
     with Scorer(vocabulary, set(), set()) as scorer:
-        smiles = scorer.build(nodes, edges, options.correct_validity).result()
+        smiles = scorer.build(nodes, edges, correct).result()
         valid = [text for text in smiles if text is not None]
         properties = scorer.properties(valid).result() if output.suffix == ".csv" else None
         write_molecules(valid, properties, output)
         files = {"molecules": output, **picture_of(valid, scorer, output.with_suffix(".png"))}
-        if compared is not None:
+        if compared:
             sizes = job.num_samples, job.batch_size
-            rows = over_temperatures(network, scorer, compared, *sizes, options.correct_validity)
+            rows = over_temperatures(network, scorer, compared, *sizes, correct)
             files |= write_temperatures(rows, output)
         if search is not None:
-            found = search.run(network, scorer, options.correct_validity)
+            found = search.run(network, scorer, correct)
             written, optimised = write_optimised(found, search.plan, output)
             files |= written
     if ends is not None:
-        way = interpolated(network, ends, steps, vocabulary, options.correct_validity)
+        way = interpolated(network, ends, steps, vocabulary, correct)
         files |= write_interpolation(way, output)
     clock.mark("evaluation")
     share = 100 * len(valid) / job.num_samples
-    corrected = " after correction" if options.correct_validity else ""
+    corrected = " after correction" if correct else ""
     held = f"{len(valid):,} of {job.num_samples:,} molecules are valid{corrected}; {output.name} holds these"
     quality = [Quality("validity", share, "%", held)]
     if valid:

@@ -20,12 +20,10 @@ KEY = "model.predict.interpolate"
 Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]
 
 
-def encoded_ends(smiles: Sequence[str], steps: int, vocabulary: Vocabulary) -> tuple[Graph, Graph]:
-    """Returns both molecules as input of the network. Raises UserError unless there are two valid ones and 2 steps."""
+def encoded_ends(smiles: Sequence[str], vocabulary: Vocabulary) -> tuple[Graph, Graph]:
+    """Returns both molecules as input of the network. Raises UserError unless there are two valid ones."""
     if len(smiles) != 2:
         raise UserError(f"{KEY} names {len(smiles)} molecule(s); give two, such as [CCO,CCN]")
-    if steps < 2:
-        raise UserError(f"{KEY}_steps={steps} cannot include both molecules; give 2 or more")
     start, end = (encoded_end(text, vocabulary) for text in smiles)
     return start, end
 

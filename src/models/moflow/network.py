@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.config.ranges import Count, Range, Share
 from src.errors import UserError
 from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, BatchNorm, initializing
@@ -48,19 +49,19 @@ class MoFlow(nn.Module):
 
     def __init__(
         self,
-        num_nodes: int = 40,
-        num_atom_classes: int = 10,
-        num_bond_classes: int = 4,
-        max_atoms: int = 38,
-        bond_squeeze: int = 20,
-        bond_hidden: Sequence[int] = (512, 512),
-        num_bond_flows: int = 10,
-        conv_lu: int = 2,
-        num_atom_flows: int = 38,
-        gnn_channels: int = 256,
-        atom_hidden: Sequence[int] = (512, 64),
-        noise_scale: float = 0.6,
-        norm_batch: int | None = None,
+        num_nodes: Count = 40,
+        num_atom_classes: Annotated[int, Range(2)] = 10,
+        num_bond_classes: Annotated[int, Range(2)] = 4,
+        max_atoms: Count = 38,
+        bond_squeeze: Count = 20,
+        bond_hidden: Sequence[Count] = (512, 512),
+        num_bond_flows: Count = 10,
+        conv_lu: Literal[0, 1, 2] = 2,
+        num_atom_flows: Count = 38,
+        gnn_channels: Count = 256,
+        atom_hidden: Sequence[Count] = (512, 64),
+        noise_scale: Share = 0.6,
+        norm_batch: Count | None = None,
         logdet: LogDet = "published",
         execution: Execution = "fast",
     ) -> None:

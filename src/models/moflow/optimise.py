@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from src.training.prediction import PredictionJob
 
 KEY = "model.predict.optimise"
 PROPERTIES = {"qed": "QED", "plogp": "penalised logP"}
+Goal = Literal["qed", "plogp"]
 LEAST_MOLECULES = 20  # to fit a regressor to nine tenths of them
 HELD_OUT, RIDGE = 0.1, 0.01  # shares of the encoded molecules: not fitted; the penalty on squared weights
 WALKS = 16  # from each start
@@ -83,26 +84,14 @@ class Optimised(NamedTuple):
     train: frozenset[str]
 
 
-def checked_plan(goal: Any, starts: Any, molecules: int, steps: int, similarity: Any) -> Plan:
-    """Returns the plan of these options. Raises UserError that names the key of a wrong one."""
-    if goal not in PROPERTIES:
-        raise UserError(f"{KEY}={goal} is no known property; give {' or '.join(PROPERTIES)}")
-    if isinstance(starts, Sequence) and not isinstance(starts, str):
-        starts = tuple(map(str, starts))
-    if not starts or not (isinstance(starts, tuple) or (type(starts) is int and starts > 0)):
-        raise UserError(f"{KEY}_starts={starts}: give a number of molecules from 1, or SMILES such as [CCO,CCN]")
-    if molecules < LEAST_MOLECULES:
-        raise UserError(f"{KEY}_molecules={molecules} cannot fit a regressor; give {LEAST_MOLECULES} or more")
-    if steps < 1:
-        raise UserError(f"{KEY}_steps={steps} makes no step; give 1 or more")
-    given = similarity if isinstance(similarity, Sequence) and not isinstance(similarity, str) else [similarity]
-    try:
-        deltas = tuple(sorted({float(delta) for delta in given}))
-    except (TypeError, ValueError):
-        deltas = ()
-    if not deltas or not all(0 <= delta <= 1 for delta in deltas):
-        raise UserError(f"{KEY}_similarity={similarity}: give least similarities from 0 to 1, such as [0,0.4]")
-    return Plan(goal, starts, molecules, steps, deltas)
+def checked_plan(
+    goal: Goal, starts: int | Sequence[str], molecules: int, steps: int, similarity: float | Sequence[float]
+) -> Plan:
+    """Returns the plan of these options. Raises UserError for an empty list."""
+    deltas = tuple(sorted(set(similarity))) if isinstance(similarity, Sequence) else (similarity,)
+    if not starts or not deltas:
+        raise UserError(f"{KEY}_starts={starts} and {KEY}_similarity={list(deltas)}: give one at least of each")
+    return Plan(goal, starts if isinstance(starts, int) else tuple(starts), molecules, steps, deltas)
 
 
 def training_molecules(job: PredictionJob, vocabulary: Vocabulary) -> MolecularData:

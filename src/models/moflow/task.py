@@ -1,8 +1,9 @@
 """MoFlow as a task: bits per dimension to train on, generated molecules to be judged by."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor, distributed
 from torchmetrics import MeanMetric
 
+from src.config.ranges import Count, Range
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
@@ -19,7 +21,7 @@ from src.measure.roofline import Cost
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.network import MoFlow
-from src.models.moflow.temperatures import temperature_of
+from src.models.moflow.temperatures import Given, temperature_of
 from src.molecules.distances import check_installed, distances
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
@@ -60,20 +62,20 @@ class MoFlowTask(Task):
         network: MoFlow,
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
-        target: float | None = 87.9,
-        temperature: float | Sequence[float] = 0.3,
+        target: Annotated[float, Range(0, 100)] | None = 87.9,
+        temperature: Given = 0.3,
         correct_validity: bool = False,
-        eval_batch: int = 100,
-        final_molecules: int = 10_000,
-        reconstructed: int = 1000,
-        sample_batch: int = 512,
+        eval_batch: Count = 100,
+        final_molecules: Count = 10_000,
+        reconstructed: Count = 1000,
+        sample_batch: Count = 512,
         distances: bool = False,
         elements: Sequence[str] | None = None,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
-        self.temperature = temperature_of(temperature, "model.task.temperature")
+        self.temperature = temperature_of(temperature)
         self.correct_validity = correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
         self.reconstructed, self.distances = reconstructed, distances
@@ -279,11 +281,11 @@ class MoFlowTask(Task):
         """Generates molecules; see `src.models.moflow.generate`. An evaluation is of a split's likelihood instead."""
         if job.split is not None:
             return self._split_evaluated(job, job.split)
-        usual = {"temperature": self.temperature, "correct_validity": self.correct_validity}
-        given = {name: value for name, value in job.options.items() if value is not None}
-        if "temperature" in given:
-            given["temperature"] = temperature_of(given["temperature"], "model.predict.temperature")
-        options = Options(**usual | given)
+        options: Options = job.options
+        if options.temperature is None:
+            options = replace(options, temperature=self.temperature)
+        if options.correct_validity is None:
+            options = replace(options, correct_validity=self.correct_validity)
         return generate_molecules(self.network, self.vocabulary, job, options, clock)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
+from src.config.ranges import Positive
 from src.errors import UserError
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Properties, Scorer, score_batch
@@ -16,6 +16,7 @@ from src.system.files import write_csv
 KEY = "model.predict.temperatures"
 RATED = 1000  # distinct valid molecules whose properties are computed
 Temperature = float | tuple[float, float]  # of atoms and bonds
+Given = Positive | Sequence[Positive]  # in a config
 COLUMNS = (
     "temperature",
     "bond_temperature",
@@ -26,19 +27,13 @@ COLUMNS = (
 )
 
 
-def temperature_of(value: Any, key: str) -> Temperature:
-    """Returns one temperature, or those of atoms and bonds. Raises UserError naming `key` for anything else."""
-    numbers = [value] if isinstance(value, int | float) else list(value) if isinstance(value, Sequence) else []
-    if not 1 <= len(numbers) <= 2 or not all(isinstance(t, int | float) and t > 0 for t in numbers):
-        raise UserError(f"{key}={value}: give a number above 0, or two, of atoms and bonds, such as [0.4,0.2]")
-    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
-
-
-def temperatures_of(values: Sequence[Any]) -> list[Temperature]:
-    """Returns the temperatures to compare. Raises UserError unless there are some, each above 0."""
-    if not values:
-        raise UserError(f"{KEY}=[]: give numbers above 0, such as [0.3,0.5,0.7]")
-    return [temperature_of(value, f"a temperature of {KEY}") for value in values]
+def temperature_of(value: Given) -> Temperature:
+    """Returns one temperature, or those of atoms and bonds. Raises UserError for a list of another length."""
+    if not isinstance(value, Sequence):
+        return value
+    if len(value) != 2:
+        raise UserError(f"temperature {list(value)}: give a number, or two, of atoms and bonds, such as [0.4,0.2]")
+    return value[0], value[1]
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.batches.molecular_graphs import Graph
+from src.config.ranges import Count, Number
 from src.errors import UserError
 from src.models.se3_transformer.attention import AttentionBlockSE3, apply_convolution
 from src.models.se3_transformer.conv import ConvSE3, Execution, Geometry
@@ -155,18 +156,18 @@ class SE3TransformerPooled(nn.Module):
 
     def __init__(
         self,
-        num_layers: int = 7,
-        num_degrees: int = 4,
-        num_channels: int = 32,
-        num_heads: int = 8,
-        channels_div: int = 2,
+        num_layers: Count = 7,
+        num_degrees: Count = 4,
+        num_channels: Count = 32,
+        num_heads: Count = 8,
+        channels_div: Count = 2,
         pooling: Pooling = "max",
         norm: bool = True,
         use_layer_norm: bool = True,
         low_memory: bool = False,
-        node_features: int = 6,
-        edge_features: int = 4,
-        output_dim: int = 1,
+        node_features: Count = 6,
+        edge_features: Number = 4,
+        output_dim: Count = 1,
         sharing: Sharing = "full",
         execution: Execution = "fast",
     ) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -38,11 +39,7 @@ class Options:
     out, a batch's latency from its start to the start of the next one. Every latency waits for the device.
     """
 
-    protocol: str = "exact"
-
-    def __post_init__(self) -> None:
-        if self.protocol not in ("exact", "published"):
-            raise UserError(f"model.predict.protocol={self.protocol}: choose exact or published")
+    protocol: Literal["exact", "published"] = "exact"
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def predict_molecules(
     Args:
         predicted: returns a value for every molecule of a batch, padding included, in natural units.
     """
-    options = Options(**job.options)
+    options: Options = job.options
     check_csv(job.output)
     run = Graphed(predicted, job.graph)
     if options.protocol == "published":

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 
 from src.batches.molecular_graphs import Graph, GraphBatch
+from src.config.ranges import NotNegative, Text
 from src.datamodules.graphs.data import ELEMENTS, number_of
 from src.datamodules.graphs.datamodule import GraphDataModule
 from src.datamodules.graphs.loader import GraphLoader, features_of
@@ -53,8 +54,8 @@ class SE3TransformerTask(Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         quantity: str | None = "homo",
-        unit_of_quantity: str = "eV",
-        target: Mapping[str, float] | None = None,
+        unit_of_quantity: Text = "eV",
+        target: Mapping[str, NotNegative] | None = None,
         elements: Sequence[str] | None = None,
     ) -> None:
         super().__init__(network, optimizer, schedule)

@@ -224,19 +224,6 @@ def test_a_batch_larger_than_the_training_rows_is_refused(folder: Path) -> None:
         ready(folder, batch_size=51).train_dataloader()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"test_batch_size": 0}, r"datamodule\.test_batch_size=0 tests nothing"),
-        ({"threads": 0}, r"datamodule\.threads=0 and prefetch=8 read nothing"),
-        ({"prefetch": 0}, r"datamodule\.threads=4 and prefetch=0 read nothing"),
-    ],
-)
-def test_invalid_settings_are_refused(folder: Path, options: dict[str, int], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        datamodule(folder, **options)
-
-
 def test_negative_ids_of_every_type_are_found(folder: Path, rows: dict[str, ClickRows]) -> None:
     """Both bounds are checked: -1 is large as an unsigned number and small as a signed one."""
     rows["test"].ids[0][0, 0] = np.int32(-(2**31))

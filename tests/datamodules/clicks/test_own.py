@@ -54,7 +54,6 @@ def test_rows_to_be_predicted_need_no_label_nor_its_column(tmp_path: Path) -> No
         (ROWS, {"label": "label"}, r"own.csv line 1: there is no column 'label', only 'clicked', 'age', 'site'"),
         (ROWS[:2], {}, r"own.csv has 1 rows with a label, too few for training and test; add rows"),
         (ROWS, {"numerical": []}, r"give datamodule.source.numerical=\[COLUMN,...\]"),
-        (ROWS, {"buckets": 0}, r"datamodule.source.buckets=0 and held_out_share=0.1: give 1 or more"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, lines: list[str], changes: dict[str, Any], words: str) -> None:

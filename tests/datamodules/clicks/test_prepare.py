@@ -132,8 +132,6 @@ def test_missing_days_and_invalid_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "day_12.gz").unlink()
     with pytest.raises(UserError, match="has no day_7, day_12 "):
         prepare_criteo(tmp_path, tmp_path / "out")
-    with pytest.raises(UserError, match="frequency_limit=0"):
-        prepare_criteo(tmp_path, tmp_path / "out", frequency_limit=0)
     few = criteo_rows.write(tmp_path / "few.tsv", criteo_rows.lines(13, 7))
     with pytest.raises(UserError, match="has 13 rows: give 14 or more"):
         prepare_criteo(few, tmp_path / "out", workers=1)

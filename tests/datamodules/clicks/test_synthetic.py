@@ -236,7 +236,6 @@ def test_cardinalities_may_be_an_omegaconf_list(tmp_path: Path) -> None:
         ({"cardinalities": (3, 0)}, "cardinalities, hotness and max_rows are counts"),
         ({"max_rows": 0}, "cardinalities, hotness and max_rows are counts"),
         ({"cardinalities": (3, 4), "hotness": (1,)}, "hotness has 1 numbers for 2 cardinalities"),
-        ({"test_rows": 0}, "test_rows=0 leave a split empty"),
     ],
 )
 def test_invalid_sizes_are_refused(tmp_path: Path, sizes: dict[str, Any], words: str) -> None:
@@ -297,8 +296,3 @@ def test_a_resumed_pool_gives_the_remaining_batches() -> None:
     loader.load_state_dict({"epoch": 0, "position": 2})
     rest = [batch.data for batch in loader]
     assert len(rest) == 3 and all(torch.equal(one, other) for one, other in zip(rest, uninterrupted[2:], strict=True))
-
-
-def test_a_pool_needs_batches() -> None:
-    with pytest.raises(UserError, match="give 1 or more of each"):
-        resident(pool_batches=0)

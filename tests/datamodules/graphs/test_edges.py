@@ -5,14 +5,13 @@ import pytest
 
 from src.datamodules.graphs import edges as graph_edges
 from src.datamodules.graphs.data import Arrays
-from src.datamodules.graphs.edges import Edges
-from src.errors import UserError
+from src.datamodules.graphs.edges import Edges, Kind
 from tests.support.graph_arrays import plain_edges, random_arrays
 
 
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 @pytest.mark.parametrize("kind", ["bonds", "radius", "full"])
-def test_edges_equal_those_of_a_double_loop(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_equal_those_of_a_double_loop(kind: Kind, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_edges, "CHUNK", chunk)
     arrays = random_arrays(30)
     edges = Edges(kind, cutoff=2.5).of(arrays)
@@ -39,11 +38,3 @@ def test_full_edges_include_radius_edges_which_include_bonds() -> None:
 
 def test_no_molecules_have_no_edges() -> None:
     assert len(Edges("full").of(Arrays.of([])).src) == 0
-
-
-def test_unknown_kinds_and_invalid_cutoffs_are_refused() -> None:
-    with pytest.raises(UserError, match=r"datamodule\.edges\.kind=knn: choose bonds, radius or full"):
-        Edges("knn")
-    for cutoff in (0.0, -1.0, float("nan")):
-        with pytest.raises(UserError, match=r"datamodule\.edges\.cutoff="):
-            Edges("radius", cutoff)

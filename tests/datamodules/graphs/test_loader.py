@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from src.batches.molecular_graphs import GraphBatch
-from src.datamodules.graphs.edges import Edges
+from src.datamodules.graphs.edges import Edges, Kind
 from src.datamodules.graphs.loader import MULTIPLE, Buckets, GraphLoader, ResidentGraphs
 from tests.support.graph_arrays import plain_graph, random_arrays
 
@@ -17,7 +17,7 @@ TARGETS = np.linspace(-3, 3, COUNT)
 KINDS = ("bonds", "radius", "full")
 
 
-def loader(batch_size: int = 8, kind: str = "bonds", **order: Any) -> GraphLoader:
+def loader(batch_size: int = 8, kind: Kind = "bonds", **order: Any) -> GraphLoader:
     """Returns a loader of the molecules 5 to 49, in order unless `order` has shuffle=True."""
     graphs = ResidentGraphs(ARRAYS, Edges(kind).of(ARRAYS), TARGETS, torch.device("cpu"))
     buckets = Buckets(graphs.num_nodes, graphs.num_edges, batch_size)
@@ -35,7 +35,7 @@ def drawn(loader: GraphLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 8, 45, 64])
-def test_a_batch_is_the_concatenation_of_its_molecules(batch_size: int, kind: str) -> None:
+def test_a_batch_is_the_concatenation_of_its_molecules(batch_size: int, kind: Kind) -> None:
     for batch in loader(batch_size, kind, shuffle=True):
         rows = rows_of(batch)
         graph, orders, numbers = plain_graph([ARRAYS.molecule(row) for row in rows], kind)
@@ -54,7 +54,7 @@ def test_a_batch_is_the_concatenation_of_its_molecules(batch_size: int, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_is_at_the_end_and_belongs_to_no_molecule(kind: str) -> None:
+def test_padding_is_at_the_end_and_belongs_to_no_molecule(kind: Kind) -> None:
     for batch in loader(8, kind):
         nodes, edges = int(batch.graph_ptr[batch.count]), int(batch.dst_ptr[-1])
         assert nodes < len(batch.positions) and edges <= len(batch.src)

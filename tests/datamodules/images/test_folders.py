@@ -176,7 +176,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         lambda home: None, {"num_classes": 10},
         "{images}/train has 3 classes, 10 are expected: give datamodule.num_classes=3",
     ),
-    "no threads": (lambda home: None, {"threads": 0}, "datamodule.threads=0"),
 }  # fmt: skip
 
 

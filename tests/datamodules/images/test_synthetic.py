@@ -50,12 +50,6 @@ def test_an_image_shows_its_class() -> None:
         assert torch.equal(distance.argmin(1), batch.labels)
 
 
-@pytest.mark.parametrize("name", ["steps_per_epoch", "pool_batches", "val_batches"])
-def test_a_count_below_1_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="give 1 or more of each"):
-        data(**{name: 0})
-
-
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UserError, match=r"datamodule\.predict=test: there is no such split; choose from train, val"):
         data(predict="test").predict_dataloader()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from src.batches.tokens import UNLABELLED
-from src.datamodules.text.sentences import SentencesDataModule
+from src.datamodules.text.sentences import SentencesDataModule, Source
 from src.datamodules.text.tables import read_table
 from src.datamodules.text.vocabulary import learned_pieces
 from src.errors import UserError
@@ -28,7 +28,7 @@ def written(path: Path, rows: list[Any] = ROWS, columns: tuple[str, str] = ("tex
 
 def datamodule(file: Path, **source: Any) -> SentencesDataModule:
     options = {"name": "sentences", "batch_size": 64, "seed": 1, "padding": "bucketed", "max_length": 4}
-    return SentencesDataModule(source={"file": str(file), "held_out_share": 0.25, **source}, **options)
+    return SentencesDataModule(source=Source(str(file), **{"held_out_share": 0.25, **source}), **options)
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])

@@ -105,9 +105,6 @@ def test_a_bad_sentence_is_refused_and_leaves_no_file(options: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"padding": "none"}, "datamodule.padding=none: there is no such padding; choose from max_length, longest"),
-        ({"max_length": 2}, "datamodule.max_length=2 leaves no word of a sentence; give 3 or more"),
-        ({"test_batch_size": 0}, "datamodule.test_batch_size=0 tests nothing; give 1 or more"),
         ({"predict": "tests"}, "datamodule.predict=tests: there is no such split; choose from train, dev, test"),
         ({"batch_size": 41}, "hp.batch_size=41 on 1 rank"),
     ],

@@ -215,7 +215,6 @@ def error_of(config: DictConfig) -> str:
         (["datamodule.max_length=17"], "datamodule.max_length=17 is beyond the network's 16 positions; give at most"),
         (["+model.task.sizes.width=3"], "model.task.sizes has no width; it has vocab_size, max_position_embeddings, "),
         (["model.task.sizes.dim=15"], "DistilBERT needs sizes of 1 or more, and a dim that divides by n_heads; got "),
-        (["model.task.network.dropout=1"], "model.task.network: dropouts must be at least 0 and below 1; got "),
     ],
 )
 def test_inconsistent_sizes_are_errors(overrides: list[str], words: str, tmp_path: Path) -> None:

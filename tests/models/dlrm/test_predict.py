@@ -147,7 +147,6 @@ def test_without_a_checkpoint_the_tables_come_from_the_data(
     [
         (["output=clicks.txt"], "output=clicks.txt: predictions are written as csv; give a name that ends in .csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split; choose from "),
-        (["model.predict.repeats=0"], "model.predict.repeats=0 times nothing; give 1 or more"),
         (["model=dlrm_dcnv2"], "is a checkpoint of dlrm; leave out model=dlrm_dcnv2"),
     ],
 )

@@ -128,7 +128,6 @@ def test_synthetic_images_need_no_checkpoint(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (("output=labels.txt",), "give a name that ends in .csv"),
-        (("model.predict.repeats=0",), "model.predict.repeats=0 times nothing"),
         (("datamodule.predict=test",), "choose from train, val"),
     ],
 )

@@ -186,7 +186,6 @@ def test_the_published_protocol_times_shuffled_training_molecules_after_a_first_
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.predict.protocol=mine"], "protocol=mine: choose exact or published"),
         (["model.predict.protocol=published"], "protocol=published only times; give benchmark=true"),
         (["output=values.txt"], "output=values.txt: predictions are written as csv"),
         (["datamodule.predict=held_out"], "datamodule.predict=held_out: there is no such split"),

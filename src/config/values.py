@@ -1,0 +1,260 @@
+"""Checks every value of a config against the type of its field or argument: the schema's, or its class's signature."""
+
+import inspect
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from src.config.ranges import MAY_BE_EMPTY, Range
+from src.config.schema import TrainConfig
+from src.config.settings import check_complete, check_fix_hp
+from src.errors import UserError
+
+HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+LONGEST = 80  # characters of a value in a message
+
+
+class Parameter(NamedTuple):
+    """The type of a field or an argument, and whether it must be given."""
+
+    hint: Any
+    is_needed: bool
+
+
+def check_training(config: DictConfig) -> None:
+    """Raises UserError, or OmegaConf's own error, for a training config that cannot be run. Changes nothing."""
+    check_fix_hp(config)
+    config = checked(config, TrainConfig)
+    if config.fit.stop_after_plateau and not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
+        raise UserError("fit.stop_after_plateau needs evaluations; give fit.eval_every_n_epochs=1")
+    if config.ckpt_path and not Path(config.ckpt_path).exists():
+        raise UserError(f"{config.ckpt_path}: there is no such checkpoint; give the path of a last.ckpt or best.ckpt")
+    world = config.trainer.num_nodes * config.trainer.devices
+    if config.hp.batch_per == "global" and config.hp.batch_size % world:
+        raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+
+
+def checked(config: DictConfig, schema: type) -> DictConfig:
+    """Returns a resolved copy. Raises UserError naming the first key without a value, or whose value is not allowed."""
+    check_complete(config)
+    check_values("", config, schema)  # first, so that a message names the key that was given, not one that follows it
+    config = config.copy()
+    OmegaConf.resolve(config)
+    check_values("", config, schema)
+    return config
+
+
+def check_values(prefix: str, config: Any, schema: Any = None) -> None:
+    """Raises UserError naming the first value of a config that its type does not allow.
+
+    What is missing or an interpolation is left out: nothing may need it, as the data where molecules are generated.
+
+    Args:
+        prefix: what stands before its keys, such as "fix_hp.".
+        schema: the dataclass or function with the types; what `_target_` names if not given.
+    """
+    plain: Any = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
+    if schema is None:
+        _check(prefix.rstrip("."), plain, Any)
+    else:
+        _check_fields(prefix, plain, _parameters(schema))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether this is a finite number that float64 holds, and no truth value."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, str) and (value == MISSING or "${" in value)
+
+
+def _check(key: str, value: Any, hint: Any) -> None:
+    if _is_open(value):
+        return
+    if isinstance(value, dict) and "_target_" in value:
+        _check_call(key, value)
+        return
+    section = next((each for each in _members(hint) if is_dataclass(each)), None)
+    if isinstance(value, dict) and section is not None:
+        _check_fields(f"{key}.", value, _parameters(section))
+    elif isinstance(value, dict) and hint is Any:
+        for name, each in value.items():
+            _check(f"{key}.{name}", each, Any)
+    elif not _allows(hint, value):
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise UserError(f"{key}={shown} cannot be; give {words_of(hint)}")
+
+
+def _check_call(key: str, value: dict[Any, Any]) -> None:
+    """Raises UserError unless the class or function that `_target_` names takes these arguments."""
+    target = _target(key, value["_target_"])
+    if "_args_" in value:  # by position: no class of ours is configured so
+        return
+    given = {str(name): each for name, each in value.items() if name not in HYDRAS}
+    parameters = _parameters(target)
+    _check_fields(f"{key}.", given, parameters)
+    if not value.get("_partial_"):
+        for name, parameter in parameters.items():
+            if parameter.is_needed and name not in given:
+                raise UserError(f"{key}.{name} has no value; give it as {key}.{name}=VALUE")
+    if target.__module__.startswith("torch.optim") and not any(map(_is_open, _leaves(given))):
+        _try_optimizer(key, target, given)
+
+
+def _check_fields(prefix: str, values: Mapping[Any, Any], parameters: Mapping[str, Parameter]) -> None:
+    for name, value in values.items():
+        if name in parameters:
+            _check(f"{prefix}{name}", value, parameters[name].hint)
+        elif "**" not in parameters:
+            near = get_close_matches(str(name), parameters, n=1, cutoff=0.6)
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise UserError(
+                f"{prefix.rstrip('.')} has no key {str(name)!r}{meant}; see `--cfg job` for every key there is"
+            )
+
+
+def _try_optimizer(key: str, target: Any, given: dict[str, Any]) -> None:
+    """Raises UserError for what torch's optimisers check themselves."""
+    import torch
+
+    try:
+        target([torch.nn.Parameter(torch.zeros(1))], **given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{key}: {str(error).splitlines()[0]}; correct it") from None
+
+
+def _target(key: str, name: Any) -> Any:
+    """Returns what `_target_` names. Raises UserError unless it can be called."""
+    module, _, attribute = str(name).rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise UserError(f"{key}._target_={name} needs the package {error.name}; install it with pip") from None
+        found = None
+    except (ImportError, ValueError):
+        found = None
+    if not callable(found):
+        raise UserError(f"{key}._target_={name} is no class or function; see `--cfg job` for the one that was there")
+    return found
+
+
+@cache
+def _parameters(target: Any) -> dict[str, Parameter]:
+    """Returns the arguments by name; with the key `**` where any other may be given.
+
+    Where a class of ours passes `**options` on to its base class, they are those of the base class too. Other packages'
+    types are not used: they are looser, and some cannot be evaluated.
+    """
+    is_ours = target.__module__.startswith("src.")
+    functions = [target]
+    if is_ours and isinstance(target, type):
+        functions = [vars(each)["__init__"] for each in target.__mro__[:-1] if "__init__" in vars(each)]
+    found: dict[str, Parameter] = {}
+    for function in functions:
+        hints = get_type_hints(function, include_extras=True) if is_ours else {}
+        arguments = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+        for each in arguments:
+            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                found.setdefault(each.name, Parameter(hints.get(each.name, Any), each.default is each.empty))
+        if all(each.kind != each.VAR_KEYWORD for each in arguments):
+            return found
+    return found if is_ours else found | {"**": Parameter(Any, False)}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _allows(hint: Any, value: Any) -> bool:
+    """Returns whether a plain value of a config is of this type and in its range."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in (None, NoneType):
+        return value is None
+    if hint is Any or isinstance(hint, TypeVar):
+        return all(is_number(each) or not isinstance(each, float) for each in _leaves(value))
+    if origin in (Union, UnionType):
+        return any(_allows(each, value) for each in arguments)
+    if origin is Annotated:
+        base, *limits = arguments
+        if MAY_BE_EMPTY in limits:
+            return isinstance(value, str)
+        return _allows(base, value) and all(_is_within(limit, value) for limit in limits)
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in arguments)
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint in (int, float):
+        return is_number(value) and (hint is float or isinstance(value, int))
+    if hint in (str, Path):
+        return isinstance(value, str) and value != "" and "\0" not in value
+    return _allows_collection(origin or hint, arguments, value)
+
+
+def _allows_collection(kind: Any, arguments: tuple[Any, ...], value: Any) -> bool:
+    if not isinstance(kind, type) or kind.__module__ not in ("builtins", "collections.abc"):
+        return False  # an object, which a config describes with _target_
+    if issubclass(kind, Mapping):
+        return isinstance(value, dict) and all(_allows(arguments[1], each) for each in value.values())
+    if issubclass(kind, Collection):
+        if isinstance(value, list) and kind is tuple and Ellipsis not in arguments:
+            return len(value) == len(arguments) and all(map(_allows, arguments, value))
+        return isinstance(value, list) and all(_allows(arguments[0], each) for each in value)
+    return False
+
+
+def _is_within(limit: Any, value: Any) -> bool:
+    if isinstance(limit, Range):
+        return value in limit
+    return _allows(limit, value)  # Annotated[str, Literal["auto", "on"]]: OmegaConf knows no Literal
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def words_of(hint: Any) -> str:
+    """Returns what a type allows, in words: "1 or more, or null"."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        words = dict.fromkeys(words_of(each) for each in sorted(arguments, key=lambda each: each is NoneType))
+        return ", or ".join(words)
+    if origin is Annotated:
+        if MAY_BE_EMPTY in arguments:
+            return PLAIN[str]
+        limits = [each if isinstance(each, Range) else words_of(each) for each in arguments[1:]]
+        return " ".join([PLAIN[arguments[0]], *map(str, limits)] if arguments[0] in (int, float) else map(str, limits))
+    if origin is Literal:
+        *others, last = map(str, arguments)
+        return f"{', '.join(others)} or {last}" if others else last
+    if hint in (None, NoneType):
+        return "null"
+    if hint in PLAIN:
+        return PLAIN[hint]
+    kind = origin or hint
+    if isinstance(kind, type) and kind.__module__ in ("builtins", "collections.abc"):
+        if issubclass(kind, Mapping):
+            return f"{{NAME: VALUE}}, each {words_of(arguments[1])}"
+        if kind is tuple and Ellipsis not in arguments:
+            return f"{len(arguments)} values in [], each {words_of(arguments[0])}"
+        if issubclass(kind, Collection):
+            return f"a list, each {words_of(arguments[0])}"
+    return "a value that is finite" if hint is Any else "what --cfg job shows without this"
