@@ -28,6 +28,7 @@ MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
 LEAVING_S = 5.0  # of a rank that failed: torchrun's agent kills the others 30 s after it
 
 _failures: list[Exception] = []
+_was_interrupted = False
 
 
 class Unexpected(BaseException):
@@ -53,6 +54,7 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         _failures.append(error)
         if started_by() is None:  # else other ranks share the folder
             remove_unbegun()
+        end_if_interrupted()
         fail(explain(error))
 
 
@@ -71,22 +73,24 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
     unexpected: Exception | None = None
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note_interrupt)
     try:
         try:
             main()
         except Unexpected as caught:
             unexpected = caught.error
         except MISTAKES as error:
+            end_if_interrupted()
             mask_error(error)
             if is_ours(error):
                 raise
             sys.exit(fail(explain(error)))
-        except KeyboardInterrupt:  # before a run begins or after its end; within, it is an Interrupted
-            if DEBUGGING:
-                raise
-            print("interrupted", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
+        except KeyboardInterrupt:
+            end_if_interrupted()
+            raise
         if unexpected is not None:
+            end_if_interrupted()
             raise unexpected
         if _failures:
             sys.exit(2)
@@ -97,6 +101,20 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     if is_in_group():
         gc.collect()  # captured graphs hold on to the group
         sys.modules["torch"].distributed.destroy_process_group()  # NCCL may hang if the interpreter's end does it
+
+
+def note_interrupt(*_: object) -> NoReturn:
+    """Does what Python does for Ctrl-C, and keeps that it came: in a `__del__` the KeyboardInterrupt would be lost."""
+    global _was_interrupted
+    _was_interrupted = True
+    raise KeyboardInterrupt
+
+
+def end_if_interrupted() -> None:
+    """Ends the process where Ctrl-C came before a run or after it; within, it is an Interrupted."""
+    if _was_interrupted and not DEBUGGING:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 def is_in_group() -> bool:

@@ -54,7 +54,7 @@ REFUSED = {
         "model.task.temperature=warm": f"{POSITIVE}, or a list, each {POSITIVE}",
         "model.task.correct_validity=7": BOOL, "model.task.eval_batch=0": COUNT,
         "model.task.final_molecules=-1": COUNT,
-        "model.task.reconstructed=0": COUNT, "model.task.sample_batch=0": COUNT, "model.task.sample_batch=1.5": COUNT,
+        "model.task.reconstructed=-1": NUMBER, "model.task.sample_batch=0": COUNT, "model.task.sample_batch=1.5": COUNT,
         "model.task.distances=sure": BOOL, "model.task.target=101": "a number of 0 to 100, or null",
         "model.task.target=nan": "a number of 0 to 100, or null",
         "model.task.target=high": "a number of 0 to 100, or null",

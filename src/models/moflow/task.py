@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor, distributed
 from torchmetrics import MeanMetric
 
-from src.config.ranges import Count, Range
+from src.config.ranges import Count, Number, Range
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
@@ -67,7 +67,7 @@ class MoFlowTask(Task):
         correct_validity: bool = False,
         eval_batch: Count = 100,
         final_molecules: Count = 10_000,
-        reconstructed: Count = 1000,
+        reconstructed: Number = 1000,
         sample_batch: Count = 512,
         distances: bool = False,
         elements: Sequence[str] | None = None,
