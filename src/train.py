@@ -21,6 +21,7 @@ from src.cli import DEBUGGING, fail
 from src.config.settings import given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
+from src.launch.stopped import stopped_ranks_ended
 from src.system.group import ANSWERED_FOR, started_by
 from src.system.lean import loading
 from src.system.workers import cpu_count
@@ -71,19 +72,20 @@ def start_ranks(config: DictConfig) -> None:
     logging.disable(logging.ERROR)  # torchrun's own account of what is said below
     if not DEBUGGING:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # in ranks it asks for tracebacks
-    try:
-        run(parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)]))
-    except ChildFailedError as error:
-        failure = first_failure(error.failures)
-    except (SignalException, KeyboardInterrupt) as error:
-        wait_for_ranks()
-        sys.exit(128 + getattr(error, "sigval", signal.SIGINT))
-    else:
-        return
-    finally:
-        logging.disable(logging.NOTSET)
-        del os.environ[ANSWERED_FOR]
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+    with stopped_ranks_ended(config.trainer.patience_s) as stopped:
+        try:
+            run(parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)]))
+        except ChildFailedError as error:
+            failure = first_failure(error.failures, stopped)
+        except (SignalException, KeyboardInterrupt) as error:
+            wait_for_ranks()
+            sys.exit(128 + getattr(error, "sigval", signal.SIGINT))
+        else:
+            return
+        finally:
+            logging.disable(logging.NOTSET)
+            del os.environ[ANSWERED_FOR]
+            os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.exit(answer_for(config, failure, begin_s))
 
 

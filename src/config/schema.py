@@ -50,6 +50,7 @@ class Topology:
     name: str = MISSING  # nodes x devices, e.g. "2x8"
     num_nodes: Count = MISSING  # machines
     devices: Count = MISSING  # on each node
+    patience_s: Positive = 60.0  # with a rank of this machine that is stopped, before it ends the run
 
 
 @dataclass

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,16 @@ def cause_of(error: BaseException) -> BaseException:
     return followed
 
 
-def first_failure(failures: dict[int, Any]) -> Failure:
-    """Returns the failure that caused the others, from torch's `ProcessFailure` of each rank."""
-    found = [read(rank, failure) for rank, failure in failures.items()]
-    return min(found, key=lambda each: (each.exitcode in ASKED, each.time_s))
+def first_failure(failures: dict[int, Any], stopped: Mapping[int, float]) -> Failure:
+    """Returns the failure that caused the others, from torch's `ProcessFailure` of each rank.
+
+    stopped: seconds for which ranks had been stopped when they were killed for it.
+    """
+    found = [read(rank, failure, stopped.get(rank)) for rank, failure in failures.items()]
+    return min(found, key=lambda each: (each.rank not in stopped, each.exitcode in ASKED, each.time_s))
 
 
-def read(rank: int, failure: Any) -> Failure:
+def read(rank: int, failure: Any, stopped_s: float | None) -> Failure:
     """Returns torch's `ProcessFailure` with what `note` wrote."""
     data = failure.error_file_data
     if "error" in data:
@@ -85,6 +89,8 @@ def read(rank: int, failure: Any) -> Failure:
     if failure.exitcode < 0:  # killed: other ranks may have noticed before torchrun did
         name = failure.signal_name()
         how = f"ended by {name}" + (" (lack of memory?)" if name == "SIGKILL" else "")
+        if stopped_s is not None:
+            how = f"ended because it was stopped for {stopped_s:g} s (SIGSTOP or a debugger; trainer.patience_s)"
     else:
         how = f"ended with exit code {failure.exitcode} before it could say why; its output is above"
     error = {"type": "RankDied", "message": how, "where": None}

@@ -28,7 +28,9 @@ def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> ProcessFa
 
 def test_the_first_error_counts_within_one_second_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = [noted(tmp_path, rank, monkeypatch) for rank in (2, 0, 1)]
-    first = first_failure({failure.local_rank: failure for failure in sorted(order, key=lambda each: each.local_rank)})
+    first = first_failure(
+        {failure.local_rank: failure for failure in sorted(order, key=lambda each: each.local_rank)}, {}
+    )
     assert (first.rank, first.error["message"]) == (2, "of rank 2")
     assert first.traceback is not None and "in raised" in first.traceback
 
@@ -37,7 +39,7 @@ def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = {0: noted(tmp_path, 0, monkeypatch), 1: ProcessFailure(1, 101, -9, "none")}
-    first = first_failure(failures)
+    first = first_failure(failures, {})
     assert (first.rank, first.error["type"]) == (1, "RankDied")
     assert first.error["message"] == "ended by SIGKILL (lack of memory?)"
 
@@ -45,7 +47,7 @@ def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_torchrun(
 @pytest.mark.parametrize("exitcode", [-15, 143])
 def test_a_rank_that_was_ended_is_no_cause(tmp_path: Path, exitcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = {0: ProcessFailure(0, 100, exitcode, "none"), 1: noted(tmp_path, 1, monkeypatch)}
-    assert first_failure(failures).rank == 1
+    assert first_failure(failures, {}).rank == 1
 
 
 def test_torchrun_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,17 @@ def test_a_rank_0_that_is_killed_ends_the_run_with_a_record(tmp_path: Path) -> N
     assert (record.error.type, record.error.message) == ("RankDied", "rank 0: ended by SIGKILL (lack of memory?)")
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_ends_the_run_with_a_record(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "trainer=1x2", "trainer.patience_s=3", LONG, provoked(what="stops", step=3, rank=1))
+    assert code == 1
+    why = "ended because it was stopped for 3 s (SIGSTOP or a debugger; trainer.patience_s)"
+    assert f"rank 1 of 2 failed and ended the others\n{why}" in err
+    record = read_record(tmp_path / "run")
+    assert record.status == "failed" and record.error is not None
+    assert (record.error.type, record.error.message) == ("RankDied", f"rank 1: {why}")
+
+
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", "ckpt_path=nowhere.ckpt")
     assert code == 2

@@ -75,6 +75,9 @@ class At(pl.Callback):
     def dies(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def stops(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def is_terminated(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
