@@ -132,7 +132,30 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
     found = compared(tmp_path / "sweep")
     assert [group.name for group in found.groups] == ["lr=0", "lr=1"]
     assert found.best == 1 and "Best: lr=1 (nuv 51" in markdown(found)
-    assert [(each.status, each.reason) for each in found.failures] == [("failed", "no file x")]
+    [failure] = found.failures
+    assert (failure.varied, failure.status, failure.reason) == ("hp.lr=2", "failed", "no file x")
+
+
+def test_varied_keys_are_axes_with_the_groups_places(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(batch: int, lr: float, **others: Any) -> Path:
+        return make(f"{batch}_{lr}", config={"hp.batch_size": batch, "hp.lr": lr}, **others)
+
+    runs = [run(16, 1e-3, rate=10.0, nuv=50.0), run(16, 1e-2, rate=30.0, nuv=70.0), run(64, 1e-1, rate=20.0, nuv=60.0)]
+    found = compared(*runs, run(64, 1e-2, status="failed", error=RunError(type="X", message="why")))
+    batch, lr = found.axes
+    assert (batch.key, batch.numbers, batch.log) == ("hp.batch_size", [16, 16, 64, 64], False)
+    assert (lr.numbers, lr.log) == ([0.001, 0.01, 0.1, 0.01], True)
+    assert lr.lines == ["batch_size=16", "batch_size=16", "batch_size=64", "batch_size=64"]
+    assert [(each.title, each.places) for each in found.parallel] == [
+        ("hp.batch_size", [0, 0, 1, 1]),
+        ("hp.lr", [0, 0.5, 1, 0.5]),
+        ("nuv", [0, 1, 0.5, None]),
+        ("p_steady", [0, 1, 0.5, None]),
+    ]
+    assert [label for _, label in found.parallel[2].ticks] == ["50", "55", "60", "65", "70"]
+    assert [(each.varied, each.reason) for each in found.failures] == [("batch_size=64 lr=0.01", "X: why")]
+    assert f"hp.batch_size=16 hp.lr=0.01: {runs[1]}" in markdown(found)
+    assert not compared(*runs[:2]).axes  # two groups have no course
 
 
 def test_time_and_samples_to_target_count_from_the_first_step(make: Make) -> None:

@@ -69,6 +69,28 @@ def test_the_figures_of_the_page_are_those_of_the_comparison(tmp_path: Path, tra
     assert tags.count("desc") == len(charts)
 
 
+def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, trained: Record, case: Case) -> None:
+    assert trained.final_metric is not None
+    values = [(512, 1e-3, 50.0), (512, 1e-2, 52.5), (1024, 1e-2, 61.5), (1024, 1e-3, None)]
+    for i, (batch, lr, nuv) in enumerate(values):
+        record = replace(
+            trained, case=replace(case, batch_size=batch), config={"hp": {"lr": lr}}, status="done" if nuv else "oom",
+            final_metric=replace(trained.final_metric, value=nuv),
+        )  # fmt: skip
+        write_record(record, tmp_path / str(i) / "result.json")
+    found = Page(page(compare(load([tmp_path]), published=False)))
+    drawn = [attributes["aria-label"] for tag, attributes in found.tags if tag == "svg"]
+    assert drawn[:4] == [
+        "nuv over hp.batch_size",
+        "p_steady over hp.batch_size",
+        "nuv over hp.lr",
+        "p_steady over hp.lr",
+    ]
+    assert drawn[4] is not None and drawn[4].startswith("All keys and figures")
+    assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in found.texts
+    assert found.texts.index("Not done") < found.texts.index("What was varied")
+
+
 def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:
     hostile = replace(case, model=HOSTILE, datamodule=HOSTILE, precision=HOSTILE)
     history = [{"step": step, "val_<script>": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]

@@ -9,6 +9,7 @@ from src.measure.phases import PHASES
 from src.report.compare.differences import differing, joined
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
+from src.report.compare.varied import axes, parallel
 from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
@@ -44,6 +45,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     environments = [joined([environment(record) for _, record in group]) for group in members]
     machine, _ = differing(environments)
     done = [record for _, record in runs if record.status == "done"]
+    varied = axes(config, naming(config))
     return Comparison(
         title=_title(runs, groups),
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
@@ -57,9 +59,11 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         config=config,
         environment=machine,
         warnings=_warnings(members, groups, config, machine, partial),
-        failures=_failures(loaded),
+        failures=_failures(loaded, groups),
         curves=_curves(members, curves),
         published=published_rows(done) if published and done else [],
+        axes=varied,
+        parallel=parallel(varied, groups, known),
     )
 
 
@@ -148,8 +152,8 @@ def _warnings(
         )
     single = [group for group in groups if group.done == 1]
     if single:
-        who = "Each group" if len(single) == len(groups) else _count(len(single), "group")
-        found.append(f"{who} is a single run: without a spread, a difference may be chance.")
+        who = "Each group is" if len(single) == len(groups) else f"{_count(len(single), 'group')} {_be(len(single))}"
+        found.append(f"{who} a single run: without a spread, a difference may be chance.")
     if any((record.environment.get("git") or {}).get("dirty") for runs in members for _, record in runs):
         found.append("Some runs were made of code with uncommitted changes.")
     unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
@@ -165,9 +169,14 @@ def _varies(difference: Difference, group: Group, base: Group) -> bool:
     return group.varied[difference.key] != base.varied[difference.key]
 
 
-def _failures(loaded: Loaded) -> list[Failure]:
-    ended = [(s, r.status, _reason(r)) for s, r in loaded.runs if r.status != "done"]
-    return [Failure(source=s, status=status, reason=why) for s, status, why in (*ended, *loaded.without)]
+def _failures(loaded: Loaded, groups: Sequence[Group]) -> list[Failure]:
+    ended = [
+        Failure(source=run.source, varied=group.name, status=run.status, reason=run.reason)
+        for group in groups
+        for run in group.runs
+        if run.status != "done"
+    ]
+    return ended + [Failure(source=s, varied=v, status=status, reason=why) for s, v, status, why in loaded.without]
 
 
 def _reason(record: Record) -> str:
@@ -223,6 +232,10 @@ def _title(runs: Runs, groups: Sequence[Group]) -> str:
     data = list(dict.fromkeys(record.case.datamodule for _, record in runs))
     counts = [_count(len(runs), "run"), *([_count(len(groups), "group")] if len(groups) > 1 else [])]
     return f"{', '.join(models)} on {', '.join(data)}: {', '.join(counts)}"
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are each"
 
 
 def _count(number: int, what: str) -> str:

@@ -14,12 +14,13 @@ from src.system.colours import PHASES as PHASE_COLOURS
 
 INK, GRID = "#222222", "#e6e6e6"  # the page's style replaces them in the dark
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 SPREAD = 5.0  # values above this multiple of the middle one put all on a log axis
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": GRID, "tickColor": GRID, "labelColor": INK, "titleColor": INK,
-             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "tickCount": 5},
+             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 12, "tickCount": 5},
     "legend": {"orient": "top", "direction": "vertical", "title": None, "labelColor": INK, "labelFontSize": 12,
                "labelLimit": 480},
 }  # fmt: skip
@@ -60,11 +61,13 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
         {"x": x * rate.factor, "y": y * metric.factor, "group": label}
         for group, label in zip(comparison.groups, names(comparison), strict=True)
         for run in group.runs
-        if (x := run.figures.get(rate.name)) is not None and (y := run.figures.get(metric.name)) is not None
+        if run.status == "done"
+        and (x := run.figures.get(rate.name)) is not None
+        and (y := run.figures.get(metric.name)) is not None
     ]
     if not values:
         return None
-    axes = {"x": _number("x", header(rate)), "y": _number("y", plain(header(metric)))}
+    axes = {"x": number_axis("x", header(rate)), "y": number_axis("y", plain(header(metric)))}
     return {"height": 260, "data": {"values": values}, "mark": {"type": "point", "filled": True, "size": 70},
             "encoding": {**axes, "color": _colour(comparison)}}  # fmt: skip
 
@@ -108,12 +111,12 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
     title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
     unit = f"{comparison.unit}/s" if metric.endswith("_per_s") else ""
     heights = [each["y"] for each in values]
-    y = _number("y", plain(f"{metric}, {unit}" if unit else metric))
+    y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
     if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
         y["scale"] = {"type": "log"}
     return {
         "height": 220, "data": {"values": values}, "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
-        "encoding": {"x": _number("x", plain(title)), "y": y, "color": _colour(comparison),
+        "encoding": {"x": number_axis("x", plain(title)), "y": y, "color": _colour(comparison),
                      "detail": {"field": "run", "type": "nominal"}},
     }  # fmt: skip
 
@@ -127,7 +130,8 @@ def _places(curve: Curve, over: str) -> Sequence[float | None]:
     return curve.samples if over == "samples" else curve.seconds
 
 
-def _number(field: str, title: str) -> dict[str, Any]:
+def number_axis(field: str, title: str) -> dict[str, Any]:
+    """Returns the encoding of a number on an axis that need not begin at zero."""
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}}
 
 

@@ -5,12 +5,14 @@ from html import escape
 from typing import Any
 
 from src.report.compare import charts
+from src.report.compare.quantities import RATES
 from src.report.compare.structure import Comparison
 from src.report.compare.text import (
     INTERVALS,
     LEGEND,
     PRINTED,
     best_line,
+    best_runs,
     change,
     changes,
     header,
@@ -18,10 +20,11 @@ from src.report.compare.text import (
     result,
     spread,
 )
+from src.report.compare.varied import responses
+from src.report.compare.varied_charts import axis_spec, parallel_spec
 from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-RATES = ("p_steady", "throughput")
 POINTS = (  # what is shown, its horizontal and its vertical quantity
     ("Final metric over rate", RATES, "metric"),
     ("Peak memory over rate", RATES, "mem"),
@@ -42,6 +45,7 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;w
 .text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
 figure{margin:0;max-width:44rem}figure svg{display:block;width:100%;height:auto}
+figure.long{max-width:54rem;overflow-x:auto}figure.long svg{min-width:36rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
 .key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
@@ -62,9 +66,11 @@ def page(comparison: Comparison) -> str:
     )
     best = best_line(comparison)
     parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
+    parts.append(f"<p><code>{_text(runs)}</code></p>" if (runs := best_runs(comparison)) else "")
     if comparison.warnings:
         parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
-    parts += [_result(comparison), _charts(comparison), _figures(comparison), *_ends(comparison)]
+    parts += [_result(comparison), _failures(comparison), _varied(comparison), _published(comparison)]
+    parts += [_charts(comparison), _figures(comparison), *_ends(comparison)]
     body = "\n".join(filter(None, parts))
     return f"{head}<body><main>{body}</main></body></html>\n"
 
@@ -74,14 +80,46 @@ def _result(comparison: Comparison) -> str:
     parts = ["<h2>Result</h2>", _table(lines, texts, LEGEND)]
     if len(comparison.groups) > 1:
         parts.append(_table(*changes(comparison), INTERVALS))
-    if comparison.published:
-        lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
-        caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
-        listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-        kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
-        lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
-        parts += ["<h2>Published rows</h2>", _table(lines, 4, caption), f"<ul>{listed}</ul>" if listed else ""]
     return "".join(parts)
+
+
+def _failures(comparison: Comparison) -> str:
+    if not comparison.failures:
+        return ""
+    lines = [[each.varied, each.status, each.reason, each.source] for each in comparison.failures]
+    table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
+    return f"<h2>Not done</h2>{table}"
+
+
+def _varied(comparison: Comparison) -> str:
+    """Returns the charts of what the groups vary: parallel coordinates, and final metric and rate over each key."""
+    described = "; ".join(
+        f"{group.name}: " + ", ".join(f"{each.title} {spread(group.estimates[each.name], each)}" for each in shown)
+        for group in comparison.groups
+        if (shown := [each for each in responses(comparison.quantities) if each.name in group.estimates])
+    )
+    found = [
+        (f"{quantity.title} over {axis.key}", spec)
+        for axis in comparison.axes
+        for quantity in responses(comparison.quantities)
+        if (spec := axis_spec(comparison, axis, quantity))
+    ]
+    parts = []
+    if found and (spec := parallel_spec(comparison)):
+        name = "All keys and figures, a line for each group, the best one thick; grey and dashed: not done"
+        parts.append(f'<figure class="long" tabindex="0"><h3>{name}</h3>{_svg(spec, name, described)}</figure>')
+    return f"{_section('What was varied', found, described)}{''.join(parts)}" if found else ""
+
+
+def _published(comparison: Comparison) -> str:
+    if not comparison.published:
+        return ""
+    lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
+    caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
+    listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
+    kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
+    lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
+    return "".join(["<h2>Published rows</h2>", _table(lines, 4, caption), f"<ul>{listed}</ul>" if listed else ""])
 
 
 def _charts(comparison: Comparison) -> str:
@@ -150,9 +188,6 @@ def _figures(comparison: Comparison) -> str:
 
 def _ends(comparison: Comparison) -> list[str]:
     parts = []
-    if comparison.failures:
-        lines = [["run", "state", "reason"], *([each.source, each.status, each.reason] for each in comparison.failures)]
-        parts.append(f"<h2>Not done</h2>{_table(lines, 3, 'Runs that did not end normally.')}")
     for name, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
             table = _table(key_table(comparison, keys), len(comparison.groups) + 1, "Keys that the groups differ in.")

@@ -94,9 +94,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A run or a sweep's job that did not end normally, and why."""
+    """A run or a sweep's job that did not end normally, its varied values, and why."""
 
     source: str
+    varied: str
     status: str
     reason: str
 
@@ -117,6 +118,33 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A key that the groups vary, to draw figures against.
+
+    Attributes:
+        labels: the value of each group, as the config writes it.
+        numbers: the same as numbers; None unless all are.
+        log: whether the numbers are spread more evenly on a logarithmic scale.
+        lines: the values of the other varied keys of each group: those of one line differ in this key alone.
+    """
+
+    key: str
+    labels: Sequence[str]
+    numbers: Sequence[float] | None
+    log: bool
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """An axis of parallel coordinates: the place of each group from 0 to 1 (None without one), and labelled places."""
+
+    title: str
+    places: Sequence[float | None]
+    ticks: Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Runs of one kind and unit, in groups; the first group is the baseline of differences and ratios.
 
@@ -127,6 +155,8 @@ class Comparison:
         warnings: what hinders a fair comparison, a sentence each.
         published: rows to compare with, as printed and corrected.
         best: the group with the best mean of the metric; None where there is none to compare.
+        axes: the keys that three or more groups vary.
+        parallel: these and the figures as parallel coordinates, where several keys are varied.
     """
 
     title: str
@@ -144,6 +174,8 @@ class Comparison:
     failures: Sequence[Failure] = ()
     curves: Sequence[Curve] = ()
     published: Sequence[Row] = ()
+    axes: Sequence[Axis] = ()
+    parallel: Sequence[Coordinate] = ()
 
     def quantity(self, name: str) -> Quantity:
         """Returns the quantity of that name. Raises KeyError if no run has it."""

@@ -24,7 +24,7 @@ INTERVALS = (
 
 def markdown(comparison: Comparison) -> str:
     """Returns the comparison as Markdown: best group, warnings, result, differences, published rows, keys."""
-    parts = [f"# {comparison.title}", *([best] if (best := best_line(comparison)) else [])]
+    parts = [f"# {comparison.title}", *filter(None, [best_line(comparison), best_runs(comparison)])]
     parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
     parts += ["## Result", _markdown_table(*result(comparison)), LEGEND]
     if len(comparison.groups) > 1:
@@ -33,8 +33,8 @@ def markdown(comparison: Comparison) -> str:
         rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
         parts += ["## Published rows", section(rows).rstrip()]
     if comparison.failures:
-        lines = [[each.source, each.status, each.reason] for each in comparison.failures]
-        parts += ["## Not done", _markdown_table([["run", "state", "reason"], *lines], 3)]
+        lines = [[each.source, each.varied, each.status, each.reason] for each in comparison.failures]
+        parts += ["## Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)]
     for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
             parts += [
@@ -96,6 +96,14 @@ def best_line(comparison: Comparison) -> str:
     own = group.estimates[comparison.metric]
     value = f"{quantity.title} {spread(own, quantity)}, n = {own.n}"
     return f"Best: {group.name} ({value}), of {len(comparison.groups)} groups."
+
+
+def best_runs(comparison: Comparison) -> str:
+    """Returns the overrides of the best group and its runs; '' where no key is varied."""
+    if comparison.best is None or not comparison.axes:
+        return ""
+    given = " ".join(f"{axis.key}={axis.labels[comparison.best]}" for axis in comparison.axes)
+    return f"{given}: {', '.join(run.source for run in comparison.groups[comparison.best].runs)}"
 
 
 def result(comparison: Comparison) -> tuple[list[list[str]], int]:

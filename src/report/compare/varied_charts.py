@@ -1,0 +1,125 @@
+"""The charts of varied keys: a figure against one key, and parallel coordinates. Vega-Lite specs as plain dicts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from src.report.compare.charts import INK, SHAPES, number_axis, plain
+from src.report.compare.structure import Axis, Comparison, Quantity
+from src.report.compare.text import header
+from src.report.compare.varied import LEVELS
+from src.system.colours import CURVES
+
+RAMP = ["#E69F00", "#0072B2"]  # least to greatest, told apart by colour-blind readers too, in light and dark
+FAILED = "#999999"
+
+
+def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[str, Any] | None:
+    """Returns a figure of each run over the key; lines join the means of groups that differ in this key alone.
+
+    None where fewer than two values of the key have the figure.
+    """
+    where = axis.numbers if axis.numbers is not None else axis.labels
+    runs, means = [], []
+    for group, x, line in zip(comparison.groups, where, axis.lines, strict=True):
+        if (own := group.estimates.get(quantity.name)) is not None:
+            at = (
+                {"x": x, "line": plain(line)} if axis.numbers is not None else {"x": plain(str(x)), "line": plain(line)}
+            )
+            means.append({**at, "y": own.mean * quantity.factor})
+            runs += [{**at, "y": value * quantity.factor} for value in own.values]
+    if len({each["x"] for each in means}) < 2:
+        return None
+    lines = list(dict.fromkeys(each["line"] for each in means))
+    named = 1 < len(lines) <= len(CURVES)
+    scale = {"domain": lines, "range": list(CURVES[: len(lines)])}
+    shapes = {"domain": lines, "range": [SHAPES[i % len(SHAPES)] for i in range(len(lines))]}
+    x = _key_axis(axis, [each["x"] for each in means])
+    y = number_axis("y", plain(header(quantity)))
+    colour = (
+        {"field": "line", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 24}}
+        if named
+        else _plain_colour()
+    )
+    detail = {"field": "line", "type": "nominal"}
+    shape = {"field": "line", "type": "nominal", "scale": shapes} if named else {"value": "circle"}
+    return {
+        "height": 220,
+        "layer": [
+            {"data": {"values": means}, "mark": {"type": "line", "strokeWidth": 1.3, "opacity": 1 if named else 0.5},
+             "encoding": {"x": x, "y": y, "color": colour, "detail": detail}},
+            {"data": {"values": runs}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+             "encoding": {"x": x, "y": y, "color": colour, "shape": shape}},
+        ],
+    }  # fmt: skip
+
+
+def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns the parallel coordinates: a line for each group, grey and dashed without a metric, the best one thick."""
+    titles = [plain(each.title) for each in comparison.parallel]
+    if not titles:
+        return None
+    rows, ticks = _parallel_rows(comparison, titles)
+    top = {"title": None, "orient": "top", "labelAngle": 0, "domain": False, "ticks": False, "grid": True,
+           "gridColor": INK, "gridOpacity": 0.4, "labelFontWeight": "bold", "labelLimit": 150}  # fmt: skip
+    places = {"domain": titles, "type": "point", "padding": 0.3}
+    x = {"field": "axis", "type": "nominal", "sort": None, "scale": places, "axis": top}
+    y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.03, 1.03]}}
+    colour = _plain_colour()
+    if comparison.metric:
+        scale = {"range": RAMP, "type": "linear", "interpolate": "lab"}
+        legend = {"direction": "horizontal", "gradientLength": 240}
+        title = comparison.quantity(comparison.metric).title
+        colour = {"field": "value", "type": "quantitative", "scale": scale, "title": plain(title), "legend": legend}
+    best = [row for row in rows if row["group"] == comparison.best]
+    layers = [
+        _lines([row for row in rows if row["value"] is None], x, y, {"value": FAILED}, {"strokeDash": [4, 4]}),
+        _lines([row for row in rows if row["value"] is not None], x, y, colour, {}),
+        _lines(best, x, y, colour, {"strokeWidth": 5}),
+    ]
+    text = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK}
+    named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
+    layers.append({"data": {"values": ticks}, "mark": text, "encoding": named})
+    return {"height": 300, "width": max(420, 150 * len(titles)), "layer": [each for each in layers if each]}
+
+
+def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the points of the groups' lines and those of the axes' labels."""
+    judged = comparison.metric or (comparison.quantities[0].name if comparison.quantities else "")
+    means = [group.estimates[judged].mean if judged in group.estimates else None for group in comparison.groups]
+    rows = [
+        {"axis": title, "place": place, "group": i, "value": means[i]}
+        for title, each in zip(titles, comparison.parallel, strict=True)
+        for i, place in enumerate(each.places)
+        if place is not None
+    ]
+    ticks = [
+        {"axis": title, "place": place, "label": plain(label)}
+        for title, each in zip(titles, comparison.parallel, strict=True)
+        for place, label in each.ticks
+    ]
+    return rows, ticks
+
+
+def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mapping[str, Any]) -> dict[str, Any]:
+    if not rows:
+        return {}
+    mark = {"type": "line", "strokeWidth": 1.5, "point": False, **style}
+    detail = {"field": "group", "type": "nominal"}
+    return {"data": {"values": rows}, "mark": mark, "encoding": {"x": x, "y": y, "color": colour, "detail": detail}}
+
+
+def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
+    title = plain(axis.key)
+    if axis.numbers is None:
+        return {"field": "x", "type": "nominal", "sort": None, "title": title, "axis": {"labelAngle": 0}}
+    levels = sorted(set(values))
+    found = number_axis("x", title)
+    if axis.log:
+        found["scale"] = {"type": "log", "nice": False, "padding": 12}
+    if len(levels) <= LEVELS:
+        found["axis"] = {"values": levels, "labelExpr": "format(datum.value, '~g')", "labelOverlap": True}
+    return found
+
+
+def _plain_colour() -> dict[str, Any]:
+    return {"value": CURVES[0]}
