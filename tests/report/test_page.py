@@ -1,6 +1,7 @@
 """The HTML page of a comparison: its figures, its texts as text, no script and no network."""
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -105,13 +106,46 @@ def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case
     assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
 
 
+def test_links_lead_to_publications_by_https_alone(tmp_path: Path, trained: Record, case: Case) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    [row, *_] = comparison.published
+    urls = ["https://x.org/?a=1&b='\"><script>", "http://x.org", "javascript:alert(1)", "data:text/html,x"]
+    comparison = replace(comparison, published=[replace(row, url=url) for url in urls])
+    links = [attributes["href"] for tag, attributes in Page(page(comparison)).tags if tag == "a"]
+    assert links == urls[:1]
+
+
+def test_the_models_own_pictures_are_embedded_up_to_a_size(tmp_path: Path, trained: Record) -> None:
+    png = b"\x89PNG\r\n\x1a\n"
+    write_record(trained, tmp_path / "run" / "result.json")
+    for name, content in (
+        ("parity", png + b"x"),
+        ("phases", png),
+        ("other", b"<svg>"),
+        ("large", png + bytes(400_000)),
+    ):
+        (tmp_path / "run" / f"{name}.png").write_bytes(content)
+    found = Page(page(compare(load([tmp_path / "run"]))))
+    [image] = [attributes for tag, attributes in found.tags if tag == "img"]
+    assert image["src"] == f"data:image/png;base64,{b64encode(png + b'x').decode()}"
+    assert image["alt"] == f"parity of moflow, amp, drawn by the run: {tmp_path / 'run' / 'parity.png'}"
+    assert any("left out" in text and "large.png" in text for text in found.texts)
+
+
+def test_step_times_are_drawn_from_their_percentiles(tmp_path: Path, trained: Record, case: Case) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    assert comparison.groups[0].percentiles == {"p50": 0.05, "p90": 0.051, "p99": 0.061}
+    assert "batch_size=512: p50 50 ms, p90 51 ms, p99 61 ms" in page(comparison)
+
+
 def test_the_page_needs_no_network_and_is_the_same_when_built_again(
     tmp_path: Path, trained: Record, case: Case
 ) -> None:
     comparison = compare(load(records(tmp_path, trained, case)))
     written = page(comparison)
-    for _, attributes in Page(written).tags:
-        assert not {"src", "href", "xlink:href"} & set(attributes)
+    for tag, attributes in Page(written).tags:
+        assert not {"src", "xlink:href"} & set(attributes)
+        assert tag == "a" or "href" not in attributes
     assert "url(" not in written and "@import" not in written
     assert "default-src 'none'" in written
     assert page(comparison) == written

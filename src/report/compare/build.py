@@ -7,6 +7,7 @@ from statistics import fmean
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.report.compare.differences import differing, joined
+from src.report.compare.pictures import pictures
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
 from src.report.compare.varied import axes, parallel
@@ -18,6 +19,7 @@ from src.report.rows import published_rows
 Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
 NAMES = {"train": "training", "predict": "prediction"}
+PERCENTILES = ("p50", "p90", "p95", "p99")
 NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
 
 
@@ -45,7 +47,8 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     environments = [joined([environment(record) for _, record in group]) for group in members]
     machine, _ = differing(environments)
     done = [record for _, record in runs if record.status == "done"]
-    varied = axes(config, naming(config))
+    varied, best = axes(config, naming(config)), _best(groups, metric)
+    drawn, left_out = pictures(groups, best)
     return Comparison(
         title=_title(runs, groups),
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
@@ -55,7 +58,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         groups=groups,
         metric=metric.name if metric else None,
         target=target,
-        best=_best(groups, metric),
+        best=best,
         config=config,
         environment=machine,
         warnings=_warnings(members, groups, config, machine, partial),
@@ -64,6 +67,8 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         published=published_rows(done) if published and done else [],
         axes=varied,
         parallel=parallel(varied, groups, known),
+        pictures=drawn,
+        left_out=left_out,
     )
 
 
@@ -95,14 +100,15 @@ def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
     ]  # fmt: skip
     varied = {each.key: each.values[index] for each in config}
     named = {each.key: varied[each.key] for each in naming(config)}
-    case = members[0][1].case
+    case, done = members[0][1].case, [record for _, record in members if record.status == "done"]
     return Group(
         name=_name(named) or f"{case.model}, {case.precision}",
         case=case,
         runs=runs,
         varied=varied,
         estimates=estimates([run.figures for run in runs if run.status == "done"]),
-        phases=_mean_phases([record for _, record in members if record.status == "done"]),
+        phases=_mean_phases(done),
+        percentiles=_mean_percentiles(done),
     )
 
 
@@ -145,10 +151,10 @@ def _warnings(
     several = [group.name for group in groups[1:] if sum(_varies(each, group, groups[0]) for each in config) > 1]
     if several:
         differ = "differs" if len(several) == 1 else "differ"
+        which = f"{len(several)} of the {len(groups) - 1} other groups {differ}"
         found.append(
-            f"{len(several)} of the {_count(len(groups) - 1, 'other group')} {differ} from the first in more than one "
-            f"key of the config ({', '.join(each.key for each in config)}): "
-            "the difference cannot be put down to one of them."
+            f"{which if len(groups) > 2 else 'The second group differs'} from the first in more than one key of the "
+            f"config ({', '.join(each.key for each in config)}): the difference cannot be put down to one of them."
         )
     single = [group for group in groups if group.done == 1]
     if single:
@@ -198,6 +204,13 @@ def naming(config: Sequence[Difference]) -> list[Difference]:
 def _mean_phases(records: Sequence[Record]) -> dict[str, float]:
     known = [record.phases_s for record in records if record.phases_s]
     return {name: fmean(float(each.get(name) or 0) for each in known) for name in PHASES} if known else {}
+
+
+def _mean_percentiles(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the means of each percentile over the runs that have it."""
+    times = [record.steady.step_time_s if record.steady else record.latency_s for record in records]
+    every = {name: [own for each in times if (own := getattr(each, name, None)) is not None] for name in PERCENTILES}
+    return {name: fmean(values) for name, values in every.items() if values}
 
 
 def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve]:

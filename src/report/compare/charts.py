@@ -68,8 +68,9 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     if not values:
         return None
     axes = {"x": number_axis("x", header(rate)), "y": number_axis("y", plain(header(metric)))}
-    return {"height": 260, "data": {"values": values}, "mark": {"type": "point", "filled": True, "size": 70},
-            "encoding": {**axes, "color": _colour(comparison)}}  # fmt: skip
+    mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+    encoding = {**axes, "color": _colour(comparison)}
+    return {"height": 260, "data": {"values": values}, "mark": mark, "encoding": encoding}
 
 
 def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -96,8 +97,33 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def times_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns the percentiles of a step's time, or of a batch's latency, in ms: a line for each group; None without."""
+    values = [
+        {"group": name, "percentile": percentile, "ms": 1e3 * seconds}
+        for group, name in zip(comparison.groups, names(comparison), strict=True)
+        for percentile, seconds in group.percentiles.items()
+    ]
+    if not values:
+        return None
+    known = list(dict.fromkeys(each["percentile"] for each in values))
+    scale = {"domain": known, "range": list(SHAPES[: len(known)])}
+    y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}}
+    x = number_axis("ms", "ms of a step" if comparison.kind == "train" else "ms of a batch")
+    ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
+    shape = {"field": "percentile", "type": "nominal", "scale": scale, "legend": {"direction": "horizontal"}}
+    return {
+        "height": {"step": 30}, "data": {"values": values},
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"y": y, **ends, "color": _colour(comparison)}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "encoding": {"y": y, "x": x, "shape": shape, "color": _colour(comparison)}},
+        ],
+    }  # fmt: skip
+
+
 def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any] | None:
-    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without points."""
+    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without lines."""
     own = [curve for curve in comparison.curves if curve.metric == metric]
     labels = names(comparison)
     values = [
@@ -106,14 +132,14 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
         for x, y in zip(_places(curve, over), curve.values, strict=True)
         if x is not None
     ]
-    if not values:
+    if len(values) <= len({each["run"] for each in values}):
         return None
     title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
     unit = f"{comparison.unit}/s" if metric.endswith("_per_s") else ""
     heights = [each["y"] for each in values]
     y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
     if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
-        y["scale"] = {"type": "log"}
+        y["scale"] = {"type": "log", "nice": False}
     return {
         "height": 220, "data": {"values": values}, "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
         "encoding": {"x": number_axis("x", plain(title)), "y": y, "color": _colour(comparison),

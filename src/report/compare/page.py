@@ -1,7 +1,9 @@
 """A comparison as one HTML file: tables and inline SVG, without scripts and without a network."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from src.report.compare import charts
@@ -44,13 +46,13 @@ caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,cal
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
 .text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
-figure{margin:0;max-width:44rem}figure svg{display:block;width:100%;height:auto}
+figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
 figure.long{max-width:54rem;overflow-x:auto}figure.long svg{min-width:36rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
 .key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
 border:1px solid var(--faint);print-color-adjust:exact}
-code{font-size:.8rem;overflow-wrap:anywhere}
+a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 @media print{body{max-width:none}figure,tr{break-inside:avoid}.wide{overflow:visible}td,th{white-space:normal}}
 """
 
@@ -70,7 +72,7 @@ def page(comparison: Comparison) -> str:
     if comparison.warnings:
         parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
     parts += [_result(comparison), _failures(comparison), _varied(comparison), _published(comparison)]
-    parts += [_charts(comparison), _figures(comparison), *_ends(comparison)]
+    parts += [_charts(comparison), _pictures(comparison), _figures(comparison), *_ends(comparison)]
     body = "\n".join(filter(None, parts))
     return f"{head}<body><main>{body}</main></body></html>\n"
 
@@ -106,7 +108,9 @@ def _varied(comparison: Comparison) -> str:
     ]
     parts = []
     if found and (spec := parallel_spec(comparison)):
-        name = "All keys and figures, a line for each group, the best one thick; grey and dashed: not done"
+        name = "All keys and figures, a line for each group"
+        name += ", the best one thick" if comparison.best is not None else ""
+        name += "; grey and dashed: not done" if any(not group.done for group in comparison.groups) else ""
         parts.append(f'<figure class="long" tabindex="0"><h3>{name}</h3>{_svg(spec, name, described)}</figure>')
     return f"{_section('What was varied', found, described)}{''.join(parts)}" if found else ""
 
@@ -119,7 +123,27 @@ def _published(comparison: Comparison) -> str:
     listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
     kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
     lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
-    return "".join(["<h2>Published rows</h2>", _table(lines, 4, caption), f"<ul>{listed}</ul>" if listed else ""])
+    return "".join(
+        [
+            "<h2>Published rows</h2>",
+            _table(lines, 4, caption),
+            f"<ul>{listed}</ul>" if listed else "",
+            _sources(comparison),
+        ]
+    )
+
+
+def _sources(comparison: Comparison) -> str:
+    """Returns links to the publications; only to https, whatever the data says."""
+    urls = dict.fromkeys((row.url, row.source) for row in comparison.published if row.url.startswith("https://"))
+    by_url: dict[str, list[str]] = {}
+    for url, source in urls:
+        by_url.setdefault(url, []).append(source)
+    lines = [
+        f'<li><a href="{_text(url)}" rel="noreferrer">{_text(url)}</a>: {_text("; ".join(sources))}</li>'
+        for url, sources in by_url.items()
+    ]
+    return f"<h3>Sources</h3><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _charts(comparison: Comparison) -> str:
@@ -138,6 +162,14 @@ def _charts(comparison: Comparison) -> str:
             for group in comparison.groups
         )
         parts.append(_section("Phases", [("Mean seconds of each phase, a bar for each group", spec)], seconds))
+    if spec := charts.times_spec(comparison):
+        times = "; ".join(
+            f"{group.name}: " + ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in group.percentiles.items())
+            for group in comparison.groups
+        )
+        what = "steady steps" if comparison.kind == "train" else "batches"
+        name = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
+        parts.append(_section("Step times" if comparison.kind == "train" else "Latency", [(name, spec)], times))
     found = [
         (f"{metric} over {over}", spec)
         for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
@@ -146,6 +178,24 @@ def _charts(comparison: Comparison) -> str:
     ]
     parts += [_section("Curves", found, figures)] if found else []
     return "".join([_key(comparison) if parts and len(comparison.groups) > 1 else "", *parts])
+
+
+def _pictures(comparison: Comparison) -> str:
+    """Returns the models' own pictures, embedded, each with its group and run."""
+    drawn = []
+    for each in comparison.pictures:
+        group = comparison.groups[each.group]
+        try:
+            data = b64encode(Path(each.file).read_bytes()).decode()
+        except OSError:
+            continue  # removed since the comparison was built
+        alt = _text(f"{each.name} of {group.name}, drawn by the run: {each.file}")
+        title = _text(f"{each.name}, {group.name}")
+        drawn.append(f'<figure><h3>{title}</h3><img alt="{alt}" src="data:image/png;base64,{data}"></figure>')
+    files = ", ".join(comparison.left_out)
+    left_out = f"<p>Pictures left out, for size or number: {_text(files)}</p>" if files else ""
+    shown = f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+    return f"<h2>The models' own pictures</h2>{shown}{left_out}" if drawn or left_out else ""
 
 
 def _key(comparison: Comparison) -> str:

@@ -68,7 +68,10 @@ class Run:
 class Group:
     """Runs of one config that differ in their seed alone.
 
-    `varied` has the values of the config keys that the groups differ in, `phases` the mean seconds by names of PHASES.
+    Attributes:
+        varied: the values of the config keys that the groups differ in.
+        phases: mean seconds by names of PHASES.
+        percentiles: mean percentiles (p50, p90, p95, p99) of a steady step's or a predicted batch's seconds.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Group:
     varied: Mapping[str, str]
     estimates: Mapping[str, Estimate]
     phases: Mapping[str, float] = field(default_factory=dict)
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -145,6 +149,15 @@ class Coordinate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture that a run of a group drew of its own results: what it shows, and the PNG file."""
+
+    group: int
+    name: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Runs of one kind and unit, in groups; the first group is the baseline of differences and ratios.
 
@@ -156,6 +169,7 @@ class Comparison:
         published: rows to compare with, as printed and corrected.
         best: the group with the best mean of the metric; None where there is none to compare.
         axes: the keys that three or more groups vary.
+        pictures, left_out: the models' own pictures, and the files of those that are too large or too many.
         parallel: these and the figures as parallel coordinates, where several keys are varied.
     """
 
@@ -176,6 +190,8 @@ class Comparison:
     published: Sequence[Row] = ()
     axes: Sequence[Axis] = ()
     parallel: Sequence[Coordinate] = ()
+    pictures: Sequence[Picture] = ()
+    left_out: Sequence[str] = ()
 
     def quantity(self, name: str) -> Quantity:
         """Returns the quantity of that name. Raises KeyError if no run has it."""
