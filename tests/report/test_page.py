@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from src.report.compare import charts
 from src.report.compare.build import compare
 from src.report.compare.text import change, spread
 from src.report.load import load
@@ -104,6 +105,21 @@ def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case
     assert not re.search("[\x00-\x08\x0b-\x1f]", written)
     assert any("<script>alert(1)</script>" in text for text in found.texts)
     assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+
+
+def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Record, case: Case) -> None:
+    for batch in range(1, 17):
+        write_record(replace(trained, case=replace(case, batch_size=batch)), tmp_path / f"{batch}" / "result.json")
+    comparison = compare(load([tmp_path]), published=False)
+    looks = [charts.look(i) for i in range(21)]
+    assert len(set(looks)) == 21 and looks[0] != looks[7] and looks[0][0] == looks[7][0]
+    drawn = charts.curve_spec(comparison, "loss", "samples")
+    assert drawn is not None
+    lines, numbers = drawn["layer"]
+    assert lines["encoding"]["strokeDash"]["scale"]["range"][::7] == [[1, 0], [6, 3], [2, 2]]
+    assert sorted(int(each["number"]) for each in numbers["data"]["values"]) == [*range(1, 17)]
+    written = page(comparison)
+    assert 'border-bottom-style:dotted">▲</span>group 15: batch_size=' in written and written.count("<figure") > 2
 
 
 def test_links_lead_to_publications_by_https_alone(tmp_path: Path, trained: Record, case: Case) -> None:

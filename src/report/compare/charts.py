@@ -15,14 +15,17 @@ from src.system.colours import PHASES as PHASE_COLOURS
 INK, GRID = "#222222", "#e6e6e6"  # the page's style replaces them in the dark
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+GLYPHS = ("●", "■", "▲")  # those of the first SHAPES, for the key
+DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names for them
 SPREAD = 5.0  # values above this multiple of the middle one put all on a log axis
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": GRID, "tickColor": GRID, "labelColor": INK, "titleColor": INK,
              "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 12, "tickCount": 5},
-    "legend": {"orient": "top", "direction": "vertical", "title": None, "labelColor": INK, "labelFontSize": 12,
-               "labelLimit": 480},
+    "legend": {"orient": "top", "direction": "vertical", "title": None, "titleColor": INK, "labelColor": INK,
+               "labelFontSize": 12,
+               "labelLimit": 480, "symbolBaseFillColor": INK, "symbolBaseStrokeColor": INK},
 }  # fmt: skip
 
 
@@ -46,9 +49,10 @@ def names(comparison: Comparison) -> list[str]:
     return [f"group {i}" for i in range(1, len(comparison.groups) + 1)]
 
 
-def colour(group: int) -> str:
-    """Returns the colour of a group, by its position."""
-    return CURVES[group % len(CURVES)]
+def look(group: int) -> tuple[str, str, str]:
+    """Returns a group's colour, glyph and dash by its position: 21 groups are told apart without their numbers."""
+    turn = group // len(CURVES) % len(GLYPHS)
+    return CURVES[group % len(CURVES)], GLYPHS[turn], list(DASHES)[turn]
 
 
 def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
@@ -58,7 +62,7 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     if metric is None or rate is None:
         return None
     values = [
-        {"x": x * rate.factor, "y": y * metric.factor, "group": label}
+        {"x": x * rate.factor, "y": y * metric.factor, "group": label, "number": label.split()[-1]}
         for group, label in zip(comparison.groups, names(comparison), strict=True)
         for run in group.runs
         if run.status == "done"
@@ -69,8 +73,8 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
         return None
     axes = {"x": number_axis("x", header(rate)), "y": number_axis("y", plain(header(metric)))}
     mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
-    encoding = {**axes, "color": _colour(comparison)}
-    return {"height": 260, "data": {"values": values}, "mark": mark, "encoding": encoding}
+    points = {"mark": mark, "encoding": {**axes, **_look(comparison, "shape")}}
+    return {"height": 260, "data": {"values": values}, "layer": [points, *_numbers(comparison, values, axes)]}
 
 
 def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -140,11 +144,17 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
     y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
     if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
         y["scale"] = {"type": "log", "nice": False}
+    axes = {"x": number_axis("x", plain(title)), "y": y}
+    lines = {
+        "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
+        "encoding": {**axes, **_look(comparison, "strokeDash"), "detail": {"field": "run", "type": "nominal"}},
+    }
+    ends = {each["run"]: {**each, "number": each["group"].split()[-1]} for each in values}
     return {
-        "height": 220, "data": {"values": values}, "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
-        "encoding": {"x": number_axis("x", plain(title)), "y": y, "color": _colour(comparison),
-                     "detail": {"field": "run", "type": "nominal"}},
-    }  # fmt: skip
+        "height": 220,
+        "data": {"values": values},
+        "layer": [lines, *_numbers(comparison, list(ends.values()), axes)],
+    }
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -161,7 +171,29 @@ def number_axis(field: str, title: str) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}}
 
 
+def _numbers(
+    comparison: Comparison, values: Sequence[Mapping[str, Any]], axes: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the groups' numbers beside these points, where colours alone do not tell the groups apart."""
+    if len(comparison.groups) <= len(CURVES):
+        return []
+    mark = {"type": "text", "align": "left", "dx": 6, "fontSize": 10, "color": INK}
+    encoding = {**axes, "text": {"field": "number", "type": "nominal"}}
+    return [{"data": {"values": list(values)}, "mark": mark, "encoding": encoding}]
+
+
+def _look(comparison: Comparison, channel: str) -> dict[str, Any]:
+    """Returns the encoding of the groups by their colour, and by shape ('shape') or dash ('strokeDash')."""
+    known = names(comparison)
+    looks = {"shape": list(SHAPES[: len(GLYPHS)]), "strokeDash": list(DASHES.values())}[channel]
+    scale = {"domain": known, "range": [looks[i // len(CURVES) % len(looks)] for i in range(len(known))]}
+    return {
+        "color": _colour(comparison),
+        channel: {"field": "group", "type": "nominal", "scale": scale, "legend": None},
+    }
+
+
 def _colour(comparison: Comparison) -> dict[str, Any]:
     known = names(comparison)
-    scale = {"domain": known, "range": [colour(i) for i in range(len(known))]}
+    scale = {"domain": known, "range": [look(i)[0] for i in range(len(known))]}
     return {"field": "group", "type": "nominal", "scale": scale, "legend": None}

@@ -21,6 +21,7 @@ from src.report.compare.text import (
     key_table,
     result,
     spread,
+    upright,
 )
 from src.report.compare.varied import responses
 from src.report.compare.varied_charts import axis_spec, parallel_spec
@@ -32,6 +33,7 @@ POINTS = (  # what is shown, its horizontal and its vertical quantity
     ("Peak memory over rate", RATES, "mem"),
     ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
 )
+BLACK = "#000000"  # of a group; white in the dark
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
 @media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--note:#33290f}}
@@ -50,10 +52,14 @@ figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:a
 figure.long{max-width:54rem;overflow-x:auto}figure.long svg{min-width:36rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
-.key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
-border:1px solid var(--faint);print-color-adjust:exact}
+.key{list-style:none;padding:0}.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
+text-align:center;border-bottom:3px solid;print-color-adjust:exact}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
-@media print{body{max-width:none}figure,tr{break-inside:avoid}.wide{overflow:visible}td,th{white-space:normal}}
+@media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;
+--back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
+h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
+table{font-size:.6rem}th,td{padding:.15rem .3rem}
+th,td.text{white-space:normal;min-width:0}}
 """
 
 
@@ -199,11 +205,12 @@ def _pictures(comparison: Comparison) -> str:
 
 
 def _key(comparison: Comparison) -> str:
-    """Returns the key of all charts: the colour and the whole name of each group."""
-    lines = [
-        f'<li><span style="background:{charts.colour(i)}"></span>{label}: {_text(group.name)}</li>'
-        for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True))
-    ]
+    """Returns the key of all charts: colour, point, line and whole name of each group."""
+    lines = []
+    for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True)):
+        colour, glyph, dash = charts.look(i)
+        style = f"color:{'var(--ink)' if colour == BLACK else colour};border-bottom-style:{dash}"
+        lines.append(f'<li><span aria-hidden="true" style="{style}">{glyph}</span>{label}: {_text(group.name)}</li>')
     return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
 
 
@@ -233,14 +240,16 @@ def _figures(comparison: Comparison) -> str:
             moved = change(own, base.estimates.get(each.name))
             line.append("/" if own is None else spread(own, each) + (f" ({moved})" if moved != "/" else ""))
         lines.append(line)
-    return f"<h2>Other figures</h2>{_table(lines, 1, f'{LEGEND} In parentheses: difference from the first group.')}"
+    table = _table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
+    return f"<h2>Other figures</h2>{table}"
 
 
 def _ends(comparison: Comparison) -> list[str]:
     parts = []
     for name, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
-            table = _table(key_table(comparison, keys), len(comparison.groups) + 1, "Keys that the groups differ in.")
+            lines = key_table(comparison, keys)
+            table = _table(lines, len(lines[0]), "Keys that the groups differ in.")
             parts.append(f"<h2>{name}: what differs</h2>{table}")
     runs = [
         f"<li>{_text(group.name)}: {_text(run.source)}"

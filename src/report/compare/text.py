@@ -37,10 +37,8 @@ def markdown(comparison: Comparison) -> str:
         parts += ["## Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)]
     for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
-            parts += [
-                f"## {title}: what differs",
-                _markdown_table(key_table(comparison, keys), len(comparison.groups) + 1),
-            ]
+            lines = key_table(comparison, keys)
+            parts += [f"## {title}: what differs", _markdown_table(lines, len(lines[0]))]
     sources = [f"- {group.name}: {', '.join(run.source for run in group.runs)}" for group in comparison.groups]
     return "\n\n".join([*parts, "## Runs", "\n".join(sources)]) + "\n"
 
@@ -157,8 +155,18 @@ def change(estimate: Estimate | None, base: Estimate | None) -> str:
 
 
 def key_table(comparison: Comparison, keys: Sequence[Difference]) -> list[list[str]]:
-    """Returns a line for each key with its value in each group, headers first."""
-    return [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
+    """Returns a table of each key's value in each group, headers first."""
+    return upright(
+        [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
+    )
+
+
+def upright(lines: list[list[str]]) -> list[list[str]]:
+    """Returns a table with a column for each group, the same with a line for each where there are more groups."""
+    groups, others = len(lines[0]) - 1, len(lines) - 1
+    if groups <= max(others, 3):
+        return lines
+    return [["group", *(line[0] for line in lines[1:])], *map(list, list(zip(*lines, strict=True))[1:])]
 
 
 def _cell(group: Group, quantity: Quantity) -> str:
