@@ -246,6 +246,7 @@ def test_a_regression_ends_with_exit_code_1_and_names_the_figure(
     ("options", "message"),
     [
         (["--fail-below", "0.9"], "--fail-below needs --against"),
+        (["--interactive", "--format", "csv"], "--interactive needs --format html"),
         (["--against", "RUN", "--fail-below", "2"], "'2' is not a ratio"),
         (["--against", "RUN", "--format", "latex"], "--against has no latex"),
     ],

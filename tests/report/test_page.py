@@ -4,6 +4,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,20 @@ def test_step_times_are_drawn_from_their_percentiles(tmp_path: Path, trained: Re
     comparison = compare(load(records(tmp_path, trained, case)))
     assert comparison.groups[0].percentiles == {"p50": 0.05, "p90": 0.051, "p99": 0.061}
     assert "batch_size=512: p50 50 ms, p90 51 ms, p99 61 ms" in page(comparison)
+
+
+def test_an_interactive_page_has_one_script_which_its_policy_names(tmp_path: Path, trained: Record, case: Case) -> None:
+    hostile = replace(case, model=HOSTILE, precision=HOSTILE)
+    history = [{"step": step, "val_</script><script>alert(1)<!--": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]
+    paths = records(tmp_path, trained, hostile, history=history)
+    written = page(compare(load(paths), published=False), interactive=True)
+    [script] = re.findall(r"<script>(.*?)</script>", written, re.DOTALL)
+    assert written.count("<script") == 1 and "<!--" not in script and "val_" in script
+    found = Page(written)
+    [policy] = [each["content"] for tag, each in found.tags if tag == "meta" and "http-equiv" in each]
+    assert policy is not None
+    assert policy.endswith(f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'")
+    assert "unsafe-eval" not in policy
 
 
 def test_the_page_needs_no_network_and_is_the_same_when_built_again(

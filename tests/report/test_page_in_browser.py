@@ -1,6 +1,7 @@
 """The HTML page of a comparison in a real headless Chromium: layout, contrast, network and complaints."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ LOOK = """(() => {
   };
 })()"""
 
+STATIC = "document.querySelectorAll('figure > svg').length"
+FRAME = "new Promise(requestAnimationFrame)"
+DRAWN = f"(async () => {{ while ({STATIC}) await {FRAME} }})()"
+POINT = """(selector => {
+  const box = document.querySelector(selector).getBoundingClientRect();
+  return {x: box.x + box.width / 2, y: box.y + box.height / 2};
+})"""
+
 
 @pytest.fixture
 def sweep(tmp_path: Path, trained: Record, case: Case) -> Path:
@@ -78,3 +87,43 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
         assert look["overflow"] <= 0 and look["hidden"] == 0 and look["faint"] == [] and look["scripts"] == 0
         assert look["svgs"] > 10 and look["dark"] == (scheme == "dark" and media == "screen")
     assert set(browser.requested) == {file.as_uri()} and browser.complaints == []
+
+
+def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javascript(
+    sweep: Path, tmp_path: Path
+) -> None:
+    file, chart = tmp_path / "page.html", "#chart-0 .vega-embed"
+    assert main(["compare", str(sweep), "--format", "html", "--interactive", "--output", str(file)]) == 0
+
+    async def try_out() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        async with tab() as browser:
+            await browser.look(1280)
+            await browser.goto(file)
+            await browser.value(DRAWN)
+            found["static"] = await browser.value(STATIC)
+            found["charts"] = await browser.value("document.querySelectorAll('.vega-embed svg').length")
+            await browser.value("document.querySelector('#chart-0').scrollIntoView()")
+            at = await browser.value(f"{POINT}('{chart} .mark-symbol path[aria-roledescription=point]')")
+            await browser.send("Input.dispatchMouseEvent", type="mouseMoved", **at)
+            found["tooltip"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
+            labels = f"document.querySelector('{chart}').textContent"
+            before, wheel = await browser.value(labels), {"type": "mouseWheel", "deltaX": 0, "deltaY": -300, **at}
+            await browser.send("Input.dispatchMouseEvent", **wheel, modifiers=8)  # Shift
+            await browser.value(f"(async () => {{ while ({labels} == {json.dumps(before)}) await {FRAME} }})()")
+            zoomed = await browser.value(labels)
+            await browser.send("Input.dispatchMouseEvent", **wheel)  # the wheel alone scrolls the page
+            await browser.value(FRAME)
+            found["zoomed again"] = await browser.value(labels) != zoomed
+            found["asked for"], found["complaints"] = set(browser.requested), list(browser.complaints)
+            await browser.send("Emulation.setScriptExecutionDisabled", value=True)
+            await browser.goto(file)
+            found["without"] = await browser.value(f"[{STATIC}, document.querySelectorAll('.vega-embed').length]")
+        return found
+
+    found = asyncio.run(try_out())
+    assert found["static"] == 0 and found["charts"] > 10
+    assert "nuv" in found["tooltip"] and "hp.batch_size" in found["tooltip"]
+    assert not found["zoomed again"]
+    assert found["asked for"] == {file.as_uri()} and found["complaints"] == []
+    assert found["without"] == [found["charts"], 0]

@@ -12,6 +12,7 @@ from src.report.phases import TITLES
 from src.system.colours import CURVES
 from src.system.colours import PHASES as PHASE_COLOURS
 
+VL_VERSION = "5.20"
 INK, GRID = "#222222", "#e6e6e6"  # the page's style replaces them in the dark
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
@@ -34,14 +35,18 @@ def plain(text: str) -> str:
     return NOT_TEXT.sub("\ufffd", text)
 
 
+def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the spec with its schema, the usual width and the page's look."""
+    return {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
+
+
 def svg(spec: Mapping[str, Any]) -> str:
     """Returns the SVG of a spec. Raises UserError without vl-convert-python."""
     try:
         import vl_convert
     except ImportError:
         raise UserError("the HTML page needs vl-convert-python: pip install 'reprise[reports]'") from None
-    chart = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
-    return vl_convert.vegalite_to_svg(chart, vl_version="5.20", allowed_base_urls=[])
+    return vl_convert.vegalite_to_svg(complete(spec), vl_version=VL_VERSION, allowed_base_urls=[])
 
 
 def names(comparison: Comparison) -> list[str]:

@@ -3,11 +3,13 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from src.report.compare import charts
-from src.report.compare.quantities import RATES
+from src.report.compare.drawn import Chart, measured, varied
+from src.report.compare.interactive import HELP, script
 from src.report.compare.structure import Comparison
 from src.report.compare.text import (
     INTERVALS,
@@ -23,16 +25,10 @@ from src.report.compare.text import (
     spread,
     upright,
 )
-from src.report.compare.varied import responses
-from src.report.compare.varied_charts import axis_spec, parallel_spec
 from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-POINTS = (  # what is shown, its horizontal and its vertical quantity
-    ("Final metric over rate", RATES, "metric"),
-    ("Peak memory over rate", RATES, "mem"),
-    ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
-)
+NO_SCRIPT = "Without JavaScript the charts are static images."
 BLACK = "#000000"  # of a group; white in the dark
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
@@ -49,8 +45,10 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;w
 .text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
 figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
+figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
 figure.long{max-width:54rem;overflow-x:auto}figure.long svg{min-width:36rem}
-svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
+svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
+svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
 .key{list-style:none;padding:0}.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
 text-align:center;border-bottom:3px solid;print-color-adjust:exact}
@@ -63,22 +61,33 @@ th,td.text{white-space:normal;min-width:0}}
 """
 
 
-def page(comparison: Comparison) -> str:
-    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed."""
-    title = _text(comparison.title)
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>"
-    )
-    best = best_line(comparison)
+def page(comparison: Comparison, interactive: bool = False) -> str:
+    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed.
+
+    Args:
+        interactive: whether charts get tooltips and zoom by a script in the file, which is 0.9 MB larger.
+    """
+    title, best = _text(comparison.title), best_line(comparison)
+    above, below = varied(comparison), measured(comparison)
     parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
     parts.append(f"<p><code>{_text(runs)}</code></p>" if (runs := best_runs(comparison)) else "")
     if comparison.warnings:
         parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
-    parts += [_result(comparison), _failures(comparison), _varied(comparison), _published(comparison)]
-    parts += [_charts(comparison), _pictures(comparison), _figures(comparison), *_ends(comparison)]
+    parts += [_result(comparison), _failures(comparison), _charts(above, 0), _published(comparison)]
+    parts += [_key(comparison) if below and len(comparison.groups) > 1 else "", _charts(below, len(above))]
+    parts += [_pictures(comparison), _figures(comparison), *_ends(comparison)]
+    policy = POLICY
+    if interactive:
+        text, allowed = script([chart.spec for chart in (*above, *below)])
+        policy = f"{POLICY}; script-src {allowed}"
+        parts += [f"<noscript><p>{NO_SCRIPT}</p></noscript>", f"<script>{text}</script>"]
+        parts.insert(1, f"<p>{HELP}</p>")
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head>"
+    )
     body = "\n".join(filter(None, parts))
     return f"{head}<body><main>{body}</main></body></html>\n"
 
@@ -97,28 +106,6 @@ def _failures(comparison: Comparison) -> str:
     lines = [[each.varied, each.status, each.reason, each.source] for each in comparison.failures]
     table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
     return f"<h2>Not done</h2>{table}"
-
-
-def _varied(comparison: Comparison) -> str:
-    """Returns the charts of what the groups vary: parallel coordinates, and final metric and rate over each key."""
-    described = "; ".join(
-        f"{group.name}: " + ", ".join(f"{each.title} {spread(group.estimates[each.name], each)}" for each in shown)
-        for group in comparison.groups
-        if (shown := [each for each in responses(comparison.quantities) if each.name in group.estimates])
-    )
-    found = [
-        (f"{quantity.title} over {axis.key}", spec)
-        for axis in comparison.axes
-        for quantity in responses(comparison.quantities)
-        if (spec := axis_spec(comparison, axis, quantity))
-    ]
-    parts = []
-    if found and (spec := parallel_spec(comparison)):
-        name = "All keys and figures, a line for each group"
-        name += ", the best one thick" if comparison.best is not None else ""
-        name += "; grey and dashed: not done" if any(not group.done for group in comparison.groups) else ""
-        parts.append(f'<figure class="long" tabindex="0"><h3>{name}</h3>{_svg(spec, name, described)}</figure>')
-    return f"{_section('What was varied', found, described)}{''.join(parts)}" if found else ""
 
 
 def _published(comparison: Comparison) -> str:
@@ -152,40 +139,6 @@ def _sources(comparison: Comparison) -> str:
     return f"<h3>Sources</h3><ul>{''.join(lines)}</ul>" if lines else ""
 
 
-def _charts(comparison: Comparison) -> str:
-    result_lines, _ = result(comparison)
-    figures = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in zip(result_lines[0], line, strict=True) if value != "/")
-        for line in result_lines[1:]
-    )
-    parts = []
-    points = [(name, spec) for name, over, y in POINTS if (spec := charts.runs_spec(comparison, over, y))]
-    if points:
-        parts.append(_section("Speed, accuracy and memory, a point for each run", points, figures))
-    if spec := charts.phases_spec(comparison):
-        seconds = "; ".join(
-            f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)
-            for group in comparison.groups
-        )
-        parts.append(_section("Phases", [("Mean seconds of each phase, a bar for each group", spec)], seconds))
-    if spec := charts.times_spec(comparison):
-        times = "; ".join(
-            f"{group.name}: " + ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in group.percentiles.items())
-            for group in comparison.groups
-        )
-        what = "steady steps" if comparison.kind == "train" else "batches"
-        name = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
-        parts.append(_section("Step times" if comparison.kind == "train" else "Latency", [(name, spec)], times))
-    found = [
-        (f"{metric} over {over}", spec)
-        for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
-        for over in ("samples", "seconds")
-        if (spec := charts.curve_spec(comparison, metric, over))
-    ]
-    parts += [_section("Curves", found, figures)] if found else []
-    return "".join([_key(comparison) if parts and len(comparison.groups) > 1 else "", *parts])
-
-
 def _pictures(comparison: Comparison) -> str:
     """Returns the models' own pictures, embedded, each with its group and run."""
     drawn = []
@@ -214,9 +167,21 @@ def _key(comparison: Comparison) -> str:
     return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
 
 
-def _section(title: str, found: Sequence[tuple[str, Mapping[str, Any]]], description: str) -> str:
-    drawn = "".join(f"<figure><h3>{_text(name)}</h3>{_svg(spec, name, description)}</figure>" for name, spec in found)
-    return f'<h2>{title}</h2><div class="charts">{drawn}</div>'
+def _charts(found: Sequence[Chart], first: int) -> str:
+    """Returns the sections of charts, whose numbers begin at `first`."""
+    parts = []
+    for section, group in groupby(enumerate(found, first), lambda each: each[1].section):
+        members = list(group)
+        narrow = "".join(_figure(i, chart) for i, chart in members if not chart.is_wide)
+        wide = "".join(_figure(i, chart) for i, chart in members if chart.is_wide)
+        parts.append(f'<h2>{_text(section)}</h2><div class="charts">{narrow}</div>{wide}')
+    return "".join(parts)
+
+
+def _figure(number: int, chart: Chart) -> str:
+    wide = ' class="long" tabindex="0"' if chart.is_wide else ""
+    image = _svg(chart.spec, chart.title, chart.words)
+    return f'<figure id="chart-{number}"{wide}><h3>{_text(chart.title)}</h3>{image}</figure>'
 
 
 def _svg(spec: Mapping[str, Any], title: str, description: str) -> str:

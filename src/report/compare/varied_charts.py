@@ -87,7 +87,7 @@ def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[
     judged = comparison.metric or (comparison.quantities[0].name if comparison.quantities else "")
     means = [group.estimates[judged].mean if judged in group.estimates else None for group in comparison.groups]
     rows = [
-        {"axis": title, "place": place, "group": i, "value": means[i]}
+        {"axis": title, "place": place, "group": i, "value": means[i], "name": plain(comparison.groups[i].name)}
         for title, each in zip(titles, comparison.parallel, strict=True)
         for i, place in enumerate(each.places)
         if place is not None
@@ -104,8 +104,9 @@ def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mappi
     if not rows:
         return {}
     mark = {"type": "line", "strokeWidth": 1.5, "point": False, **style}
-    detail = {"field": "group", "type": "nominal"}
-    return {"data": {"values": rows}, "mark": mark, "encoding": {"x": x, "y": y, "color": colour, "detail": detail}}
+    told = [{"field": "name", "title": "group"}, {"field": "value", "title": colour.get("title", "value")}]
+    encoding = {"x": x, "y": y, "color": colour, "detail": {"field": "group", "type": "nominal"}, "tooltip": told}
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
 
 
 def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""The script of an interactive page: Vega and the charts' specs, which replace the static images in a browser.
+
+Vega evaluates expressions by its interpreter, so the page's policy allows this one script by its hash and no `eval`.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from src.report.compare.charts import VL_VERSION, complete
+
+HELP = "Point at a mark for its values. Zoom with Shift and the wheel, drag to move, double-click to go back."
+# An image is replaced only when its chart is drawn: where that fails it stays.
+DRAW = """
+for (const [i, spec] of SPECS.entries()) {
+  const figure = document.getElementById(`chart-${i}`), image = figure.querySelector("svg");
+  const view = document.createElement("div");
+  view.setAttribute("role", "img");
+  view.setAttribute("aria-label", image.getAttribute("aria-label"));
+  spec.width = Math.max(figure.clientWidth, figure.classList.contains("long") ? 576 : 0);
+  spec.autosize = {type: "fit-x", contains: "padding"};
+  figure.append(view);
+  vegaEmbed(view, spec, {renderer: "svg", actions: false, ast: true})
+    .then(() => image.remove())
+    .catch(error => { view.remove(); console.error(error); });
+}
+"""
+ZOOM = {
+    "name": "zoom",
+    "select": {
+        "type": "interval", "zoom": "wheel![event.shiftKey]",
+        "translate": "[mousedown, window:mouseup] > window:mousemove!",
+    },
+    "bind": "scales",
+}  # fmt: skip
+
+
+def script(specs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns the text of the page's script, and its hash as the page's policy names it."""
+    import vl_convert
+
+    data = json.dumps([_interactive(complete(spec)) for spec in specs]).replace(
+        "<", "\\u003c"
+    )  # no text ends the script
+    bundle = vl_convert.javascript_bundle(DRAW, vl_version=VL_VERSION)  # minified: it would put "<" back into the data
+    text = f"const SPECS={data};\n{bundle}".replace("</script", "<\\/script").replace("\r\n", "\n")
+    return text, f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _interactive(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the spec with tooltips, and with zoom where both axes are numbers."""
+    layers = [_with_tooltip(layer) for layer in spec.get("layer", ())]
+    found = {**spec, "layer": layers} if layers else _with_tooltip(spec)
+    encoding = (layers[0] if layers else found)["encoding"]
+    if all(encoding[axis].get("type") == "quantitative" for axis in ("x", "y")):
+        (layers[0] if layers else found)["params"] = [ZOOM]
+    return found
+
+
+def _with_tooltip(view: Mapping[str, Any]) -> dict[str, Any]:
+    given = view["mark"]
+    mark = {**(given if isinstance(given, Mapping) else {"type": given}), "tooltip": True}
+    if mark["type"] == "line" and not mark.get("point"):
+        mark["point"] = {"opacity": 0, "size": 120, "tooltip": True}  # a line itself has no values to point at
+    return {**view, "mark": mark}
