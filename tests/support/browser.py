@@ -1,10 +1,13 @@
 """A headless Chromium, driven by its DevTools protocol, to look at pages as readers do."""
 
 import asyncio
+import base64
+import io
 import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from PIL import Image
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60
@@ -108,3 +112,19 @@ async def tab() -> AsyncIterator[Tab]:
         finally:
             process.kill()
             await process.wait()
+
+
+async def screenshot(page: Path, output: Path, width: int, height: int, scheme: str = "light") -> None:
+    """Writes the upper `height` pixels of a page in a window of that width, as a PNG of 200 colours."""
+    async with tab() as browser:
+        await browser.look(width, scheme)
+        await browser.goto(page)
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        taken = await browser.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+    picture = Image.open(io.BytesIO(base64.b64decode(taken["data"])))
+    picture.convert("RGB").quantize(200, dither=Image.Dither.NONE).save(output, optimize=True)
+
+
+if __name__ == "__main__":  # python -m tests.support.browser PAGE PNG WIDTH HEIGHT [light|dark]
+    given = sys.argv[1:]
+    asyncio.run(screenshot(Path(given[0]), Path(given[1]), int(given[2]), int(given[3]), *given[4:]))

@@ -42,7 +42,8 @@ h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2rem 0 .5rem}h3
 caption{text-align:left;color:var(--faint);padding:.25rem 0}
 caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,calc(100vw - 2rem))}
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
-.text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
+.text{text-align:left}td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
+td.text:first-child{min-width:min(17rem,40vw)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
 figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
 figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
@@ -57,7 +58,7 @@ a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 --back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
 h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
 table{font-size:.6rem}th,td{padding:.15rem .3rem}
-th,td.text{white-space:normal;min-width:0}}
+th,td.text,td.text:first-child{white-space:normal;min-width:0}}
 """
 
 
@@ -114,7 +115,9 @@ def _published(comparison: Comparison) -> str:
     lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
     caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
     listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-    kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
+    known = [sum(line[i] != "/" for line in lines[1:]) for i in range(len(lines[0]) - 1)]
+    # what most rows report is in view without scrolling
+    kept = [0, 1, 2, *sorted((i for i in range(3, len(known)) if known[i]), key=lambda i: -known[i])]
     lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
     return "".join(
         [
