@@ -17,7 +17,8 @@ case $what in
     "$python" report.py stability "$records"/distilbert_minilm_seed_*.json --output "$out/distilbert_seeds.md"
     ;;
   sweep)
-    "$python" train.py -m experiment=mobilenet_quick datamodule.image_size=32 fit.max_epochs=3 \
+    # one thread: several would wait for each other on shared cores
+    OMP_NUM_THREADS=1 "$python" train.py -m experiment=mobilenet_quick datamodule.image_size=32 fit.max_epochs=3 \
       hp.batch_size=16,32 hp.lr=0.01,0.03,0.1 seed=1,2,3 sweep.parallel=1 hydra.sweep.dir=outputs/mobilenet_sweep
     page mobilenet_sweep outputs/mobilenet_sweep --no-published
     ;;
