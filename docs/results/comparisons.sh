@@ -21,6 +21,7 @@ case $what in
     OMP_NUM_THREADS=1 "$python" train.py -m experiment=mobilenet_quick datamodule.image_size=32 fit.max_epochs=3 \
       hp.batch_size=16,32 hp.lr=0.01,0.03,0.1 seed=1,2,3 sweep.parallel=1 hydra.sweep.dir=outputs/mobilenet_sweep
     page mobilenet_sweep outputs/mobilenet_sweep --no-published
+    if [ -f "$out/mobilenet_sweep.html" ]; then sed -i "s#$PWD/##g" "$out/mobilenet_sweep.html"; fi
     ;;
   screenshots)
     "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_wide.png" 1280 2440
