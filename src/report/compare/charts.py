@@ -6,6 +6,7 @@ from typing import Any
 
 from src.errors import UserError
 from src.measure.phases import PHASES
+from src.report.axes import unit_of, wants_log
 from src.report.compare.structure import Comparison, Curve
 from src.report.compare.text import header
 from src.report.phases import TITLES
@@ -21,7 +22,6 @@ DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names fo
 SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of a mark, for readers of the screen
 PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
 LONG = re.compile(r"(\d\.\d\d)\d+")
-SPREAD = 5.0  # values above this multiple of the middle one put all on a log axis
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None},
@@ -149,10 +149,9 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
     if len(values) <= len({each["run"] for each in values}):
         return None
     title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
-    unit = f"{comparison.unit}/s" if metric.endswith("_per_s") else ""
-    heights = [each["y"] for each in values]
+    unit = unit_of(metric, comparison.unit)
     y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
-    if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
+    if wants_log([each["y"] for each in values]):
         y["scale"] = {"type": "log", "nice": False}
     axes = {"x": number_axis("x", plain(title)), "y": y}
     lines = {
@@ -165,11 +164,6 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
         "data": {"values": values},
         "layer": [lines, *_numbers(comparison, list(ends.values()), axes)],
     }
-
-
-def _middle(values: Sequence[float]) -> float:
-    """Returns the middle one of the sorted values, which a log axis is chosen by."""
-    return sorted(values)[len(values) // 2]
 
 
 def _places(curve: Curve, over: str) -> Sequence[float | None]:
