@@ -15,7 +15,7 @@ from src.report.compare import charts
 from src.report.compare.build import compare
 from src.report.compare.text import change, spread
 from src.report.load import load
-from src.report.record import Case, Record, RunError, write_record
+from src.report.record import Case, Record, RunError, Steady, write_record
 
 pytest.importorskip("vl_convert")
 from src.report.compare.page import page
@@ -121,6 +121,22 @@ def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Recor
     assert sorted(int(each["number"]) for each in numbers["data"]["values"]) == [*range(1, 17)]
     written = page(comparison)
     assert 'border-bottom-style:dotted">▲</span>group 15: batch_size=' in written and written.count("<figure") > 2
+
+
+def test_runs_on_several_devices_are_drawn_over_those_on_one(tmp_path: Path, trained: Record, case: Case) -> None:
+    for devices, rate in ((1, 10_000.0), (2, 19_000.0), (4, 36_000.0)):
+        record = replace(
+            trained, case=replace(case, trainer=f"1x{devices}"), ranks=devices, steady=Steady(p_train=rate)
+        )  # fmt: skip
+        write_record(record, tmp_path / str(devices) / "result.json")
+    comparison = compare(load([tmp_path]))
+    own = [(point.devices, point.efficiency) for point in comparison.scaling if not point.is_published]
+    assert own == [(2, 0.95), (4, 0.9)]
+    assert {point.source for point in comparison.scaling if point.is_published} > set()
+    written = page(comparison)
+    assert "Weak scaling: speed-up per device at a fixed batch per device; grey: published rows" in written
+    assert "H200 1x4, amp, batch 512 per device: 90.0% on 4 devices" in written
+    assert "Scaling" not in page(compare(load([tmp_path / "1"])))
 
 
 def test_links_lead_to_publications_by_https_alone(tmp_path: Path, trained: Record, case: Case) -> None:

@@ -15,6 +15,7 @@ from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.rows import published_rows
+from src.report.scaling import Point, published_points, speed_ups
 
 Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
@@ -67,6 +68,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         published=published_rows(done) if published and done else [],
         axes=varied,
         parallel=parallel(varied, groups, known),
+        scaling=_scaling(runs, published),
         pictures=drawn,
         left_out=left_out,
     )
@@ -211,6 +213,12 @@ def _mean_percentiles(records: Sequence[Record]) -> dict[str, float]:
     times = [record.steady.step_time_s if record.steady else record.latency_s for record in records]
     every = {name: [own for each in times if (own := getattr(each, name, None)) is not None] for name in PERCENTILES}
     return {name: fmean(values) for name, values in every.items() if values}
+
+
+def _scaling(runs: Runs, published: bool) -> list[Point]:
+    own = speed_ups([(source, record) for source, record in runs if record.status == "done"])
+    models = list(dict.fromkeys(point.model for point in own))
+    return own + [point for model in models if published for point in published_points(model)]
 
 
 def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve]:

@@ -9,13 +9,18 @@ from src.report.compare.quantities import RATES
 from src.report.compare.structure import Comparison
 from src.report.compare.text import result, spread
 from src.report.compare.varied import responses
-from src.report.compare.varied_charts import axis_spec, parallel_spec
+from src.report.compare.varied_charts import axis_spec, parallel_spec, scaling_spec
+from src.report.scaling import Kind
 
 POINTS = (  # what is shown, its horizontal and its vertical quantity
     ("Final metric over rate", RATES, "metric"),
     ("Peak memory over rate", RATES, "mem"),
     ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
 )
+SCALING: Mapping[Kind, str] = {
+    "weak": "Weak scaling: speed-up per device at a fixed batch per device",
+    "strong": "Strong scaling: speed-up per device at a fixed global batch",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,12 @@ def measured(comparison: Comparison) -> list[Chart]:
         section, what = ("Step times", "steady steps") if comparison.kind == "train" else ("Latency", "batches")
         title = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
         found.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
+    grey = "; grey: published rows" if any(point.is_published for point in comparison.scaling) else ""
+    found += [
+        Chart(section="Scaling", title=f"{title}{grey}", spec=spec, words=_efficiencies(comparison, kind))
+        for kind, title in SCALING.items()
+        if (spec := scaling_spec(comparison, kind))
+    ]
     return found + [
         Chart(section="Curves", title=f"{metric} over {over}", spec=spec, words=words)
         for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
@@ -90,4 +101,13 @@ def _percentiles(comparison: Comparison) -> str:
     return "; ".join(
         f"{group.name}: " + ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in group.percentiles.items())
         for group in comparison.groups
+    )
+
+
+def _efficiencies(comparison: Comparison, kind: Kind) -> str:
+    return "; ".join(
+        f"{'published ' if point.is_published else ''}{point.config}, {point.precision}, batch {point.batch}: "
+        f"{point.efficiency:.1%} on {point.devices} devices"
+        for point in comparison.scaling
+        if point.kind == kind
     )

@@ -47,7 +47,7 @@ td.text:first-child{min-width:min(17rem,40vw)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
 figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
 figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
-figure.long{max-width:54rem;overflow-x:auto}figure.long svg{min-width:36rem}
+figure.long{max-width:54rem;overflow-x:auto}figure.long svg{width:auto;min-width:36rem;max-width:54rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
 svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}

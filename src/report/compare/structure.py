@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from src.report.record import Case, Figure
 from src.report.rows import Row
+from src.report.scaling import Point
 
 Direction = Literal["max", "min"]
 
@@ -169,6 +170,7 @@ class Comparison:
         published: rows to compare with, as printed and corrected.
         best: the group with the best mean of the metric; None where there is none to compare.
         axes: the keys that three or more groups vary.
+        scaling: speed-ups of runs on several devices over those on one, then published ones.
         pictures, left_out: the models' own pictures, and the files of those that are too large or too many.
         parallel: these and the figures as parallel coordinates, where several keys are varied.
     """
@@ -190,6 +192,7 @@ class Comparison:
     published: Sequence[Row] = ()
     axes: Sequence[Axis] = ()
     parallel: Sequence[Coordinate] = ()
+    scaling: Sequence[Point] = ()
     pictures: Sequence[Picture] = ()
     left_out: Sequence[str] = ()
 

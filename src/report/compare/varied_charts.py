@@ -1,12 +1,13 @@
-"""The charts of varied keys: a figure against one key, and parallel coordinates. Vega-Lite specs as plain dicts."""
+"""The charts of varied keys and devices: a figure against one key, parallel coordinates, scaling; Vega-Lite specs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from src.report.compare.charts import INK, SHAPES, number_axis, plain
+from src.report.compare.charts import DASHES, INK, SHAPES, look, number_axis, plain
 from src.report.compare.structure import Axis, Comparison, Quantity
 from src.report.compare.text import header
 from src.report.compare.varied import LEVELS
+from src.report.scaling import Kind
 from src.system.colours import CURVES
 
 RAMP = ["#E69F00", "#0072B2"]  # least to greatest, told apart by colour-blind readers too, in light and dark
@@ -98,6 +99,40 @@ def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[
         for place, label in each.ticks
     ]
     return rows, ticks
+
+
+def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
+    """Returns the efficiencies over devices, a line for each case, published ones grey; None without own points."""
+    own: dict[str, list[dict[str, Any]]] = {}
+    published: list[dict[str, Any]] = []
+    for point in comparison.scaling:
+        name = plain(f"{point.config.split()[0]} {point.precision}, {point.batch}")
+        at = {"devices": point.devices, "efficiency": 100 * point.efficiency, "case": name}
+        if point.kind == kind and point.is_published:
+            published += [
+                {**at, "devices": 1, "efficiency": 100.0, "source": point.source},
+                {**at, "source": point.source},
+            ]
+        elif point.kind == kind:
+            own.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0}]).append(at)
+    if not own:
+        return None
+    rows = [row for line in own.values() for row in line]
+    devices = sorted({row["devices"] for row in (*rows, *published)})
+    x = {**number_axis("devices", "devices"), "scale": {"type": "log", "base": 2, "padding": 12, "nice": False},
+         "axis": {"values": devices, "labelExpr": "format(datum.value, '~g')"}}  # fmt: skip
+    y = number_axis("efficiency", "speed-up per device, %")
+    names, looks = list(own), [look(i) for i in range(len(own))]
+    scale = {"domain": names, "range": [colour for colour, _, _ in looks]}
+    dashes = {"domain": names, "range": [DASHES[dash] for _, _, dash in looks]}
+    colour = {"field": "case", "type": "nominal", "scale": scale}
+    dash = {"field": "case", "type": "nominal", "scale": dashes}
+    detail = [{"field": "case", "type": "nominal"}, {"field": "source", "type": "nominal"}]
+    grey = {"data": {"values": published}, "mark": {"type": "line", "strokeWidth": 1, "point": {"color": FAILED}},
+            "encoding": {"x": x, "y": y, "color": {"value": FAILED}, "detail": detail}}  # fmt: skip
+    line = {"data": {"values": rows}, "mark": {"type": "line", "point": True},
+            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash}}  # fmt: skip
+    return {"height": 260, "layer": [grey, line] if published else [line]}
 
 
 def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mapping[str, Any]) -> dict[str, Any]:
