@@ -108,6 +108,14 @@ def test_the_names_of_groups_have_the_keys_that_tell_them_apart_and_no_more(make
     assert names == ["batch_size=3 lr=1", "batch_size=4 lr=1", "batch_size=3 lr=2", "batch_size=4 lr=2"]
 
 
+def test_long_numbers_are_rounded_in_names_where_these_still_differ(make: Make) -> None:
+    def names(*rates: float) -> list[str]:
+        return [group.name for group in compared(*(make(f"{lr}", config={"hp.lr": lr}) for lr in rates)).groups]
+
+    assert names(0.00034471245580917, 0.0073) == ["lr=0.0003447", "lr=0.0073"]
+    assert names(0.00034471245580917, 0.00034471) == ["lr=0.00034471245580917", "lr=0.00034471"]
+
+
 def test_failed_runs_count_for_nothing_and_are_told_with_their_reason(make: Make) -> None:
     error = RunError(type="OutOfMemoryError", message="CUDA out of memory.\nTried")
     good, bad = make("good", seed=1, rate=10.0), make("bad", seed=2, rate=99.0, status="oom", error=error)
@@ -156,6 +164,15 @@ def test_varied_keys_are_axes_with_the_groups_places(make: Make, capsys: pytest.
     assert [(each.varied, each.reason) for each in found.failures] == [("batch_size=64 lr=0.01", "X: why")]
     assert f"hp.batch_size=16 hp.lr=0.01: {runs[1]}" in markdown(found)
     assert not compared(*runs[:2]).axes  # two groups have no course
+
+
+def test_many_values_of_a_key_stand_at_their_places(make: Make) -> None:
+    rates = [10.0**-i for i in range(10)]  # more than are labelled one by one
+    found = compared(*(make(f"r{i}", config={"hp.lr": lr, "hp.batch_size": i % 2}) for i, lr in enumerate(rates)))
+    lr = next(each for each in found.parallel if each.title == "hp.lr")
+    assert lr.places == pytest.approx([1 - i / 9 for i in range(10)])
+    assert [place for place, _ in lr.ticks] == [0, 0.25, 0.5, 0.75, 1] and lr.ticks[-1][1] == "1"
+    assert [each.places[0] for each in found.parallel if each.title == "nuv"] == [0.5]  # all are equal
 
 
 def test_time_and_samples_to_target_count_from_the_first_step(make: Make) -> None:

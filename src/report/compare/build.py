@@ -1,6 +1,6 @@
 """Builds the comparison of records: groups of seeds, their estimates, differences, warnings and curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,7 +10,7 @@ from src.report.compare.differences import differing, joined
 from src.report.compare.pictures import pictures
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
-from src.report.compare.varied import axes, parallel
+from src.report.compare.varied import as_number, axes, parallel
 from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
@@ -21,6 +21,7 @@ Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
 NAMES = {"train": "training", "predict": "prediction"}
 PERCENTILES = ("p50", "p90", "p95", "p99")
+LONG = 8  # characters of a number that stands in a name as it is
 NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
 
 
@@ -40,7 +41,8 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     members = _groups(runs)
     configs = [compared_config(group[0][1]) for group in members]
     config, partial = differing(configs)
-    groups = [_group(group, i, config) for i, group in enumerate(members)]
+    names = _names(config, len(members))
+    groups = [_group(group, i, config, names[i]) for i, group in enumerate(members)]
     known = [each for each in quantities(first) if any(each.name in group.estimates for group in groups)]
     groups = [_with_differences(group, groups[0]) for group in groups]
     metric = known[0] if known and known[0].name == "metric" else None
@@ -94,17 +96,16 @@ def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
     return list(found.values())
 
 
-def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
+def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -> Group:
     runs = [
         Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
             reason=_reason(record), command=str(record.environment.get("command") or ""))
         for source, record in members
     ]  # fmt: skip
     varied = {each.key: each.values[index] for each in config}
-    named = {each.key: varied[each.key] for each in naming(config)}
     case, done = members[0][1].case, [record for _, record in members if record.status == "done"]
     return Group(
-        name=_name(named) or f"{case.model}, {case.precision}",
+        name=name or f"{case.model}, {case.precision}",
         case=case,
         runs=runs,
         varied=varied,
@@ -114,8 +115,17 @@ def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
     )
 
 
-def _name(varied: Mapping[str, str]) -> str:
-    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+def _names(config: Sequence[Difference], count: int) -> list[str]:
+    """Returns the groups' names, of the values that tell them apart; long numbers are rounded if that still does."""
+    keys = [(each.key.rpartition(".")[2], each.values) for each in naming(config)]
+    full = [" ".join(f"{key}={values[i]}" for key, values in keys) for i in range(count)]
+    rounded = [" ".join(f"{key}={_rounded(values[i])}" for key, values in keys) for i in range(count)]
+    return rounded if len(set(rounded)) == len(set(full)) else full
+
+
+def _rounded(value: str) -> str:
+    number = as_number(value)
+    return value if number is None or len(value) <= LONG else f"{number:.4g}"
 
 
 def _with_differences(group: Group, base: Group) -> Group:

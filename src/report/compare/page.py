@@ -51,7 +51,8 @@ figure.long{max-width:54rem;overflow-x:auto}figure.long svg{width:auto;min-width
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
 svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
-.key{list-style:none;padding:0}.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
+.long text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
+.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
 text-align:center;border-bottom:3px solid;print-color-adjust:exact}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 @media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;

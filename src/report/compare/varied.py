@@ -48,7 +48,7 @@ def responses(known: Sequence[Quantity]) -> list[Quantity]:
 
 
 def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
-    numbers = [_number(value) for value in key.values]
+    numbers = [as_number(value) for value in key.values]
     known = [value for value in numbers if value is not None]
     lines = [
         " ".join(f"{each.key.rpartition('.')[2]}={value}" for each, value in zip(others, values, strict=True))
@@ -63,7 +63,7 @@ def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
     )
 
 
-def _number(value: str) -> float | None:
+def as_number(value: str) -> float | None:
     """Returns the number that a value is, as the config writes it; None for other values."""
     try:
         found = json.loads(value)

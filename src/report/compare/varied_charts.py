@@ -17,7 +17,8 @@ FAILED = "#999999"
 def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[str, Any] | None:
     """Returns a figure of each run over the key; lines join the means of groups that differ in this key alone.
 
-    None where fewer than two values of the key have the figure.
+    There are no lines where these would be more than the colours. None where fewer than two values of the key have the
+    figure.
     """
     where = axis.numbers if axis.numbers is not None else axis.labels
     runs, means = [], []
@@ -43,15 +44,11 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
     )
     detail = {"field": "line", "type": "nominal"}
     shape = {"field": "line", "type": "nominal", "scale": shapes} if named else {"value": "circle"}
-    return {
-        "height": 220,
-        "layer": [
-            {"data": {"values": means}, "mark": {"type": "line", "strokeWidth": 1.3, "opacity": 1 if named else 0.5},
-             "encoding": {"x": x, "y": y, "color": colour, "detail": detail}},
-            {"data": {"values": runs}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-             "encoding": {"x": x, "y": y, "color": colour, "shape": shape}},
-        ],
-    }  # fmt: skip
+    joined = {"data": {"values": means}, "mark": {"type": "line", "strokeWidth": 1.3},
+              "encoding": {"x": x, "y": y, "color": colour, "detail": detail}}  # fmt: skip
+    points = {"data": {"values": runs}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+              "encoding": {"x": x, "y": y, "color": colour, "shape": shape}}  # fmt: skip
+    return {"height": 220, "layer": [joined, points] if named or len(lines) == 1 else [points]}
 
 
 def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
