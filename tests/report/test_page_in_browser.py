@@ -44,6 +44,7 @@ LOOK = """(() => {
 })()"""
 
 STATIC = "document.querySelectorAll('figure > svg').length"
+HELP = "document.querySelector('#help').offsetHeight > 0"
 FRAME = "new Promise(requestAnimationFrame)"
 DRAWN = f"(async () => {{ while ({STATIC}) await {FRAME} }})()"
 POINT = """(selector => {
@@ -115,15 +116,18 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
             await browser.send("Input.dispatchMouseEvent", **wheel)  # the wheel alone scrolls the page
             await browser.value(FRAME)
             found["zoomed again"] = await browser.value(labels) != zoomed
+            found["help"] = await browser.value(HELP)
             found["asked for"], found["complaints"] = set(browser.requested), list(browser.complaints)
             await browser.send("Emulation.setScriptExecutionDisabled", value=True)
             await browser.goto(file)
-            found["without"] = await browser.value(f"[{STATIC}, document.querySelectorAll('.vega-embed').length]")
+            found["without"] = await browser.value(
+                f"[{STATIC}, document.querySelectorAll('.vega-embed').length, {HELP}]"
+            )
         return found
 
     found = asyncio.run(try_out())
     assert found["static"] == 0 and found["charts"] > 10
     assert "nuv" in found["tooltip"] and "hp.batch_size" in found["tooltip"]
-    assert not found["zoomed again"]
+    assert found["help"] and not found["zoomed again"]
     assert found["asked for"] == {file.as_uri()} and found["complaints"] == []
-    assert found["without"] == [found["charts"], 0]
+    assert found["without"] == [found["charts"], 0, False]

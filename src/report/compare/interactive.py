@@ -14,6 +14,7 @@ from src.report.compare.charts import VL_VERSION, complete
 HELP = "Point at a mark for its values. Zoom with Shift and the wheel, drag to move, double-click to go back."
 # An image is replaced only when its chart is drawn: where that fails it stays.
 DRAW = """
+document.getElementById("help").hidden = false;
 for (const [i, spec] of SPECS.entries()) {
   const figure = document.getElementById(`chart-${i}`), image = figure.querySelector("svg");
   const view = document.createElement("div");

@@ -28,7 +28,6 @@ from src.report.compare.text import (
 from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-NO_SCRIPT = "Without JavaScript the charts are static images."
 BLACK = "#000000"  # of a group; white in the dark
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
@@ -82,8 +81,8 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
     if interactive:
         text, allowed = script([chart.spec for chart in (*above, *below)])
         policy = f"{POLICY}; script-src {allowed}"
-        parts += [f"<noscript><p>{NO_SCRIPT}</p></noscript>", f"<script>{text}</script>"]
-        parts.insert(1, f"<p>{HELP}</p>")
+        parts.append(f"<script>{text}</script>")
+        parts.insert(1, f'<p id="help" hidden>{HELP}</p>')
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
