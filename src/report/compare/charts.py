@@ -98,7 +98,7 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     if not values:
         return None
     known = [phase for phase in PHASES if any(TITLES[phase] == each["phase"] for each in values)]
-    legend = {"columns": 2, "columnPadding": 40}
+    legend = {"columns": 2, "columnPadding": 28}
     scale = {"domain": [TITLES[phase] for phase in known], "range": [PHASE_COLOURS[phase] for phase in known]}
     return {
         "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
@@ -152,7 +152,7 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
     unit = unit_of(metric, comparison.unit)
     y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
     if wants_log([each["y"] for each in values]):
-        y["scale"] = {"type": "log", "nice": False}
+        y["scale"] = {"type": "log", "nice": False, "padding": 8}
     axes = {"x": number_axis("x", plain(title)), "y": y}
     lines = {
         "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
@@ -172,7 +172,7 @@ def _places(curve: Curve, over: str) -> Sequence[float | None]:
 
 def number_axis(field: str, title: str) -> dict[str, Any]:
     """Returns the encoding of a number on an axis that need not begin at zero."""
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}}
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "padding": 8}}
 
 
 def _numbers(
