@@ -42,9 +42,8 @@ def script(specs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Returns the text of the page's script, and its hash as the page's policy names it."""
     import vl_convert
 
-    data = json.dumps([_interactive(complete(spec)) for spec in specs]).replace(
-        "<", "\\u003c"
-    )  # no text ends the script
+    data = json.dumps([_interactive(complete(spec)) for spec in specs])
+    data = data.replace("<", "\\u003c")  # so that no text ends the script
     bundle = vl_convert.javascript_bundle(DRAW, vl_version=VL_VERSION)  # minified: it would put "<" back into the data
     text = f"const SPECS={data};\n{bundle}".replace("</script", "<\\/script").replace("\r\n", "\n")
     return text, f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

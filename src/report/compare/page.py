@@ -57,6 +57,7 @@ a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 @media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;
 --back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
 h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
+figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}h2{font-size:1rem}h3{font-size:.8rem}
 table{font-size:.6rem}th,td{padding:.15rem .3rem}
 th,td.text,td.text:first-child{white-space:normal;min-width:0}}
 """
