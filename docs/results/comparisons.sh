@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the pages of docs/results/comparisons; no GPU is needed.
 #   pages        from the committed records (default)
-#   sweep        trains 18 small MobileNets first (mobilenet_quick), minutes on two CPU cores
+#   sweep        renews the records of 18 small MobileNets (mobilenet_quick), minutes on two CPU cores
 #   screenshots  pictures of OUT/moflow_precision.html; needs chromium
 set -euo pipefail
 if [ $# -lt 1 ]; then
@@ -14,14 +14,17 @@ case $what in
   pages)
     page moflow_precision "$records"/moflow_train_512_{amp,tf32}.json
     page distilbert_seeds "$records"/distilbert_minilm_seed_*.json
+    page mobilenet_sweep "$records"/mobilenet_sweep/*.json --no-published
     "$python" report.py stability "$records"/distilbert_minilm_seed_*.json --output "$out/distilbert_seeds.md"
     ;;
   sweep)
     # one thread: several would wait for each other on shared cores
     OMP_NUM_THREADS=1 "$python" train.py -m experiment=mobilenet_quick datamodule.image_size=32 fit.max_epochs=3 \
       hp.batch_size=16,32 hp.lr=0.01,0.03,0.1 seed=1,2,3 sweep.parallel=1 hydra.sweep.dir=outputs/mobilenet_sweep
-    page mobilenet_sweep outputs/mobilenet_sweep --no-published
-    if [ -f "$out/mobilenet_sweep.html" ]; then sed -i "s#$PWD/##g" "$out/mobilenet_sweep.html"; fi
+    mkdir -p "$records/mobilenet_sweep"
+    for job in outputs/mobilenet_sweep/*/; do
+      sed "s#$PWD/##g" "${job}result.json" > "$records/mobilenet_sweep/$(printf %02d "$(basename "$job")").json"
+    done
     ;;
   screenshots)
     "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_wide.png" 1280 2440
