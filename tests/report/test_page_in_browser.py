@@ -108,6 +108,13 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
             at = await browser.value(f"{POINT}('{chart} .mark-symbol path[aria-roledescription=point]')")
             await browser.send("Input.dispatchMouseEvent", type="mouseMoved", **at)
             found["tooltip"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
+            scatter = '[aria-label^="Final metric over rate: group"] .mark-symbol path[aria-roledescription=point]'
+            await browser.value(f"document.querySelector('{scatter}').scrollIntoView()")
+            await browser.send(
+                "Input.dispatchMouseEvent", type="mouseMoved", **await browser.value(f"{POINT}('{scatter}')")
+            )
+            found["group"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
+            await browser.value("document.querySelector('#chart-0').scrollIntoView()")
             labels = f"document.querySelector('{chart}').textContent"
             before, wheel = await browser.value(labels), {"type": "mouseWheel", "deltaX": 0, "deltaY": -300, **at}
             await browser.send("Input.dispatchMouseEvent", **wheel, modifiers=8)  # Shift
@@ -128,6 +135,7 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
     found = asyncio.run(try_out())
     assert found["static"] == 0 and found["charts"] > 10
     assert "nuv" in found["tooltip"] and "hp.batch_size" in found["tooltip"]
+    assert "batch_size=1 " in found["group"] and "p_steady" in found["group"]
     assert found["help"] and not found["zoomed again"]
     assert found["asked for"] == {file.as_uri()} and found["complaints"] == []
     assert found["without"] == [found["charts"], 0, False]

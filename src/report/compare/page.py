@@ -80,7 +80,8 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
     parts += [_pictures(comparison), _figures(comparison), *_ends(comparison)]
     policy = POLICY
     if interactive:
-        text, allowed = script([chart.spec for chart in (*above, *below)])
+        whole = dict(zip(charts.names(comparison), (group.name for group in comparison.groups), strict=True))
+        text, allowed = script([chart.spec for chart in (*above, *below)], whole)
         policy = f"{POLICY}; script-src {allowed}"
         parts.append(f"<script>{text}</script>")
         parts.insert(1, f'<p id="help" hidden>{HELP}</p>')
