@@ -43,6 +43,7 @@ class PublishedRow:
     Attributes:
         trainer: nodes x devices per node.
         fix_hp: the printed change of hyper-parameters, '/' for none.
+        url: the address of the source, with https.
         comparable: False for figures that the publisher has withdrawn.
         command: repeats a measured reference; empty if it was not kept.
         environment: the machine and software that the source names.
@@ -60,6 +61,7 @@ class PublishedRow:
     batch_per: Literal["device", "global"]
     unit: str
     source: str
+    url: str = ""
     fix_hp: str = "/"
     batch_size: int | None = None
     measured: bool = False

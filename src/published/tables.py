@@ -1,7 +1,7 @@
 """Reads the yaml files of this folder: published tables in their own layout, one list per row.
 
-A file has `shared` (values of every row of the file), `tables`, and for a model `about` (its task, data and metric, a
-line each); a table has
+A file has `shared` (values of every row of the file), `tables`, for a model `about` (its task, data and metric, a line
+each), and `urls` (addresses of sources by what their names begin with); a table has
   source       the document and the table in it
   shared       values of every row of this table
   columns      the names of a row's values: fields of PublishedRow, `latency_s.p90`, `final_metric.value` and the like
@@ -40,6 +40,7 @@ LATENCIES = tuple(f"latency_s.{part}" for part in PERCENTILES)
 METRIC = tuple(f"final_metric.{f.name}" for f in fields(FinalMetric))
 NUMBERS = (*FIGURES, *LATENCIES, "final_metric.value", "final_metric.target")
 BATCH_OVER_LATENCY = "batch / mean latency"
+FILE_KEYS = ("shared", "about", "urls", "tables")
 TABLE_KEYS = ("source", "shared", "columns", "rows", "printed", "corrections")
 
 
@@ -49,12 +50,18 @@ def read(path: Path) -> list[PublishedRow]:
         document = OmegaConf.to_container(OmegaConf.load(path))
     except YAMLError as error:
         raise UserError(f"{path.name}: not yaml ({' '.join(str(error).split())}); correct the syntax") from error
-    if not isinstance(document, dict) or set(document) - {"shared", "about", "tables"} or not document.get("tables"):
-        raise UserError(f"{path.name}: must hold `shared`, `about` and `tables` and nothing else")
+    if not isinstance(document, dict) or set(document) - set(FILE_KEYS) or not document.get("tables"):
+        raise UserError(f"{path.name}: must hold `tables`, may hold `shared`, `about` and `urls`, and nothing else")
     rows: list[PublishedRow] = []
     for number, table in enumerate(document["tables"], start=1):
-        rows += _table(table, document.get("shared", {}), f"{path.name}, table {number}")
+        shared = {**document.get("shared", {}), **_url(table, document.get("urls", {}))}
+        rows += _table(table, shared, f"{path.name}, table {number}")
     return rows
+
+
+def _url(table: Any, urls: Mapping[str, str]) -> dict[str, str]:
+    source = str(table.get("source", "")) if isinstance(table, Mapping) else ""
+    return next(({"url": url} for start, url in urls.items() if source.startswith(start)), {})
 
 
 def _table(table: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> list[PublishedRow]:
@@ -95,6 +102,8 @@ def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> d
     for key, choices in CHOICES.items():
         if flat[key] not in choices:
             raise ValueError(f"{key} is {flat[key]!r}; must be one of {', '.join(choices)}")
+    if not str(flat.get("url", "https://")).startswith("https://"):
+        raise ValueError(f"url is {flat['url']!r}; must begin with https://")
     for key in NUMBERS:
         if key in flat and (isinstance(flat[key], bool) or not isinstance(flat[key], int | float) or flat[key] <= 0):
             raise ValueError(f"{key} is {flat[key]!r}; must be a number above 0, or '/'")

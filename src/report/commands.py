@@ -36,6 +36,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     parser.add_argument("--format", choices=[*text.VIEWS, "html"], default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write")
+    parser.add_argument("--interactive", action="store_true", help="with html: tooltips and zoom, 0.9 MB more")
     parser.add_argument("--no-published", dest="published", action="store_false", help="leave out the published rows")
     parser.add_argument(
         "--against", nargs="+", type=Path, metavar="OLD", help="runs before a change: check each figure of each case"
@@ -51,11 +52,13 @@ def run_compare(options: argparse.Namespace) -> int:
         return _against(options)
     if options.fail_below is not None:
         raise UserError("--fail-below needs --against OLD: the runs to be compared with")
+    if options.interactive and options.format != "html":
+        raise UserError("--interactive needs --format html")
     comparison = compare(load(options.runs), options.published)
     if options.format == "html":
         from src.report.compare.page import page  # its charts take a while to load
 
-        put(page(comparison), options.output)
+        put(page(comparison, options.interactive), options.output)
     else:
         put(text.VIEWS[options.format](comparison), options.output)
     return 0

@@ -8,15 +8,19 @@ from pathlib import Path
 from src.errors import UserError
 from src.report.record import Record, read_record
 from src.sweep.job import job_folders, read_job
+from src.sweep.table import differing_overrides, label
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Records with the paths that they are called by, and a sweep's jobs without one: (folder, state, reason)."""
+    """Records with the paths that they are called by, and a sweep's jobs without one.
+
+    `without` has folder, differing overrides, state and reason of each such job.
+    """
 
     runs: Sequence[tuple[str, Record]]
     paths: Sequence[Path]
-    without: Sequence[tuple[str, str, str]]
+    without: Sequence[tuple[str, str, str, str]]
 
 
 def load(paths: Sequence[Path]) -> Loaded:
@@ -26,12 +30,12 @@ def load(paths: Sequence[Path]) -> Loaded:
     Raises UserError where there is no record at all, and for a record that cannot be read.
     """
     files: dict[Path, Path] = {}  # by where they are, since two paths may name one file
-    without: list[tuple[str, str, str]] = []
+    without: list[tuple[str, str, str, str]] = []
     empty = []
     for path in paths:
         jobs = list(job_folders(path).values()) if path.is_dir() else []
         found = list(_records_of(path, jobs))
-        without += [_ending(folder) for folder in jobs if not (folder / "result.json").exists()]
+        without += _without_record(jobs)
         if not found and not jobs:
             empty.append(path)
         for file in found:
@@ -53,9 +57,11 @@ def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:
     yield from (folder for folder in folders if (folder / "result.json").exists())
 
 
-def _ending(folder: Path) -> tuple[str, str, str]:
-    job = read_job(folder)
-    return str(folder), job.state, job.reason or "no record"
+def _without_record(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, str]]:
+    jobs = [read_job(folder) for folder in folders]
+    for folder, job, varied in zip(folders, jobs, differing_overrides(jobs), strict=True):
+        if not (folder / "result.json").exists():
+            yield str(folder), label(varied), job.state, job.reason or "no record"
 
 
 def _refuse(paths: Sequence[Path], jobs: int) -> None:

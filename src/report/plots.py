@@ -6,7 +6,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
+from src.report.axes import unit_of, wants_log
 from src.report.phases import shares
 from src.report.record import Record
 from src.report.scaling import Point
@@ -154,21 +156,26 @@ def spread_labels(values: Sequence[float], gap: float, lowest: float) -> list[fl
 
 
 def _draw_curves(axes: Axes, records: Sequence[Record], metric: str) -> None:
-    found = False
+    drawn: list[float] = []
     for i, record in enumerate(records):
         points = [
             (entry["step"], entry[metric])
             for entry in record.history
             if None not in (entry.get("step"), entry.get(metric))
         ]
-        found = found or bool(points)
         steps, values = zip(*points, strict=True) if points else ((), ())
+        drawn += values
         marker = "o" if len(points) <= 30 else ""
         colour = CURVES[i % len(CURVES)]
         axes.plot(steps, values, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=_case(record))
-    if not found:
+    if not drawn:
         raise ValueError(f"no record has '{metric}' in its history")
-    axes.set_title(metric, loc="left", size=11, weight="bold", color=INK)
+    unit = unit_of(metric, records[0].unit)
+    if wants_log(drawn):
+        axes.set_yscale("log")
+        axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_title(f"{metric}, {unit}" if unit else metric, loc="left", size=11, weight="bold", color=INK)
     axes.set_xlabel("step", size=8, color=FAINT, loc="right", labelpad=1)
     style_axes(axes)
 

@@ -26,7 +26,8 @@ class Row:
     `status` is the record's, or 'published'. `p_steady` is p_train after the warm-up steps; in a published training
     row it is a rate that its publisher defines differently. `note` is printed below the table. `comparable` is False
     for a published row that must not be compared with others. `case` tells runs of
-    different configs or commits apart, whatever their precision and seed; '' for a published row.
+    different configs or commits apart, whatever their precision and seed; '' for a published row. `url` is where a
+    published row is from.
     """
 
     source: str
@@ -41,6 +42,7 @@ class Row:
     note: str = ""
     comparable: bool = True
     case: str = ""
+    url: str = ""
 
 
 def record_row(source: str, record: Record) -> Row:
@@ -108,6 +110,7 @@ def published_row(row: PublishedRow) -> Row:
         corrected={names.get(name, name): correction for name, correction in row.corrected.items()},
         note="; ".join(filter(None, (row.variant, row.note, row.environment, _command_note(row)))),
         comparable=row.comparable,
+        url=row.url,
     )
 
 

@@ -65,6 +65,18 @@ def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[
     Runs are compared if model, engine, data, precision, hardware and accumulation are equal. Raises UserError if no
     run on several devices has a counterpart on one.
     """
+    points = speed_ups(runs)
+    if not points:
+        raise UserError(
+            "no run on several devices has a counterpart on one: give runs of the same case, with 1x1 among them, and "
+            "with the same batch per device (weak scaling) or the same global batch (strong)"
+        )
+    models = list(dict.fromkeys(point.model for point in points))
+    return points + [each for model in models if published for each in published_points(model)]
+
+
+def speed_ups(runs: Sequence[tuple[str, Record]]) -> list[Point]:
+    """Returns the points of the runs on several devices that have a counterpart on one."""
     done = [(source, record) for source, record in runs if rate_of(record)]
     points = [
         point_of(kind, source, record, single)
@@ -73,14 +85,7 @@ def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[
             done, lambda run, kind=kind: comparison_key(run[1], kind), lambda run: run[1].ranks
         )
     ]
-    if not points:
-        raise UserError(
-            "no run on several devices has a counterpart on one: give runs of the same case, with 1x1 among them, and "
-            "with the same batch per device (weak scaling) or the same global batch (strong)"
-        )
-    points.sort(key=lambda point: (point.kind == "strong", point.precision, point.samples, point.devices))
-    models = list(dict.fromkeys(point.model for point in points))
-    return points + [each for model in models if published for each in published_points(model)]
+    return sorted(points, key=lambda point: (point.kind == "strong", point.precision, point.samples, point.devices))
 
 
 def with_single_device(

@@ -246,6 +246,11 @@ def test_a_valid_file_is_read(tmp_path: Path) -> None:
         (", why: counted twice", "", "bad.yaml, table 1 row 1: 'why' is missing"),
         ("times: 1/2, ", "", "bad.yaml, table 1 row 1: a correction has either `times` or `value`"),
         ("rows:", "rows: [", "bad.yaml: not yaml"),
+        (
+            "tables:",
+            "urls: {a: http://x.org}\ntables:",
+            "bad.yaml, table 1 row 1: url is 'http://x.org'; must begin with",
+        ),
     ],
 )
 def test_a_mistake_names_file_table_and_row(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -292,3 +297,8 @@ def test_max_bs_sets_batch_and_lr_and_keeps_the_lr_of_the_case(
     }
     composed = OmegaConf.merge(primary, OmegaConf.load(MAX_BS))
     assert OmegaConf.to_container(composed.hp, resolve=True) == {"batch_size": batch_size, "accumulate": 1, "lr": lr}
+
+
+def test_publications_have_the_address_of_their_source() -> None:
+    assert {row.source for row in rows() if not row.measured and not row.url} == set()
+    assert "FlagPerf/blob/main/training/nvidia/moflow-pytorch" in one("moflow", source="FlagPerf", trainer="2x8").url

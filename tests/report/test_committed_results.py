@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from src.published import FIGURES, rows
+from src.report.compare import charts
+from src.report.compare import page as html
+from src.report.compare.build import compare
 from src.report.docs import write_docs
+from src.report.load import load
 from src.report.record import Record, read_record
 from tests.support import ROOT
 
@@ -124,3 +128,27 @@ def test_the_readme_prints_the_references_and_published_figures_of_its_rows() ->
     cells = [line.split("|")[3:5] for line in README.splitlines() if line.startswith("| [")]
     figures = [cell.split()[0] for row in cells for cell in row if cell.strip()]
     assert len(figures) == 9 and set(figures) <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "published"),
+    [
+        ("moflow_precision", ("moflow_train_512_amp.json", "moflow_train_512_tf32.json"), True),
+        ("distilbert_seeds", ("distilbert_minilm_seed_*.json",), True),
+        ("mobilenet_sweep", ("mobilenet_sweep/*.json",), False),
+    ],
+)
+def test_the_comparisons_pages_say_what_their_records_say(
+    name: str, records: tuple[str, ...], published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their texts; the style and the drawings may differ. docs/results/comparisons.sh renews them."""
+    monkeypatch.setattr(charts, "svg", lambda spec: "<svg></svg>")  # drawings are left out, and take seconds
+
+    def texts(source: str) -> list[str]:
+        return re.findall(r">([^<]+)<", re.sub(r"<(svg|style)\b.*?</\1>", "", source, flags=re.DOTALL))
+
+    monkeypatch.chdir(ROOT)
+    found = [file for each in records for file in sorted(Path("docs/results/records").glob(each))]
+    expected = html.page(compare(load(found), published))
+    committed = Path(f"docs/results/comparisons/{name}.html").read_text(encoding="utf-8")
+    assert texts(committed) == texts(expected)

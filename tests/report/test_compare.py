@@ -108,6 +108,14 @@ def test_the_names_of_groups_have_the_keys_that_tell_them_apart_and_no_more(make
     assert names == ["batch_size=3 lr=1", "batch_size=4 lr=1", "batch_size=3 lr=2", "batch_size=4 lr=2"]
 
 
+def test_long_numbers_are_rounded_in_names_where_these_still_differ(make: Make) -> None:
+    def names(*rates: float) -> list[str]:
+        return [group.name for group in compared(*(make(f"{lr}", config={"hp.lr": lr}) for lr in rates)).groups]
+
+    assert names(0.00034471245580917, 0.0073) == ["lr=0.0003447", "lr=0.0073"]
+    assert names(0.00034471245580917, 0.00034471) == ["lr=0.00034471245580917", "lr=0.00034471"]
+
+
 def test_failed_runs_count_for_nothing_and_are_told_with_their_reason(make: Make) -> None:
     error = RunError(type="OutOfMemoryError", message="CUDA out of memory.\nTried")
     good, bad = make("good", seed=1, rate=10.0), make("bad", seed=2, rate=99.0, status="oom", error=error)
@@ -132,7 +140,39 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
     found = compared(tmp_path / "sweep")
     assert [group.name for group in found.groups] == ["lr=0", "lr=1"]
     assert found.best == 1 and "Best: lr=1 (nuv 51" in markdown(found)
-    assert [(each.status, each.reason) for each in found.failures] == [("failed", "no file x")]
+    [failure] = found.failures
+    assert (failure.varied, failure.status, failure.reason) == ("hp.lr=2", "failed", "no file x")
+
+
+def test_varied_keys_are_axes_with_the_groups_places(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(batch: int, lr: float, **others: Any) -> Path:
+        return make(f"{batch}_{lr}", config={"hp.batch_size": batch, "hp.lr": lr}, **others)
+
+    runs = [run(16, 1e-3, rate=10.0, nuv=50.0), run(16, 1e-2, rate=30.0, nuv=70.0), run(64, 1e-1, rate=20.0, nuv=60.0)]
+    found = compared(*runs, run(64, 1e-2, status="failed", error=RunError(type="X", message="why")))
+    batch, lr = found.axes
+    assert (batch.key, batch.numbers, batch.log) == ("hp.batch_size", [16, 16, 64, 64], False)
+    assert (lr.numbers, lr.log) == ([0.001, 0.01, 0.1, 0.01], True)
+    assert lr.lines == ["batch_size=16", "batch_size=16", "batch_size=64", "batch_size=64"]
+    assert [(each.title, each.places) for each in found.parallel] == [
+        ("hp.batch_size", [0, 0, 1, 1]),
+        ("hp.lr", [0, 0.5, 1, 0.5]),
+        ("nuv", [0, 1, 0.5, None]),
+        ("p_steady", [0, 1, 0.5, None]),
+    ]
+    assert [label for _, label in found.parallel[2].ticks] == ["50", "55", "60", "65", "70"]
+    assert [(each.varied, each.reason) for each in found.failures] == [("batch_size=64 lr=0.01", "X: why")]
+    assert f"hp.batch_size=16 hp.lr=0.01: {runs[1]}" in markdown(found)
+    assert not compared(*runs[:2]).axes  # two groups have no course
+
+
+def test_many_values_of_a_key_stand_at_their_places(make: Make) -> None:
+    rates = [10.0**-i for i in range(10)]  # more than are labelled one by one
+    found = compared(*(make(f"r{i}", config={"hp.lr": lr, "hp.batch_size": i % 2}) for i, lr in enumerate(rates)))
+    lr = next(each for each in found.parallel if each.title == "hp.lr")
+    assert lr.places == pytest.approx([1 - i / 9 for i in range(10)])
+    assert [place for place, _ in lr.ticks] == [0, 0.25, 0.5, 0.75, 1] and lr.ticks[-1][1] == "1"
+    assert [each.places[0] for each in found.parallel if each.title == "nuv"] == [0.5]  # all are equal
 
 
 def test_time_and_samples_to_target_count_from_the_first_step(make: Make) -> None:
@@ -223,6 +263,7 @@ def test_a_regression_ends_with_exit_code_1_and_names_the_figure(
     ("options", "message"),
     [
         (["--fail-below", "0.9"], "--fail-below needs --against"),
+        (["--interactive", "--format", "csv"], "--interactive needs --format html"),
         (["--against", "RUN", "--fail-below", "2"], "'2' is not a ratio"),
         (["--against", "RUN", "--format", "latex"], "--against has no latex"),
     ],

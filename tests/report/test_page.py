@@ -1,18 +1,21 @@
 """The HTML page of a comparison: its figures, its texts as text, no script and no network."""
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from src.report.compare import charts
 from src.report.compare.build import compare
 from src.report.compare.text import change, spread
 from src.report.load import load
-from src.report.record import Case, Record, RunError, write_record
+from src.report.record import Case, Record, RunError, Steady, write_record
 
 pytest.importorskip("vl_convert")
 from src.report.compare.page import page
@@ -69,6 +72,28 @@ def test_the_figures_of_the_page_are_those_of_the_comparison(tmp_path: Path, tra
     assert tags.count("desc") == len(charts)
 
 
+def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, trained: Record, case: Case) -> None:
+    assert trained.final_metric is not None
+    values = [(512, 1e-3, 50.0), (512, 1e-2, 52.5), (1024, 1e-2, 61.5), (1024, 1e-3, None)]
+    for i, (batch, lr, nuv) in enumerate(values):
+        record = replace(
+            trained, case=replace(case, batch_size=batch), config={"hp": {"lr": lr}}, status="done" if nuv else "oom",
+            final_metric=replace(trained.final_metric, value=nuv),
+        )  # fmt: skip
+        write_record(record, tmp_path / str(i) / "result.json")
+    found = Page(page(compare(load([tmp_path]), published=False)))
+    drawn = [attributes["aria-label"] for tag, attributes in found.tags if tag == "svg"]
+    assert drawn[:4] == [
+        "nuv over hp.batch_size",
+        "p_steady over hp.batch_size",
+        "nuv over hp.lr",
+        "p_steady over hp.lr",
+    ]
+    assert drawn[4] is not None and drawn[4].startswith("All keys and figures")
+    assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in found.texts
+    assert found.texts.index("Not done") < found.texts.index("What was varied")
+
+
 def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:
     hostile = replace(case, model=HOSTILE, datamodule=HOSTILE, precision=HOSTILE)
     history = [{"step": step, "val_<script>": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]
@@ -83,13 +108,91 @@ def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case
     assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
 
 
+def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Record, case: Case) -> None:
+    for batch in range(1, 17):
+        write_record(replace(trained, case=replace(case, batch_size=batch)), tmp_path / f"{batch}" / "result.json")
+    comparison = compare(load([tmp_path]), published=False)
+    looks = [charts.look(i) for i in range(21)]
+    assert len(set(looks)) == 21 and looks[0] != looks[7] and looks[0][0] == looks[7][0]
+    drawn = charts.curve_spec(comparison, "loss", "samples")
+    assert drawn is not None
+    lines, numbers = drawn["layer"]
+    assert lines["encoding"]["strokeDash"]["scale"]["range"][::7] == [[1, 0], [6, 3], [2, 2]]
+    assert sorted(int(each["number"]) for each in numbers["data"]["values"]) == [*range(1, 17)]
+    written = page(comparison)
+    assert 'border-bottom-style:dotted">▲</span>group 15: batch_size=' in written and written.count("<figure") > 2
+
+
+def test_runs_on_several_devices_are_drawn_over_those_on_one(tmp_path: Path, trained: Record, case: Case) -> None:
+    for devices, rate in ((1, 10_000.0), (2, 19_000.0), (4, 36_000.0)):
+        record = replace(
+            trained, case=replace(case, trainer=f"1x{devices}"), ranks=devices, steady=Steady(p_train=rate)
+        )  # fmt: skip
+        write_record(record, tmp_path / str(devices) / "result.json")
+    comparison = compare(load([tmp_path]))
+    own = [(point.devices, point.efficiency) for point in comparison.scaling if not point.is_published]
+    assert own == [(2, 0.95), (4, 0.9)]
+    assert {point.source for point in comparison.scaling if point.is_published} > set()
+    written = page(comparison)
+    assert "Weak scaling: speed-up per device at a fixed batch per device; grey: published rows" in written
+    assert "H200 1x4, amp, batch 512 per device: 90.0% on 4 devices" in written
+    assert "Scaling" not in page(compare(load([tmp_path / "1"])))
+
+
+def test_links_lead_to_publications_by_https_alone(tmp_path: Path, trained: Record, case: Case) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    [row, *_] = comparison.published
+    urls = ["https://x.org/?a=1&b='\"><script>", "http://x.org", "javascript:alert(1)", "data:text/html,x"]
+    comparison = replace(comparison, published=[replace(row, url=url) for url in urls])
+    links = [attributes["href"] for tag, attributes in Page(page(comparison)).tags if tag == "a"]
+    assert links == urls[:1]
+
+
+def test_the_models_own_pictures_are_embedded_up_to_a_size(tmp_path: Path, trained: Record) -> None:
+    png = b"\x89PNG\r\n\x1a\n"
+    write_record(trained, tmp_path / "run" / "result.json")
+    for name, content in (
+        ("parity", png + b"x"),
+        ("phases", png),
+        ("other", b"<svg>"),
+        ("large", png + bytes(400_000)),
+    ):
+        (tmp_path / "run" / f"{name}.png").write_bytes(content)
+    found = Page(page(compare(load([tmp_path / "run"]))))
+    [image] = [attributes for tag, attributes in found.tags if tag == "img"]
+    assert image["src"] == f"data:image/png;base64,{b64encode(png + b'x').decode()}"
+    assert image["alt"] == f"parity of moflow, amp, drawn by the run: {tmp_path / 'run' / 'parity.png'}"
+    assert any("left out" in text and "large.png" in text for text in found.texts)
+
+
+def test_step_times_are_drawn_from_their_percentiles(tmp_path: Path, trained: Record, case: Case) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    assert comparison.groups[0].percentiles == {"p50": 0.05, "p90": 0.051, "p99": 0.061}
+    assert "batch_size=512: p50 50 ms, p90 51 ms, p99 61 ms" in page(comparison)
+
+
+def test_an_interactive_page_has_one_script_which_its_policy_names(tmp_path: Path, trained: Record, case: Case) -> None:
+    hostile = replace(case, model=HOSTILE, precision=HOSTILE)
+    history = [{"step": step, "val_</script><script>alert(1)<!--": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]
+    paths = records(tmp_path, trained, hostile, history=history)
+    written = page(compare(load(paths), published=False), interactive=True)
+    [script] = re.findall(r"<script>(.*?)</script>", written, re.DOTALL)
+    assert written.count("<script") == 1 and "<!--" not in script and "val_" in script
+    found = Page(written)
+    [policy] = [each["content"] for tag, each in found.tags if tag == "meta" and "http-equiv" in each]
+    assert policy is not None
+    assert policy.endswith(f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'")
+    assert "unsafe-eval" not in policy
+
+
 def test_the_page_needs_no_network_and_is_the_same_when_built_again(
     tmp_path: Path, trained: Record, case: Case
 ) -> None:
     comparison = compare(load(records(tmp_path, trained, case)))
     written = page(comparison)
-    for _, attributes in Page(written).tags:
-        assert not {"src", "href", "xlink:href"} & set(attributes)
+    for tag, attributes in Page(written).tags:
+        assert not {"src", "xlink:href"} & set(attributes)
+        assert tag == "a" or "href" not in attributes
     assert "url(" not in written and "@import" not in written
     assert "default-src 'none'" in written
     assert page(comparison) == written

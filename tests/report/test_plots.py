@@ -66,9 +66,20 @@ def test_history_picture_has_a_panel_for_each_metric(tmp_path: Path, trained: Re
     loss, nuv = drawn[0].axes
     assert [np.asarray(line.get_xydata()).tolist() for line in loss.lines] == [[[20, 1.5], [40, 1.25]], [[20, 3.0]]]
     assert np.asarray(nuv.lines[0].get_xydata()).tolist() == [[40, 61.0]]
-    assert [axes.get_title(loc="left") for axes in (loss, nuv)] == ["loss", "nuv"]
+    assert [axes.get_title(loc="left") for axes in (loss, nuv)] == ["loss", "nuv, %"]
     assert imread(tmp_path / "history.png").ndim == 3
-    assert {"loss", "nuv"} <= texts_of(tmp_path / "history.svg")
+    assert {"loss", "nuv, %"} <= texts_of(tmp_path / "history.svg")
+
+
+def test_a_history_whose_first_points_hide_the_rest_is_logarithmic_and_has_its_units(
+    tmp_path: Path, trained: Record, drawn: list[Figure]
+) -> None:
+    rows = [{"step": i, "bits_atom": 40.0 / i**2, "nuv": 50.0 + i, "lr": 0.0} for i in range(1, 9)]
+    plots.history_picture([replace(trained, history=rows)], tmp_path / "history.png", ["bits_atom", "nuv", "lr"])
+    assert [axes.get_yscale() for axes in drawn[0].axes] == ["log", "linear", "linear"]
+    titles = [axes.get_title(loc="left") for axes in drawn[0].axes]
+    assert titles == ["bits_atom, bits per dimension", "nuv, %", "lr"]
+    assert {"1", "2", "5", "10", "20"} <= {label.get_text() for label in drawn[0].axes[0].get_yticklabels()}
 
 
 def test_a_picture_of_missing_values_raises_and_leaves_no_file(

@@ -1,6 +1,7 @@
 """report.py: its output, its files, and its errors."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from src.report.cli import main
-from src.report.record import Record, write_record
+from src.report.record import Record, read_record, write_record
+from src.report.table import number
 from tests.support import ROOT
 
 
@@ -162,3 +164,24 @@ def test_rows_are_in_the_order_of_the_numbers_in_their_names(results: Path, trai
     text = (results / "full" / "moflow.md").read_text(encoding="utf-8")
     places = [text.index(f"[train_{batch}]") for batch in (64, 512, 2048)]
     assert places == sorted(places)
+
+
+@pytest.mark.slow
+def test_the_guides_commands_lead_from_two_runs_to_a_report(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    block = guide.partition("From two runs to a report")[2].partition("`RUN` is")[0]
+    commands = [line.split()[1:] for line in block.splitlines() if line.startswith("    python ")]
+    assert len(commands) == 5
+    for program, *arguments in commands:
+        short = ["fit.max_epochs=1", "datamodule.image_size=32"] if program == "train.py" else []
+        done = subprocess.run(
+            [sys.executable, str(ROOT / program), *arguments, *short], cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    records = [read_record(tmp_path / "outputs" / name) for name in ("slow", "fast")]
+    written = (tmp_path / "outputs" / "report.html").read_text(encoding="utf-8")
+    for record in records:
+        assert record.steady is not None and record.steady.p_train is not None
+        assert f"<td>{number(record.steady.p_train)}</td>" in written
+    assert "lr=0.05" in (tmp_path / "outputs" / "table.tex").read_text(encoding="utf-8")

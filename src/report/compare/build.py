@@ -1,22 +1,27 @@
 """Builds the comparison of records: groups of seeds, their estimates, differences, warnings and curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.report.compare.differences import differing, joined
+from src.report.compare.pictures import pictures
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
+from src.report.compare.varied import as_number, axes, parallel
 from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.rows import published_rows
+from src.report.scaling import Point, published_points, speed_ups
 
 Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
 NAMES = {"train": "training", "predict": "prediction"}
+PERCENTILES = ("p50", "p90", "p95", "p99")
+LONG = 8  # characters of a number that stands in a name as it is
 NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
 
 
@@ -36,7 +41,8 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     members = _groups(runs)
     configs = [compared_config(group[0][1]) for group in members]
     config, partial = differing(configs)
-    groups = [_group(group, i, config) for i, group in enumerate(members)]
+    names = _names(config, len(members))
+    groups = [_group(group, i, config, names[i]) for i, group in enumerate(members)]
     known = [each for each in quantities(first) if any(each.name in group.estimates for group in groups)]
     groups = [_with_differences(group, groups[0]) for group in groups]
     metric = known[0] if known and known[0].name == "metric" else None
@@ -44,6 +50,8 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     environments = [joined([environment(record) for _, record in group]) for group in members]
     machine, _ = differing(environments)
     done = [record for _, record in runs if record.status == "done"]
+    varied, best = axes(config, naming(config)), _best(groups, metric)
+    drawn, left_out = pictures(groups, best)
     return Comparison(
         title=_title(runs, groups),
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
@@ -53,13 +61,18 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         groups=groups,
         metric=metric.name if metric else None,
         target=target,
-        best=_best(groups, metric),
+        best=best,
         config=config,
         environment=machine,
         warnings=_warnings(members, groups, config, machine, partial),
-        failures=_failures(loaded),
+        failures=_failures(loaded, groups),
         curves=_curves(members, curves),
         published=published_rows(done) if published and done else [],
+        axes=varied,
+        parallel=parallel(varied, groups, known),
+        scaling=_scaling(runs, published),
+        pictures=drawn,
+        left_out=left_out,
     )
 
 
@@ -83,27 +96,36 @@ def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
     return list(found.values())
 
 
-def _group(members: Runs, index: int, config: Sequence[Difference]) -> Group:
+def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -> Group:
     runs = [
         Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
             reason=_reason(record), command=str(record.environment.get("command") or ""))
         for source, record in members
     ]  # fmt: skip
     varied = {each.key: each.values[index] for each in config}
-    named = {each.key: varied[each.key] for each in naming(config)}
-    case = members[0][1].case
+    case, done = members[0][1].case, [record for _, record in members if record.status == "done"]
     return Group(
-        name=_name(named) or f"{case.model}, {case.precision}",
+        name=name or f"{case.model}, {case.precision}",
         case=case,
         runs=runs,
         varied=varied,
         estimates=estimates([run.figures for run in runs if run.status == "done"]),
-        phases=_mean_phases([record for _, record in members if record.status == "done"]),
+        phases=_mean_phases(done),
+        percentiles=_mean_percentiles(done),
     )
 
 
-def _name(varied: Mapping[str, str]) -> str:
-    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+def _names(config: Sequence[Difference], count: int) -> list[str]:
+    """Returns the groups' names, of the values that tell them apart; long numbers are rounded if that still does."""
+    keys = [(each.key.rpartition(".")[2], each.values) for each in naming(config)]
+    full = [" ".join(f"{key}={values[i]}" for key, values in keys) for i in range(count)]
+    rounded = [" ".join(f"{key}={_rounded(values[i])}" for key, values in keys) for i in range(count)]
+    return rounded if len(set(rounded)) == len(set(full)) else full
+
+
+def _rounded(value: str) -> str:
+    number = as_number(value)
+    return value if number is None or len(value) <= LONG else f"{number:.4g}"
 
 
 def _with_differences(group: Group, base: Group) -> Group:
@@ -141,15 +163,15 @@ def _warnings(
     several = [group.name for group in groups[1:] if sum(_varies(each, group, groups[0]) for each in config) > 1]
     if several:
         differ = "differs" if len(several) == 1 else "differ"
+        which = f"{len(several)} of the {len(groups) - 1} other groups {differ}"
         found.append(
-            f"{len(several)} of the {_count(len(groups) - 1, 'other group')} {differ} from the first in more than one "
-            f"key of the config ({', '.join(each.key for each in config)}): "
-            "the difference cannot be put down to one of them."
+            f"{which if len(groups) > 2 else 'The second group differs'} from the first in more than one key of the "
+            f"config ({', '.join(each.key for each in config)}): the difference cannot be put down to one of them."
         )
     single = [group for group in groups if group.done == 1]
     if single:
-        who = "Each group" if len(single) == len(groups) else _count(len(single), "group")
-        found.append(f"{who} is a single run: without a spread, a difference may be chance.")
+        who = "Each group is" if len(single) == len(groups) else f"{_count(len(single), 'group')} {_be(len(single))}"
+        found.append(f"{who} a single run: without a spread, a difference may be chance.")
     if any((record.environment.get("git") or {}).get("dirty") for runs in members for _, record in runs):
         found.append("Some runs were made of code with uncommitted changes.")
     unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
@@ -165,9 +187,14 @@ def _varies(difference: Difference, group: Group, base: Group) -> bool:
     return group.varied[difference.key] != base.varied[difference.key]
 
 
-def _failures(loaded: Loaded) -> list[Failure]:
-    ended = [(s, r.status, _reason(r)) for s, r in loaded.runs if r.status != "done"]
-    return [Failure(source=s, status=status, reason=why) for s, status, why in (*ended, *loaded.without)]
+def _failures(loaded: Loaded, groups: Sequence[Group]) -> list[Failure]:
+    ended = [
+        Failure(source=run.source, varied=group.name, status=run.status, reason=run.reason)
+        for group in groups
+        for run in group.runs
+        if run.status != "done"
+    ]
+    return ended + [Failure(source=s, varied=v, status=status, reason=why) for s, v, status, why in loaded.without]
 
 
 def _reason(record: Record) -> str:
@@ -189,6 +216,19 @@ def naming(config: Sequence[Difference]) -> list[Difference]:
 def _mean_phases(records: Sequence[Record]) -> dict[str, float]:
     known = [record.phases_s for record in records if record.phases_s]
     return {name: fmean(float(each.get(name) or 0) for each in known) for name in PHASES} if known else {}
+
+
+def _mean_percentiles(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the means of each percentile over the runs that have it."""
+    times = [record.steady.step_time_s if record.steady else record.latency_s for record in records]
+    every = {name: [own for each in times if (own := getattr(each, name, None)) is not None] for name in PERCENTILES}
+    return {name: fmean(values) for name, values in every.items() if values}
+
+
+def _scaling(runs: Runs, published: bool) -> list[Point]:
+    own = speed_ups([(source, record) for source, record in runs if record.status == "done"])
+    models = list(dict.fromkeys(point.model for point in own))
+    return own + [point for model in models if published for point in published_points(model)]
 
 
 def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve]:
@@ -223,6 +263,10 @@ def _title(runs: Runs, groups: Sequence[Group]) -> str:
     data = list(dict.fromkeys(record.case.datamodule for _, record in runs))
     counts = [_count(len(runs), "run"), *([_count(len(groups), "group")] if len(groups) > 1 else [])]
     return f"{', '.join(models)} on {', '.join(data)}: {', '.join(counts)}"
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are each"
 
 
 def _count(number: int, what: str) -> str:

@@ -6,22 +6,30 @@ from typing import Any
 
 from src.errors import UserError
 from src.measure.phases import PHASES
+from src.report.axes import unit_of, wants_log
 from src.report.compare.structure import Comparison, Curve
 from src.report.compare.text import header
 from src.report.phases import TITLES
 from src.system.colours import CURVES
 from src.system.colours import PHASES as PHASE_COLOURS
 
+VL_VERSION = "5.20"
 INK, GRID = "#222222", "#e6e6e6"  # the page's style replaces them in the dark
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-SPREAD = 5.0  # values above this multiple of the middle one put all on a log axis
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+GLYPHS = ("●", "■", "▲")  # those of the first SHAPES, for the key
+DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names for them
+SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of a mark, for readers of the screen
+PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
+LONG = re.compile(r"(\d\.\d\d)\d+")
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": GRID, "tickColor": GRID, "labelColor": INK, "titleColor": INK,
-             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "tickCount": 5},
-    "legend": {"orient": "top", "direction": "vertical", "title": None, "labelColor": INK, "labelFontSize": 12,
-               "labelLimit": 480},
+             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 12, "tickCount": 5},
+    "legend": {"orient": "top", "direction": "vertical", "title": None, "titleColor": INK, "labelColor": INK,
+               "labelFontSize": 12,
+               "labelLimit": 480, "symbolBaseFillColor": INK, "symbolBaseStrokeColor": INK},
 }  # fmt: skip
 
 
@@ -30,14 +38,20 @@ def plain(text: str) -> str:
     return NOT_TEXT.sub("\ufffd", text)
 
 
+def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the spec with its schema, the usual width and the page's look."""
+    return {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
+
+
 def svg(spec: Mapping[str, Any]) -> str:
     """Returns the SVG of a spec. Raises UserError without vl-convert-python."""
     try:
         import vl_convert
     except ImportError:
         raise UserError("the HTML page needs vl-convert-python: pip install 'reprise[reports]'") from None
-    chart = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
-    return vl_convert.vegalite_to_svg(chart, vl_version="5.20", allowed_base_urls=[])
+    drawn = vl_convert.vegalite_to_svg(complete(spec), vl_version=VL_VERSION, allowed_base_urls=[])
+    # The page gives the whole image one text; positions to a hundredth of a pixel are enough.
+    return PLACES.sub(lambda place: LONG.sub(r"\1", place[0]), SPOKEN.sub("", drawn))
 
 
 def names(comparison: Comparison) -> list[str]:
@@ -45,9 +59,10 @@ def names(comparison: Comparison) -> list[str]:
     return [f"group {i}" for i in range(1, len(comparison.groups) + 1)]
 
 
-def colour(group: int) -> str:
-    """Returns the colour of a group, by its position."""
-    return CURVES[group % len(CURVES)]
+def look(group: int) -> tuple[str, str, str]:
+    """Returns a group's colour, glyph and dash by its position: 21 groups are told apart without their numbers."""
+    turn = group // len(CURVES) % len(GLYPHS)
+    return CURVES[group % len(CURVES)], GLYPHS[turn], list(DASHES)[turn]
 
 
 def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
@@ -57,16 +72,19 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     if metric is None or rate is None:
         return None
     values = [
-        {"x": x * rate.factor, "y": y * metric.factor, "group": label}
+        {"x": x * rate.factor, "y": y * metric.factor, "group": label, "number": label.split()[-1]}
         for group, label in zip(comparison.groups, names(comparison), strict=True)
         for run in group.runs
-        if (x := run.figures.get(rate.name)) is not None and (y := run.figures.get(metric.name)) is not None
+        if run.status == "done"
+        and (x := run.figures.get(rate.name)) is not None
+        and (y := run.figures.get(metric.name)) is not None
     ]
     if not values:
         return None
-    axes = {"x": _number("x", header(rate)), "y": _number("y", plain(header(metric)))}
-    return {"height": 260, "data": {"values": values}, "mark": {"type": "point", "filled": True, "size": 70},
-            "encoding": {**axes, "color": _colour(comparison)}}  # fmt: skip
+    axes = {"x": number_axis("x", header(rate)), "y": number_axis("y", plain(header(metric)))}
+    mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+    points = {"mark": mark, "encoding": {**axes, **_look(comparison, "shape")}}
+    return {"height": 260, "data": {"values": values}, "layer": [points, *_numbers(comparison, values, axes)]}
 
 
 def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -80,7 +98,7 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     if not values:
         return None
     known = [phase for phase in PHASES if any(TITLES[phase] == each["phase"] for each in values)]
-    legend = {"columns": 2, "columnPadding": 40}
+    legend = {"columns": 2, "columnPadding": 28}
     scale = {"domain": [TITLES[phase] for phase in known], "range": [PHASE_COLOURS[phase] for phase in known]}
     return {
         "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
@@ -93,8 +111,33 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def times_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns the percentiles of a step's time, or of a batch's latency, in ms: a line for each group; None without."""
+    values = [
+        {"group": name, "percentile": percentile, "ms": 1e3 * seconds}
+        for group, name in zip(comparison.groups, names(comparison), strict=True)
+        for percentile, seconds in group.percentiles.items()
+    ]
+    if not values:
+        return None
+    known = list(dict.fromkeys(each["percentile"] for each in values))
+    scale = {"domain": known, "range": list(SHAPES[: len(known)])}
+    y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}}
+    x = number_axis("ms", "ms of a step" if comparison.kind == "train" else "ms of a batch")
+    ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
+    shape = {"field": "percentile", "type": "nominal", "scale": scale, "legend": {"direction": "horizontal"}}
+    return {
+        "height": {"step": 30}, "data": {"values": values},
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"y": y, **ends, "color": _colour(comparison)}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "encoding": {"y": y, "x": x, "shape": shape, "color": _colour(comparison)}},
+        ],
+    }  # fmt: skip
+
+
 def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any] | None:
-    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without points."""
+    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without lines."""
     own = [curve for curve in comparison.curves if curve.metric == metric]
     labels = names(comparison)
     values = [
@@ -103,35 +146,58 @@ def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any]
         for x, y in zip(_places(curve, over), curve.values, strict=True)
         if x is not None
     ]
-    if not values:
+    if len(values) <= len({each["run"] for each in values}):
         return None
     title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
-    unit = f"{comparison.unit}/s" if metric.endswith("_per_s") else ""
-    heights = [each["y"] for each in values]
-    y = _number("y", plain(f"{metric}, {unit}" if unit else metric))
-    if min(heights) > 0 and max(heights) > SPREAD * _middle(heights):
-        y["scale"] = {"type": "log"}
+    unit = unit_of(metric, comparison.unit)
+    y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
+    if wants_log([each["y"] for each in values]):
+        y["scale"] = {"type": "log", "nice": False, "padding": 8}
+    axes = {"x": number_axis("x", plain(title)), "y": y}
+    lines = {
+        "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
+        "encoding": {**axes, **_look(comparison, "strokeDash"), "detail": {"field": "run", "type": "nominal"}},
+    }
+    ends = {each["run"]: {**each, "number": each["group"].split()[-1]} for each in values}
     return {
-        "height": 220, "data": {"values": values}, "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
-        "encoding": {"x": _number("x", plain(title)), "y": y, "color": _colour(comparison),
-                     "detail": {"field": "run", "type": "nominal"}},
-    }  # fmt: skip
-
-
-def _middle(values: Sequence[float]) -> float:
-    """Returns the middle one of the sorted values, which a log axis is chosen by."""
-    return sorted(values)[len(values) // 2]
+        "height": 220,
+        "data": {"values": values},
+        "layer": [lines, *_numbers(comparison, list(ends.values()), axes)],
+    }
 
 
 def _places(curve: Curve, over: str) -> Sequence[float | None]:
     return curve.samples if over == "samples" else curve.seconds
 
 
-def _number(field: str, title: str) -> dict[str, Any]:
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False}}
+def number_axis(field: str, title: str) -> dict[str, Any]:
+    """Returns the encoding of a number on an axis that need not begin at zero."""
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "padding": 8}}
+
+
+def _numbers(
+    comparison: Comparison, values: Sequence[Mapping[str, Any]], axes: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the groups' numbers beside these points, where colours alone do not tell the groups apart."""
+    if len(comparison.groups) <= len(CURVES):
+        return []
+    mark = {"type": "text", "align": "left", "dx": 6, "fontSize": 10, "color": INK}
+    encoding = {**axes, "text": {"field": "number", "type": "nominal"}}
+    return [{"data": {"values": list(values)}, "mark": mark, "encoding": encoding}]
+
+
+def _look(comparison: Comparison, channel: str) -> dict[str, Any]:
+    """Returns the encoding of the groups by their colour, and by shape ('shape') or dash ('strokeDash')."""
+    known = names(comparison)
+    looks = {"shape": list(SHAPES[: len(GLYPHS)]), "strokeDash": list(DASHES.values())}[channel]
+    scale = {"domain": known, "range": [looks[i // len(CURVES) % len(looks)] for i in range(len(known))]}
+    return {
+        "color": _colour(comparison),
+        channel: {"field": "group", "type": "nominal", "scale": scale, "legend": None},
+    }
 
 
 def _colour(comparison: Comparison) -> dict[str, Any]:
     known = names(comparison)
-    scale = {"domain": known, "range": [colour(i) for i in range(len(known))]}
+    scale = {"domain": known, "range": [look(i)[0] for i in range(len(known))]}
     return {"field": "group", "type": "nominal", "scale": scale, "legend": None}

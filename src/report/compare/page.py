@@ -1,32 +1,34 @@
 """A comparison as one HTML file: tables and inline SVG, without scripts and without a network."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from src.report.compare import charts
+from src.report.compare.drawn import Chart, measured, varied
+from src.report.compare.interactive import HELP, script
 from src.report.compare.structure import Comparison
 from src.report.compare.text import (
     INTERVALS,
     LEGEND,
     PRINTED,
     best_line,
+    best_runs,
     change,
     changes,
     header,
     key_table,
     result,
     spread,
+    upright,
 )
 from src.report.table import Table, cells
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-RATES = ("p_steady", "throughput")
-POINTS = (  # what is shown, its horizontal and its vertical quantity
-    ("Final metric over rate", RATES, "metric"),
-    ("Peak memory over rate", RATES, "mem"),
-    ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
-)
+BLACK = "#000000"  # of a group; white in the dark
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
 @media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--note:#33290f}}
@@ -39,32 +41,56 @@ h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2rem 0 .5rem}h3
 caption{text-align:left;color:var(--faint);padding:.25rem 0}
 caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,calc(100vw - 2rem))}
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
-.text{text-align:left}td.text{white-space:normal;min-width:10rem;max-width:28rem;overflow-wrap:break-word}
+.text{text-align:left}td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
+td.text:first-child{min-width:min(17rem,40vw)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
-figure{margin:0;max-width:44rem}figure svg{display:block;width:100%;height:auto}
-svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}svg [stroke="#000000"]{stroke:var(--ink)}
+figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
+figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
+figure.long{max-width:54rem;overflow-x:auto}figure.long svg{width:auto;min-width:36rem;max-width:54rem}
+svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
+svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
-.key{list-style:none;padding:0}.key span{display:inline-block;width:.8em;height:.8em;margin-right:.5em;
-border:1px solid var(--faint);print-color-adjust:exact}
-code{font-size:.8rem;overflow-wrap:anywhere}
-@media print{body{max-width:none}figure,tr{break-inside:avoid}.wide{overflow:visible}td,th{white-space:normal}}
+.long text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
+.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
+text-align:center;border-bottom:3px solid;print-color-adjust:exact}
+a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
+@media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;
+--back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
+h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
+figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}h2{font-size:1rem}h3{font-size:.8rem}
+table{font-size:.6rem}th,td{padding:.15rem .3rem}
+th,td.text,td.text:first-child{white-space:normal;min-width:0}}
 """
 
 
-def page(comparison: Comparison) -> str:
-    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed."""
-    title = _text(comparison.title)
+def page(comparison: Comparison, interactive: bool = False) -> str:
+    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed.
+
+    Args:
+        interactive: whether charts get tooltips and zoom by a script in the file, which is 0.9 MB larger.
+    """
+    title, best = _text(comparison.title), best_line(comparison)
+    above, below = varied(comparison), measured(comparison)
+    parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
+    parts.append(f"<p><code>{_text(runs)}</code></p>" if (runs := best_runs(comparison)) else "")
+    if comparison.warnings:
+        parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
+    parts += [_result(comparison), _failures(comparison), _charts(above, 0), _published(comparison)]
+    parts += [_key(comparison) if below and len(comparison.groups) > 1 else "", _charts(below, len(above))]
+    parts += [_pictures(comparison), _figures(comparison), *_ends(comparison)]
+    policy = POLICY
+    if interactive:
+        whole = dict(zip(charts.names(comparison), (group.name for group in comparison.groups), strict=True))
+        text, allowed = script([chart.spec for chart in (*above, *below)], whole)
+        policy = f"{POLICY}; script-src {allowed}"
+        parts.append(f"<script>{text}</script>")
+        parts.insert(1, f'<p id="help" hidden>{HELP}</p>')
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{STYLE}</style></head>"
     )
-    best = best_line(comparison)
-    parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
-    if comparison.warnings:
-        parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
-    parts += [_result(comparison), _charts(comparison), _figures(comparison), *_ends(comparison)]
     body = "\n".join(filter(None, parts))
     return f"{head}<body><main>{body}</main></body></html>\n"
 
@@ -74,54 +100,93 @@ def _result(comparison: Comparison) -> str:
     parts = ["<h2>Result</h2>", _table(lines, texts, LEGEND)]
     if len(comparison.groups) > 1:
         parts.append(_table(*changes(comparison), INTERVALS))
-    if comparison.published:
-        lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
-        caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
-        listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-        kept = [i for i in range(len(lines[0]) - 1) if i < 3 or any(line[i] != "/" for line in lines[1:])]
-        lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
-        parts += ["<h2>Published rows</h2>", _table(lines, 4, caption), f"<ul>{listed}</ul>" if listed else ""]
     return "".join(parts)
 
 
-def _charts(comparison: Comparison) -> str:
-    result_lines, _ = result(comparison)
-    figures = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in zip(result_lines[0], line, strict=True) if value != "/")
-        for line in result_lines[1:]
+def _failures(comparison: Comparison) -> str:
+    if not comparison.failures:
+        return ""
+    lines = [[each.varied, each.status, each.reason, each.source] for each in comparison.failures]
+    table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
+    return f"<h2>Not done</h2>{table}"
+
+
+def _published(comparison: Comparison) -> str:
+    if not comparison.published:
+        return ""
+    lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
+    caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
+    listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
+    known = [sum(line[i] != "/" for line in lines[1:]) for i in range(len(lines[0]) - 1)]
+    # what most rows report is in view without scrolling
+    kept = [0, 1, 2, *sorted((i for i in range(3, len(known)) if known[i]), key=lambda i: -known[i])]
+    lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
+    return "".join(
+        [
+            "<h2>Published rows</h2>",
+            _table(lines, 4, caption),
+            f"<ul>{listed}</ul>" if listed else "",
+            _sources(comparison),
+        ]
     )
-    parts = []
-    points = [(name, spec) for name, over, y in POINTS if (spec := charts.runs_spec(comparison, over, y))]
-    if points:
-        parts.append(_section("Speed, accuracy and memory, a point for each run", points, figures))
-    if spec := charts.phases_spec(comparison):
-        seconds = "; ".join(
-            f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)
-            for group in comparison.groups
-        )
-        parts.append(_section("Phases", [("Mean seconds of each phase, a bar for each group", spec)], seconds))
-    found = [
-        (f"{metric} over {over}", spec)
-        for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
-        for over in ("samples", "seconds")
-        if (spec := charts.curve_spec(comparison, metric, over))
+
+
+def _sources(comparison: Comparison) -> str:
+    """Returns links to the publications; only to https, whatever the data says."""
+    urls = dict.fromkeys((row.url, row.source) for row in comparison.published if row.url.startswith("https://"))
+    by_url: dict[str, list[str]] = {}
+    for url, source in urls:
+        by_url.setdefault(url, []).append(source)
+    lines = [
+        f'<li><a href="{_text(url)}" rel="noreferrer">{_text(url)}</a>: {_text("; ".join(sources))}</li>'
+        for url, sources in by_url.items()
     ]
-    parts += [_section("Curves", found, figures)] if found else []
-    return "".join([_key(comparison) if parts and len(comparison.groups) > 1 else "", *parts])
+    return f"<h3>Sources</h3><ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _pictures(comparison: Comparison) -> str:
+    """Returns the models' own pictures, embedded, each with its group and run."""
+    drawn = []
+    for each in comparison.pictures:
+        group = comparison.groups[each.group]
+        try:
+            data = b64encode(Path(each.file).read_bytes()).decode()
+        except OSError:
+            continue  # removed since the comparison was built
+        alt = _text(f"{each.name} of {group.name}, drawn by the run: {each.file}")
+        title = _text(f"{each.name}, {group.name}")
+        drawn.append(f'<figure><h3>{title}</h3><img alt="{alt}" src="data:image/png;base64,{data}"></figure>')
+    files = ", ".join(comparison.left_out)
+    left_out = f"<p>Pictures left out, for size or number: {_text(files)}</p>" if files else ""
+    shown = f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
+    return f"<h2>The models' own pictures</h2>{shown}{left_out}" if drawn or left_out else ""
 
 
 def _key(comparison: Comparison) -> str:
-    """Returns the key of all charts: the colour and the whole name of each group."""
-    lines = [
-        f'<li><span style="background:{charts.colour(i)}"></span>{label}: {_text(group.name)}</li>'
-        for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True))
-    ]
+    """Returns the key of all charts: colour, point, line and whole name of each group."""
+    lines = []
+    for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True)):
+        colour, glyph, dash = charts.look(i)
+        style = f"color:{'var(--ink)' if colour == BLACK else colour};border-bottom-style:{dash}"
+        lines.append(f'<li><span aria-hidden="true" style="{style}">{glyph}</span>{label}: {_text(group.name)}</li>')
     return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
 
 
-def _section(title: str, found: Sequence[tuple[str, Mapping[str, Any]]], description: str) -> str:
-    drawn = "".join(f"<figure><h3>{_text(name)}</h3>{_svg(spec, name, description)}</figure>" for name, spec in found)
-    return f'<h2>{title}</h2><div class="charts">{drawn}</div>'
+def _charts(found: Sequence[Chart], first: int) -> str:
+    """Returns the sections of charts, whose numbers begin at `first`."""
+    parts = []
+    for section, group in groupby(enumerate(found, first), lambda each: each[1].section):
+        members = list(group)
+        narrow = "".join(_figure(i, chart) for i, chart in members if not chart.is_wide)
+        wide = "".join(_figure(i, chart) for i, chart in members if chart.is_wide)
+        parts.append(f'<h2>{_text(section)}</h2><div class="charts">{narrow}</div>{wide}')
+    return "".join(parts)
+
+
+def _figure(number: int, chart: Chart) -> str:
+    wide = ' class="long" tabindex="0"' if chart.is_wide else ""
+    image = _svg(chart.spec, chart.title, chart.words)
+    return f'<figure id="chart-{number}"{wide}><h3>{_text(chart.title)}</h3>{image}</figure>'
 
 
 def _svg(spec: Mapping[str, Any], title: str, description: str) -> str:
@@ -145,17 +210,16 @@ def _figures(comparison: Comparison) -> str:
             moved = change(own, base.estimates.get(each.name))
             line.append("/" if own is None else spread(own, each) + (f" ({moved})" if moved != "/" else ""))
         lines.append(line)
-    return f"<h2>Other figures</h2>{_table(lines, 1, f'{LEGEND} In parentheses: difference from the first group.')}"
+    table = _table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
+    return f"<h2>Other figures</h2>{table}"
 
 
 def _ends(comparison: Comparison) -> list[str]:
     parts = []
-    if comparison.failures:
-        lines = [["run", "state", "reason"], *([each.source, each.status, each.reason] for each in comparison.failures)]
-        parts.append(f"<h2>Not done</h2>{_table(lines, 3, 'Runs that did not end normally.')}")
     for name, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
-            table = _table(key_table(comparison, keys), len(comparison.groups) + 1, "Keys that the groups differ in.")
+            lines = key_table(comparison, keys)
+            table = _table(lines, len(lines[0]), "Keys that the groups differ in.")
             parts.append(f"<h2>{name}: what differs</h2>{table}")
     runs = [
         f"<li>{_text(group.name)}: {_text(run.source)}"

@@ -9,6 +9,8 @@ from src.measure.intervals import welch_interval
 from src.report.compare.structure import Direction, Estimate, Quantity
 from src.report.record import Figure, Record
 
+RATES = ("p_steady", "throughput")  # the first that runs have is their speed
+
 
 def quantities(record: Record) -> list[Quantity]:
     """Returns the quantities of runs like this one, in the order of their columns."""

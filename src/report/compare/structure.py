@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from src.report.record import Case, Figure
 from src.report.rows import Row
+from src.report.scaling import Point
 
 Direction = Literal["max", "min"]
 
@@ -68,7 +69,10 @@ class Run:
 class Group:
     """Runs of one config that differ in their seed alone.
 
-    `varied` has the values of the config keys that the groups differ in, `phases` the mean seconds by names of PHASES.
+    Attributes:
+        varied: the values of the config keys that the groups differ in.
+        phases: mean seconds by names of PHASES.
+        percentiles: mean percentiles (p50, p90, p95, p99) of a steady step's or a predicted batch's seconds.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Group:
     varied: Mapping[str, str]
     estimates: Mapping[str, Estimate]
     phases: Mapping[str, float] = field(default_factory=dict)
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -94,9 +99,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A run or a sweep's job that did not end normally, and why."""
+    """A run or a sweep's job that did not end normally, its varied values, and why."""
 
     source: str
+    varied: str
     status: str
     reason: str
 
@@ -117,6 +123,42 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A key that the groups vary, to draw figures against.
+
+    Attributes:
+        labels: the value of each group, as the config writes it.
+        numbers: the same as numbers; None unless all are.
+        log: whether the numbers are spread more evenly on a logarithmic scale.
+        lines: the values of the other varied keys of each group: those of one line differ in this key alone.
+    """
+
+    key: str
+    labels: Sequence[str]
+    numbers: Sequence[float] | None
+    log: bool
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """An axis of parallel coordinates: the place of each group from 0 to 1 (None without one), and labelled places."""
+
+    title: str
+    places: Sequence[float | None]
+    ticks: Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture that a run of a group drew of its own results: what it shows, and the PNG file."""
+
+    group: int
+    name: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Runs of one kind and unit, in groups; the first group is the baseline of differences and ratios.
 
@@ -127,6 +169,10 @@ class Comparison:
         warnings: what hinders a fair comparison, a sentence each.
         published: rows to compare with, as printed and corrected.
         best: the group with the best mean of the metric; None where there is none to compare.
+        axes: the keys that three or more groups vary.
+        scaling: speed-ups of runs on several devices over those on one, then published ones.
+        pictures, left_out: the models' own pictures, and the files of those that are too large or too many.
+        parallel: these and the figures as parallel coordinates, where several keys are varied.
     """
 
     title: str
@@ -144,6 +190,11 @@ class Comparison:
     failures: Sequence[Failure] = ()
     curves: Sequence[Curve] = ()
     published: Sequence[Row] = ()
+    axes: Sequence[Axis] = ()
+    parallel: Sequence[Coordinate] = ()
+    scaling: Sequence[Point] = ()
+    pictures: Sequence[Picture] = ()
+    left_out: Sequence[str] = ()
 
     def quantity(self, name: str) -> Quantity:
         """Returns the quantity of that name. Raises KeyError if no run has it."""

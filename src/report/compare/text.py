@@ -24,7 +24,7 @@ INTERVALS = (
 
 def markdown(comparison: Comparison) -> str:
     """Returns the comparison as Markdown: best group, warnings, result, differences, published rows, keys."""
-    parts = [f"# {comparison.title}", *([best] if (best := best_line(comparison)) else [])]
+    parts = [f"# {comparison.title}", *filter(None, [best_line(comparison), best_runs(comparison)])]
     parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
     parts += ["## Result", _markdown_table(*result(comparison)), LEGEND]
     if len(comparison.groups) > 1:
@@ -33,14 +33,12 @@ def markdown(comparison: Comparison) -> str:
         rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
         parts += ["## Published rows", section(rows).rstrip()]
     if comparison.failures:
-        lines = [[each.source, each.status, each.reason] for each in comparison.failures]
-        parts += ["## Not done", _markdown_table([["run", "state", "reason"], *lines], 3)]
+        lines = [[each.source, each.varied, each.status, each.reason] for each in comparison.failures]
+        parts += ["## Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)]
     for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
-            parts += [
-                f"## {title}: what differs",
-                _markdown_table(key_table(comparison, keys), len(comparison.groups) + 1),
-            ]
+            lines = key_table(comparison, keys)
+            parts += [f"## {title}: what differs", _markdown_table(lines, len(lines[0]))]
     sources = [f"- {group.name}: {', '.join(run.source for run in group.runs)}" for group in comparison.groups]
     return "\n\n".join([*parts, "## Runs", "\n".join(sources)]) + "\n"
 
@@ -98,6 +96,14 @@ def best_line(comparison: Comparison) -> str:
     return f"Best: {group.name} ({value}), of {len(comparison.groups)} groups."
 
 
+def best_runs(comparison: Comparison) -> str:
+    """Returns the overrides of the best group and its runs; '' where no key is varied."""
+    if comparison.best is None or not comparison.axes:
+        return ""
+    given = " ".join(f"{axis.key}={axis.labels[comparison.best]}" for axis in comparison.axes)
+    return f"{given}: {', '.join(run.source for run in comparison.groups[comparison.best].runs)}"
+
+
 def result(comparison: Comparison) -> tuple[list[list[str]], int]:
     """Returns the lines of the result table, headers first, and how many columns of text it begins with."""
     known = [each for each in comparison.quantities if each.name in PRINTED]
@@ -149,8 +155,18 @@ def change(estimate: Estimate | None, base: Estimate | None) -> str:
 
 
 def key_table(comparison: Comparison, keys: Sequence[Difference]) -> list[list[str]]:
-    """Returns a line for each key with its value in each group, headers first."""
-    return [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
+    """Returns a table of each key's value in each group, headers first."""
+    return upright(
+        [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
+    )
+
+
+def upright(lines: list[list[str]]) -> list[list[str]]:
+    """Returns a table with a column for each group, the same with a line for each where there are more groups."""
+    groups, others = len(lines[0]) - 1, len(lines) - 1
+    if groups <= max(others, 3):
+        return lines
+    return [["group", *(line[0] for line in lines[1:])], *map(list, list(zip(*lines, strict=True))[1:])]
 
 
 def _cell(group: Group, quantity: Quantity) -> str:

@@ -1,0 +1,113 @@
+"""Which charts a comparison's page has, in their order, with their titles and alternative texts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from src.report.compare import charts
+from src.report.compare.quantities import RATES
+from src.report.compare.structure import Comparison
+from src.report.compare.text import result, spread
+from src.report.compare.varied import responses
+from src.report.compare.varied_charts import axis_spec, parallel_spec, scaling_spec
+from src.report.scaling import Kind
+
+POINTS = (  # what is shown, its horizontal and its vertical quantity
+    ("Final metric over rate", RATES, "metric"),
+    ("Peak memory over rate", RATES, "mem"),
+    ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
+)
+SCALING: Mapping[Kind, str] = {
+    "weak": "Weak scaling: speed-up per device at a fixed batch per device",
+    "strong": "Strong scaling: speed-up per device at a fixed global batch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart: its section of the page, its title, its Vega-Lite spec, and its figures in words."""
+
+    section: str
+    title: str
+    spec: Mapping[str, Any]
+    words: str
+    is_wide: bool = False
+
+
+def varied(comparison: Comparison) -> list[Chart]:
+    """Returns the charts of what the groups vary: final metric and rate over each key, and parallel coordinates."""
+    words = "; ".join(
+        f"{group.name}: " + ", ".join(f"{each.title} {spread(group.estimates[each.name], each)}" for each in shown)
+        for group in comparison.groups
+        if (shown := [each for each in responses(comparison.quantities) if each.name in group.estimates])
+    )
+    section = "What was varied"
+    found = [
+        Chart(section=section, title=f"{quantity.title} over {axis.key}", spec=spec, words=words)
+        for axis in comparison.axes
+        for quantity in responses(comparison.quantities)
+        if (spec := axis_spec(comparison, axis, quantity))
+    ]
+    if found and (spec := parallel_spec(comparison)):
+        title = "All keys and figures, a line for each group"
+        title += ", the best one thick" if comparison.best is not None else ""
+        title += "; grey and dashed: not done" if any(not group.done for group in comparison.groups) else ""
+        found.append(Chart(section=section, title=title, spec=spec, words=words, is_wide=True))
+    return found
+
+
+def measured(comparison: Comparison) -> list[Chart]:
+    """Returns the charts of the runs' figures: speed and accuracy, phases, step times, curves."""
+    lines, _ = result(comparison)
+    words = "; ".join(
+        ", ".join(f"{name} {value}" for name, value in zip(lines[0], line, strict=True) if value != "/")
+        for line in lines[1:]
+    )
+    section = "Speed, accuracy and memory, a point for each run"
+    found = [
+        Chart(section=section, title=title, spec=spec, words=words)
+        for title, over, y in POINTS
+        if (spec := charts.runs_spec(comparison, over, y))
+    ]
+    if spec := charts.phases_spec(comparison):
+        title = "Mean seconds of each phase, a bar for each group"
+        found.append(Chart(section="Phases", title=title, spec=spec, words=_seconds(comparison)))
+    if spec := charts.times_spec(comparison):
+        section, what = ("Step times", "steady steps") if comparison.kind == "train" else ("Latency", "batches")
+        title = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
+        found.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
+    grey = "; grey: published rows" if any(point.is_published for point in comparison.scaling) else ""
+    found += [
+        Chart(section="Scaling", title=f"{title}{grey}", spec=spec, words=_efficiencies(comparison, kind))
+        for kind, title in SCALING.items()
+        if (spec := scaling_spec(comparison, kind))
+    ]
+    return found + [
+        Chart(section="Curves", title=f"{metric} over {over}", spec=spec, words=words)
+        for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
+        for over in ("samples", "seconds")
+        if (spec := charts.curve_spec(comparison, metric, over))
+    ]
+
+
+def _seconds(comparison: Comparison) -> str:
+    return "; ".join(
+        f"{group.name}: " + ", ".join(f"{phase} {value:.1f} s" for phase, value in group.phases.items() if value)
+        for group in comparison.groups
+    )
+
+
+def _percentiles(comparison: Comparison) -> str:
+    return "; ".join(
+        f"{group.name}: " + ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in group.percentiles.items())
+        for group in comparison.groups
+    )
+
+
+def _efficiencies(comparison: Comparison, kind: Kind) -> str:
+    return "; ".join(
+        f"{'published ' if point.is_published else ''}{point.config}, {point.precision}, batch {point.batch}: "
+        f"{point.efficiency:.1%} on {point.devices} devices"
+        for point in comparison.scaling
+        if point.kind == kind
+    )

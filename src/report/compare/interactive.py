@@ -1,0 +1,82 @@
+"""The script of an interactive page: Vega and the charts' specs, which replace the static images in a browser.
+
+Vega evaluates expressions by its interpreter, so the page's policy allows this one script by its hash and no `eval`.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from src.report.compare.charts import VL_VERSION, complete, plain
+
+HELP = "Point at a mark for its values. Zoom with Shift and the wheel, drag to move, double-click to go back."
+# An image is replaced only when its chart is drawn: where that fails it stays.
+DRAW = """
+document.getElementById("help").hidden = false;
+for (const [i, spec] of SPECS.entries()) {
+  const figure = document.getElementById(`chart-${i}`), image = figure.querySelector("svg");
+  const view = document.createElement("div");
+  spec.description = [...image.querySelectorAll("title,desc")].map(text => text.textContent).join(": ");
+  spec.width = Math.max(figure.clientWidth, figure.classList.contains("long") ? 576 : 0);
+  spec.autosize = {type: "fit-x", contains: "padding"};
+  figure.append(view);
+  vegaEmbed(view, spec, {renderer: "svg", actions: false, ast: true})
+    .then(() => image.remove())
+    .catch(error => { view.remove(); console.error(error); });
+}
+"""
+ZOOM = {
+    "name": "zoom",
+    "select": {
+        "type": "interval", "zoom": "wheel![event.shiftKey]",
+        "translate": "[mousedown, window:mouseup] > window:mousemove!",
+    },
+    "bind": "scales",
+}  # fmt: skip
+
+
+def script(specs: Sequence[Mapping[str, Any]], groups: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the text of the page's script, and its hash as the page's policy names it.
+
+    Args:
+        groups: whole names of the groups by those in the charts.
+    """
+    import vl_convert
+
+    data = json.dumps([_interactive(complete(spec), groups) for spec in specs])
+    data = data.replace("<", "\\u003c")  # so that no text ends the script
+    bundle = vl_convert.javascript_bundle(DRAW, vl_version=VL_VERSION)  # minified: it would put "<" back into the data
+    text = f"const SPECS={data};\n{bundle}".replace("</script", "<\\/script").replace("\r\n", "\n")
+    return text, f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _interactive(spec: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the spec with tooltips, and with zoom where both axes are numbers."""
+    layers = [_with_tooltip(layer, groups) for layer in spec.get("layer", ())]
+    found = {**spec, "layer": layers} if layers else _with_tooltip(spec, groups)
+    encoding = (layers[0] if layers else found)["encoding"]
+    if all(encoding[axis].get("type") == "quantitative" for axis in ("x", "y")):
+        (layers[0] if layers else found)["params"] = [ZOOM]
+    return found
+
+
+def _with_tooltip(view: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the view with tooltips of its values, and of the group's whole name where it draws single values."""
+    given, encoding = view["mark"], view["encoding"]
+    mark = {**(given if isinstance(given, Mapping) else {"type": given}), "tooltip": True}
+    if mark["type"] == "line" and not mark.get("point"):
+        mark["point"] = {"opacity": 0, "size": 120, "tooltip": True}  # a line itself has no values to point at
+    drawn = {each["field"]: each for each in encoding.values() if isinstance(each, Mapping) and "field" in each}
+    if "group" not in drawn or "tooltip" in encoding or any("aggregate" in each for each in drawn.values()):
+        return {**view, "mark": mark}
+    told = [
+        {"field": field, "type": each["type"], "title": each.get("title") or field}
+        for field, each in drawn.items()
+        if field not in ("group", "run", "order")
+    ]
+    told.append({"field": "name", "type": "nominal", "title": "group"})
+    names = [{"group": short, "name": plain(name)} for short, name in groups.items()]
+    whole = {"lookup": "group", "from": {"data": {"values": names}, "key": "group", "fields": ["name"]}}
+    return {**view, "mark": mark, "transform": [whole], "encoding": {**encoding, "tooltip": told}}

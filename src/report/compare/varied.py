@@ -1,0 +1,114 @@
+"""The keys that groups vary, as axes of charts: their values as numbers, and places on parallel axes."""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from src.report.compare.quantities import RATES
+from src.report.compare.structure import Axis, Coordinate, Difference, Group, Quantity
+from src.report.table import number
+
+FEWEST = 3  # groups: with two there is no course to draw
+MOST = 6  # keys: of more, only those that tell the groups apart
+LEVELS = 8  # values that are labelled one by one
+
+
+def axes(config: Sequence[Difference], naming: Sequence[Difference]) -> list[Axis]:
+    """Returns an axis for each varied key; none for fewer than three groups.
+
+    Args:
+        config: the keys that the groups differ in.
+        naming: those of them that tell every group from the others.
+    """
+    keys = config if len(config) <= MOST else naming
+    if not keys or len(keys[0].values) < FEWEST:
+        return []
+    return [_axis(each, [other for other in keys if other is not each]) for each in keys]
+
+
+def parallel(own: Sequence[Axis], groups: Sequence[Group], known: Sequence[Quantity]) -> list[Coordinate]:
+    """Returns the axes of parallel coordinates: the keys, then the final metric and the rate; none for a single key."""
+    shown = responses(known)
+    if len(own) < 2 or not shown:
+        return []
+    keys = [_coordinate(axis.key, axis.numbers, axis.labels, axis.log) for axis in own]
+    for each in shown:
+        means = [group.estimates[each.name].mean * each.factor if each.name in group.estimates else None
+                 for group in groups]  # fmt: skip
+        keys.append(_measured(each.title, means))
+    return keys
+
+
+def responses(known: Sequence[Quantity]) -> list[Quantity]:
+    """Returns the quantities that are drawn against varied keys: the final metric and the first rate there is."""
+    by_name = {each.name: each for each in known}
+    rate = next((by_name[name] for name in RATES if name in by_name), None)
+    return [each for each in (by_name.get("metric"), rate) if each is not None]
+
+
+def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
+    numbers = [as_number(value) for value in key.values]
+    known = [value for value in numbers if value is not None]
+    lines = [
+        " ".join(f"{each.key.rpartition('.')[2]}={value}" for each, value in zip(others, values, strict=True))
+        for values in zip(*(each.values for each in others), strict=True)
+    ] or ["" for _ in key.values]
+    return Axis(
+        key=key.key,
+        labels=key.values,
+        numbers=known if len(known) == len(numbers) else None,
+        log=len(known) == len(numbers) and _log(known),
+        lines=lines,
+    )
+
+
+def as_number(value: str) -> float | None:
+    """Returns the number that a value is, as the config writes it; None for other values."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return None
+    known = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    return float(found) if known else None
+
+
+def _log(values: Sequence[float]) -> bool:
+    """Returns whether the values are spread more evenly on a logarithmic scale."""
+    levels = sorted(set(values))
+    if len(levels) < 3 or levels[0] <= 0:
+        return False
+    return _largest_gap([math.log(value) for value in levels]) < _largest_gap(levels)
+
+
+def _largest_gap(levels: Sequence[float]) -> float:
+    """Returns the largest gap between neighbours as a share of the whole range."""
+    return max(b - a for a, b in pairwise(levels)) / (levels[-1] - levels[0])
+
+
+def _coordinate(title: str, numbers: Sequence[float] | None, labels: Sequence[str], log: bool) -> Coordinate:
+    """Returns the parallel axis of a key: few values stand at equal distances, many numbers at their places."""
+    levels = list(dict.fromkeys(labels))
+    if numbers is None or len(levels) <= LEVELS:
+        if numbers is not None:
+            value = dict(zip(labels, numbers, strict=True))
+            levels.sort(key=lambda label: value[label])
+        place = {label: i / max(1, len(levels) - 1) for i, label in enumerate(levels)}
+        shown = levels[:: max(1, -(-len(levels) // LEVELS))]
+        return Coordinate(title=title, places=[place[x] for x in labels], ticks=[(place[x], x) for x in shown])
+    return _measured(title, numbers, log)
+
+
+def _measured(title: str, values: Sequence[float | None], log: bool = False) -> Coordinate:
+    """Returns the parallel axis of numbers, from the least to the greatest."""
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
+    if low == high:
+        places = [None if value is None else 0.5 for value in values]
+        return Coordinate(title=title, places=places, ticks=[(0.5, number(low))])
+    to, back = (math.log, math.exp) if log else (float, float)
+    width = to(high) - to(low)
+    ticks = [(i / 4, number(back(to(low) + i / 4 * width))) for i in range(5)]
+    return Coordinate(
+        title=title, places=[None if value is None else (to(value) - to(low)) / width for value in values], ticks=ticks
+    )

@@ -1,0 +1,158 @@
+"""The charts of varied keys and devices: a figure against one key, parallel coordinates, scaling; Vega-Lite specs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from src.report.compare.charts import DASHES, INK, SHAPES, look, number_axis, plain
+from src.report.compare.structure import Axis, Comparison, Quantity
+from src.report.compare.text import header
+from src.report.compare.varied import LEVELS
+from src.report.scaling import Kind
+from src.system.colours import CURVES
+
+RAMP = ["#E69F00", "#0072B2"]  # least to greatest, told apart by colour-blind readers too, in light and dark
+FAILED = "#999999"
+
+
+def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[str, Any] | None:
+    """Returns a figure of each run over the key; lines join the means of groups that differ in this key alone.
+
+    There are no lines where these would be more than the colours. None where fewer than two values of the key have the
+    figure.
+    """
+    where = axis.numbers if axis.numbers is not None else axis.labels
+    runs, means = [], []
+    for group, x, line in zip(comparison.groups, where, axis.lines, strict=True):
+        if (own := group.estimates.get(quantity.name)) is not None:
+            at = (
+                {"x": x, "line": plain(line)} if axis.numbers is not None else {"x": plain(str(x)), "line": plain(line)}
+            )
+            means.append({**at, "y": own.mean * quantity.factor})
+            runs += [{**at, "y": value * quantity.factor} for value in own.values]
+    if len({each["x"] for each in means}) < 2:
+        return None
+    lines = list(dict.fromkeys(each["line"] for each in means))
+    named = 1 < len(lines) <= len(CURVES)
+    scale = {"domain": lines, "range": list(CURVES[: len(lines)])}
+    shapes = {"domain": lines, "range": [SHAPES[i % len(SHAPES)] for i in range(len(lines))]}
+    x = _key_axis(axis, [each["x"] for each in means])
+    y = number_axis("y", plain(header(quantity)))
+    colour = (
+        {"field": "line", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 24}}
+        if named
+        else _plain_colour()
+    )
+    detail = {"field": "line", "type": "nominal"}
+    shape = {"field": "line", "type": "nominal", "scale": shapes} if named else {"value": "circle"}
+    joined = {"data": {"values": means}, "mark": {"type": "line", "strokeWidth": 1.3},
+              "encoding": {"x": x, "y": y, "color": colour, "detail": detail}}  # fmt: skip
+    points = {"data": {"values": runs}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+              "encoding": {"x": x, "y": y, "color": colour, "shape": shape}}  # fmt: skip
+    return {"height": 220, "layer": [joined, points] if named or len(lines) == 1 else [points]}
+
+
+def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns the parallel coordinates: a line for each group, grey and dashed without a metric, the best one thick."""
+    titles = [plain(each.title) for each in comparison.parallel]
+    if not titles:
+        return None
+    rows, ticks = _parallel_rows(comparison, titles)
+    top = {"title": None, "orient": "top", "labelAngle": 0, "domain": False, "ticks": False, "grid": True,
+           "gridColor": INK, "gridOpacity": 0.4, "labelFontWeight": "bold", "labelLimit": 150}  # fmt: skip
+    places = {"domain": titles, "type": "point", "padding": 0.3}
+    x = {"field": "axis", "type": "nominal", "sort": None, "scale": places, "axis": top}
+    y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.03, 1.03]}}
+    colour = _plain_colour()
+    if comparison.metric:
+        scale = {"range": RAMP, "type": "linear", "interpolate": "lab"}
+        legend = {"direction": "horizontal", "gradientLength": 240}
+        title = comparison.quantity(comparison.metric).title
+        colour = {"field": "value", "type": "quantitative", "scale": scale, "title": plain(title), "legend": legend}
+    best = [row for row in rows if row["group"] == comparison.best]
+    layers = [
+        _lines([row for row in rows if row["value"] is None], x, y, {"value": FAILED}, {"strokeDash": [4, 4]}),
+        _lines([row for row in rows if row["value"] is not None], x, y, colour, {}),
+        _lines(best, x, y, colour, {"strokeWidth": 5}),
+    ]
+    text = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK}
+    named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
+    layers.append({"data": {"values": ticks}, "mark": text, "encoding": named})
+    return {"height": 300, "width": max(420, 150 * len(titles)), "layer": [each for each in layers if each]}
+
+
+def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the points of the groups' lines and those of the axes' labels."""
+    judged = comparison.metric or (comparison.quantities[0].name if comparison.quantities else "")
+    means = [group.estimates[judged].mean if judged in group.estimates else None for group in comparison.groups]
+    rows = [
+        {"axis": title, "place": place, "group": i, "value": means[i], "name": plain(comparison.groups[i].name)}
+        for title, each in zip(titles, comparison.parallel, strict=True)
+        for i, place in enumerate(each.places)
+        if place is not None
+    ]
+    ticks = [
+        {"axis": title, "place": place, "label": plain(label)}
+        for title, each in zip(titles, comparison.parallel, strict=True)
+        for place, label in each.ticks
+    ]
+    return rows, ticks
+
+
+def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
+    """Returns the efficiencies over devices, a line for each case, published ones grey; None without own points."""
+    own: dict[str, list[dict[str, Any]]] = {}
+    published: list[dict[str, Any]] = []
+    for point in comparison.scaling:
+        name = plain(f"{point.config.split()[0]} {point.precision}, {point.batch}")
+        at = {"devices": point.devices, "efficiency": 100 * point.efficiency, "case": name}
+        if point.kind == kind and point.is_published:
+            published += [
+                {**at, "devices": 1, "efficiency": 100.0, "source": point.source},
+                {**at, "source": point.source},
+            ]
+        elif point.kind == kind:
+            own.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0}]).append(at)
+    if not own:
+        return None
+    rows = [row for line in own.values() for row in line]
+    devices = sorted({row["devices"] for row in (*rows, *published)})
+    x = {**number_axis("devices", "devices"), "scale": {"type": "log", "base": 2, "padding": 12, "nice": False},
+         "axis": {"values": devices, "labelExpr": "format(datum.value, '~g')"}}  # fmt: skip
+    y = number_axis("efficiency", "speed-up per device, %")
+    names, looks = list(own), [look(i) for i in range(len(own))]
+    scale = {"domain": names, "range": [colour for colour, _, _ in looks]}
+    dashes = {"domain": names, "range": [DASHES[dash] for _, _, dash in looks]}
+    colour = {"field": "case", "type": "nominal", "scale": scale}
+    dash = {"field": "case", "type": "nominal", "scale": dashes}
+    detail = [{"field": "case", "type": "nominal"}, {"field": "source", "type": "nominal"}]
+    grey = {"data": {"values": published}, "mark": {"type": "line", "strokeWidth": 1, "point": {"color": FAILED}},
+            "encoding": {"x": x, "y": y, "color": {"value": FAILED}, "detail": detail}}  # fmt: skip
+    line = {"data": {"values": rows}, "mark": {"type": "line", "point": True},
+            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash}}  # fmt: skip
+    return {"height": 260, "layer": [grey, line] if published else [line]}
+
+
+def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mapping[str, Any]) -> dict[str, Any]:
+    if not rows:
+        return {}
+    mark = {"type": "line", "strokeWidth": 1.5, "point": False, **style}
+    told = [{"field": "name", "title": "group"}, {"field": "value", "title": colour.get("title", "value")}]
+    encoding = {"x": x, "y": y, "color": colour, "detail": {"field": "group", "type": "nominal"}, "tooltip": told}
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
+
+
+def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
+    title = plain(axis.key)
+    if axis.numbers is None:
+        return {"field": "x", "type": "nominal", "sort": None, "title": title, "axis": {"labelAngle": 0}}
+    levels = sorted(set(values))
+    found = number_axis("x", title)
+    if axis.log:
+        found["scale"] = {"type": "log", "nice": False, "padding": 12}
+    if len(levels) <= LEVELS:
+        found["axis"] = {"values": levels, "labelExpr": "format(datum.value, '~g')", "labelOverlap": True}
+    return found
+
+
+def _plain_colour() -> dict[str, Any]:
+    return {"value": CURVES[0]}
