@@ -267,5 +267,5 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
         files |= run_pictures(folder, record, job.task.curves if job is not None else ())
     if job is not None:
         files |= job.task.artifacts
-        log_record(job.trainer.loggers, record.to_dict(), files)
+        log_record(job.trainer.loggers, record, files)
     print(summary(record, files), file=sys.stdout, flush=True)

@@ -163,7 +163,28 @@ def test_tensorboard_has_the_curves(folder: Path, record: Record) -> None:
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     losses = {event.step: event.value for event in events.Scalars("loss")}
     assert losses == pytest.approx({row["step"]: row["loss"] for row in record["history"] if "loss" in row})
-    assert "val_bits_bond" in events.Tags()["scalars"]
+    assert "val_bits_bond" in events.Tags()["scalars"] and "hp_metric" not in events.Tags()["scalars"]
+
+
+def test_tensorboard_compares_runs_by_their_final_figures_and_shows_their_pictures(
+    folder: Path, record: Record
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import parse_experiment_plugin_data, parse_session_start_info_plugin_data
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    last = {name: events.Scalars(f"final/{name}")[0].value for name in ("nuv", "p_train", "p_steady", "e2e_time_s")}
+    assert last == pytest.approx({
+        "nuv": record["final_metric"]["value"], "p_train": record["p_train"],
+        "p_steady": record["steady"]["p_train"], "e2e_time_s": record["e2e_time_s"],
+    })  # fmt: skip
+    of = events.PluginTagToContent("hparams")
+    columns = {info.name.tag for info in parse_experiment_plugin_data(of["_hparams_/experiment"]).metric_infos}
+    assert {f"final/{name}" for name in last} <= columns
+    session = parse_session_start_info_plugin_data(of["_hparams_/session_start_info"]).hparams
+    assert session["hp/lr"].number_value == 1e-3 and session["status"].string_value == "done"
+    assert {"curves", "where the time went"} <= set(events.Tags()["images"])
+    assert events.Images("curves")[0].width > 100
 
 
 def test_wandb_writes_offline_and_starts_a_run_of_its_own_each_time(

@@ -1,14 +1,18 @@
-"""What loggers get of a whole run at its end: its config, every figure of its record, its pictures, `result.json`."""
+"""What loggers get of a whole run at its end: its config, the figures of its record, its pictures, `result.json`."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, read_write
-from pytorch_lightning.loggers import Logger, WandbLogger
+from PIL import Image
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from src.errors import UserError
+from src.report.compare.quantities import figures
+from src.report.record import Record
 
 NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
 
@@ -39,18 +43,36 @@ def settle_loggers(config: DictConfig) -> None:
             logger.update({key: value for key, value in usual.items() if logger.get(key) is None})
 
 
-def log_record(loggers: Sequence[Logger], record: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Gives the record of an ended run, as plain values, to each W&B logger that has begun its run.
+def log_record(loggers: Sequence[Logger], record: Record, files: Mapping[str, Path]) -> None:
+    """Gives the record of an ended run to each W&B and TensorBoard logger that has begun its run.
 
     Args:
         files: the run's files by what they show, among them 'record'; the PNGs become pictures.
     """
+    pictures = {name: path for name, path in files.items() if path.suffix == ".png"}
     for logger in loggers:
-        if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            try:
-                _log_to_wandb(logger.experiment, record, files)
-            except Exception as error:  # the run is done, and its record is written
-                print(f"note: W&B has not got all of the record ({error})", flush=True)
+        try:
+            if isinstance(logger, WandbLogger) and logger._experiment is not None:
+                _log_to_wandb(logger.experiment, record.to_dict(), files)
+            elif isinstance(logger, TensorBoardLogger) and logger._experiment is not None:
+                _log_to_tensorboard(logger, record, pictures)
+        except Exception as error:  # the run is done, and its record is written
+            name = "W&B" if isinstance(logger, WandbLogger) else "TensorBoard"
+            print(f"note: {name} has not got all of the record ({error})", flush=True)
+
+
+def _log_to_tensorboard(logger: TensorBoardLogger, record: Record, pictures: Mapping[str, Path]) -> None:
+    """Writes the figures that the HParams page compares runs by, once: it shows the first metrics of a run."""
+    known = figures(record)
+    if record.final_metric:
+        known[record.final_metric.name] = known.pop("metric")
+    step = max((row.get("step") or 0 for row in record.history), default=0)
+    metrics = {f"final/{name}": value for name, value in known.items() if value is not None}
+    logger.log_hyperparams({**logger.hparams, "status": record.status}, metrics, step)
+    for name, path in pictures.items():
+        with Image.open(path) as picture:
+            logger.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+    logger.finalize(record.status)
 
 
 def _log_to_wandb(run: Any, record: Mapping[str, Any], files: Mapping[str, Path]) -> None:
