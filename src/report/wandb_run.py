@@ -1,0 +1,133 @@
+"""What W&B holds of a run: name, tags and axes from its begin on, and at its end its record, tables and pictures."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from src.errors import UserError
+from src.report.compare.quantities import figures, quantities
+from src.report.record import Record
+
+AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step
+MOST_ROWS = 1000  # of a table
+MOST_LETTERS = {"name": 128, "tag": 64}  # W&B refuses longer ones
+# Overrides that do not tell runs apart: who watches, where files are, what the tags say.
+UNNAMED = (
+    *("model", "logger", "callbacks", "hardware", "pictures", "note", "resume", "ckpt_path", "sweep", "hydra"),
+    *("output", "output_dir", "output_root", "data_root"),
+)
+NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
+
+
+def described(
+    kind: str, model: str, tags: Sequence[str], overrides: Sequence[str], sweep: str | None
+) -> dict[str, Any]:
+    """Returns name, group, job type and tags of a run.
+
+    Args:
+        kind: 'train' or 'predict'.
+        tags: the names of precision, trainer and hardware.
+        overrides: what the user typed, without secrets; the name has those that tell runs apart.
+        sweep: the name of the sweep's folder; None outside of one.
+    """
+    typed = [text.lstrip("+") for text in overrides if not text.startswith("~") and _tells(text)]
+    every = [*tags, "sweep"] if sweep else tags
+    return {
+        "name": " ".join([model, *typed])[: MOST_LETTERS["name"]],
+        "group": sweep or model,
+        "job_type": kind,
+        "tags": [tag[: MOST_LETTERS["tag"]] for tag in dict.fromkeys(every)],
+    }
+
+
+def _tells(override: str) -> bool:
+    key = override.lstrip("+").partition("=")[0].partition("@")[0]
+    return not any(key == other or (other != "model" and key.startswith(f"{other}.")) for other in UNNAMED)
+
+
+def sweep_of(folder: Path) -> str | None:
+    """Returns the name of the sweep that a run's folder is a job of; None outside of one."""
+    return folder.absolute().parent.name if (folder / "job.json").exists() else None
+
+
+def begin(**settings: Any) -> Any:
+    """Returns a new W&B run whose charts are drawn over samples, or over seconds by a choice in its page.
+
+    Raises UserError where W&B refuses to begin it: a variable of its that is wrong, no key, no server.
+    """
+    import wandb
+
+    try:
+        run = wandb.init(**settings)
+    except (wandb.Error, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"W&B does not begin a run: {why}; WANDB_MODE=offline needs neither key nor network") from error
+    for axis in AXES:
+        run.define_metric(axis, hidden=True)
+    run.define_metric("*", step_metric=AXES[0])
+    return run
+
+
+def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
+    """Gives a W&B run the record of ours: config, every figure as summary, tables, pictures, result.json.
+
+    Args:
+        files: the run's files by what they show, among them 'record'; PNGs become pictures, csv files tables.
+    """
+    import wandb
+
+    plain = record.to_dict()
+    run.config.update({key: plain[key] for key in ("config", "case", "environment")}, allow_val_change=True)
+    shown: dict[str, Any] = {"figures": _figures(record)}
+    for name, path in files.items():
+        if path.suffix == ".png":
+            shown[name] = wandb.Image(str(path))
+        elif path.suffix == ".csv":
+            shown[name] = _table(path)
+    run.log(shown, step=max((row.get("step") or 0 for row in record.history), default=0), commit=True)
+    run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
+    if record.error:
+        run.summary["error"] = f"{record.error.type}: {record.error.message}"
+    artifact = wandb.Artifact(f"record-{run.id}", type="record")
+    artifact.add_file(str(files["record"]), name="result.json")
+    run.log_artifact(artifact)
+
+
+def _figures(record: Record) -> Any:
+    """Returns the table of the figures that comparisons have, in their units."""
+    import wandb
+
+    known = figures(record)
+    rows = [
+        [each.title, value * each.factor, each.unit]
+        for each in quantities(record)
+        if (value := known.get(each.name)) is not None
+    ]
+    return wandb.Table(columns=["figure", "value", "unit"], data=rows)
+
+
+def _table(path: Path) -> Any:
+    """Returns the first MOST_ROWS rows of a csv file; a column of numbers alone as numbers, empty cells as None."""
+    import wandb
+
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = [row for row, _ in zip(csv.reader(file), range(MOST_ROWS + 1), strict=False)] or [[]]
+    columns = [_numbers(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in head]
+    return wandb.Table(columns=list[str | int](head), data=[list(row) for row in zip(*columns, strict=True)])
+
+
+def _numbers(column: Sequence[str]) -> list[Any]:
+    try:
+        return [float(cell) if cell else None for cell in column]
+    except ValueError:
+        return [cell or None for cell in column]
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of plain data that are not None, by their keys joined with dots."""
+    if isinstance(value, Mapping | list):
+        for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from flat(item, f"{key}.{name}" if key else str(name))
+    elif value is not None:
+        yield key, value
