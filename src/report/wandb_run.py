@@ -1,6 +1,7 @@
 """What W&B holds of a run: name, tags and axes from its begin on, and at its end its record, tables and pictures."""
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from src.report.compare.quantities import figures, quantities
 from src.report.record import Record
 
 AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step
+FIGURES = "figures/"  # and a quantity's name: the summary's figures that comparisons have
 MOST_ROWS = 1000  # of a table
 MOST_LETTERS = {"name": 128, "tag": 64}  # W&B refuses longer ones
 # Overrides that do not tell runs apart: who watches, where files are, what the tags say.
 UNNAMED = (
-    *("model", "logger", "callbacks", "hardware", "pictures", "note", "resume", "ckpt_path", "sweep", "hydra"),
+    *("logger", "callbacks", "hardware", "pictures", "note", "resume", "ckpt_path", "sweep", "hydra"),
     *("output", "output_dir", "output_root", "data_root"),
 )
 NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
@@ -42,8 +44,8 @@ def described(
 
 
 def _tells(override: str) -> bool:
-    key = override.lstrip("+").partition("=")[0].partition("@")[0]
-    return not any(key == other or (other != "model" and key.startswith(f"{other}.")) for other in UNNAMED)
+    key = override.lstrip("+").partition("=")[0]
+    return key != "model" and re.split(r"[./@]", key)[0] not in UNNAMED
 
 
 def sweep_of(folder: Path) -> str | None:
@@ -79,13 +81,15 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
 
     plain = record.to_dict()
     run.config.update({key: plain[key] for key in ("config", "case", "environment")}, allow_val_change=True)
-    shown: dict[str, Any] = {"figures": _figures(record)}
+    known = {name: value for name, value in figures(record).items() if value is not None}
+    shown: dict[str, Any] = {"final figures": _figures(record, known)}
     for name, path in files.items():
         if path.suffix == ".png":
             shown[name] = wandb.Image(str(path))
         elif path.suffix == ".csv":
             shown[name] = _table(path)
     run.log(shown, step=max((row.get("step") or 0 for row in record.history), default=0), commit=True)
+    run.summary.update({FIGURES + name: value for name, value in known.items()})
     run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
     if record.error:
         run.summary["error"] = f"{record.error.type}: {record.error.message}"
@@ -94,16 +98,12 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
     run.log_artifact(artifact)
 
 
-def _figures(record: Record) -> Any:
+def _figures(record: Record, known: Mapping[str, float]) -> Any:
     """Returns the table of the figures that comparisons have, in their units."""
     import wandb
 
-    known = figures(record)
-    rows = [
-        [each.title, value * each.factor, each.unit]
-        for each in quantities(record)
-        if (value := known.get(each.name)) is not None
-    ]
+    shown = [each for each in quantities(record) if each.name in known]
+    rows = [[each.title, known[each.name] * each.factor, each.unit] for each in shown]
     return wandb.Table(columns=["figure", "value", "unit"], data=rows)
 
 

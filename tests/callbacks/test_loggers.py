@@ -61,7 +61,7 @@ def test_wandb_has_the_figures_of_the_record(offline: Path) -> None:
     assert settings["environment"] == record["environment"] and settings["fit"]["max_epochs"] == 1
     assert ("record", ["result.json"]) in logged["artifacts"] and logged["exit_code"] == 0
     tables = {Path(path).name.partition("_")[0] for path in logged["files"] if path.endswith(".table.json")}
-    assert tables == {"figures"} and any("curves" in path for path in logged["files"])
+    assert tables == {"final figures"} and any("curves" in path for path in logged["files"])
 
 
 def test_wandb_has_a_row_for_each_step_of_the_history(offline: Path) -> None:
