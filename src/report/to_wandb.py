@@ -43,11 +43,17 @@ def run_wandb(options: argparse.Namespace) -> int:
     online = os.environ.get("WANDB_MODE", "offline") == "online"
     place = {"project": options.project, "entity": options.entity or None, "dir": str(options.output)}
     options.output.mkdir(parents=True, exist_ok=True)
-    runs, pictures = {}, set[str]()
+    runs, pictures, offline = {}, set[str](), dict[str, None]()
     for (source, record), path in zip(loaded.runs, loaded.paths, strict=True):
         files = _files(path)
+        if logged := _logged(files["record"].parent):
+            runs[source] = logged.name.rpartition("-")[2]
+            offline[f"{logged.parent}/offline-run-*"] = None
+            print(f"{source}: has the W&B run {runs[source]}, of logger=wandb")
+            continue
         pictures |= {name for name, file in files.items() if file.suffix == ".png"}
         runs[source] = backfill(record, files, **place, mode="online" if online else "offline")
+        offline[f"{options.output}/wandb/offline-run-*"] = None
         print(f"{source}: W&B run {runs[source]}")
     entity = options.entity or (_own_entity() if online else "")
     made = report(comparison, runs, sorted(pictures), options.project, entity, online)
@@ -56,7 +62,7 @@ def run_wandb(options: argparse.Namespace) -> int:
         return 0
     file = options.output / "report.json"
     write_text(file, specification(made))
-    print(f"report: {file}\nto send the runs: wandb sync {options.output}/wandb/offline-run-*")
+    print(f"report: {file}\nto send the runs: wandb sync {' '.join(offline)}")
     print("to send the runs and save the report: this command with WANDB_MODE=online")
     return 0
 
@@ -120,6 +126,13 @@ def _files(path: Path) -> dict[str, Path]:
         return {"record": path}
     others = [*sorted(path.glob("*.png")), *sorted(each for each in path.glob("*.csv") if each.name != "metrics.csv")]
     return {"record": path / "result.json", **{each.stem: each for each in others}}
+
+
+def _logged(folder: Path) -> Path | None:
+    """Returns the files of the newest W&B run that the run itself wrote beside its result.json; None without one."""
+    if not (folder / "result.json").exists():
+        return None
+    return max(folder.glob("wandb/*run-*-*"), key=lambda path: path.name.partition("run-")[2], default=None)
 
 
 def _own_entity() -> str:

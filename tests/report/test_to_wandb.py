@@ -106,6 +106,21 @@ def test_a_record_that_is_written_again_is_the_same_run(sweep: Path, tmp_path: P
     assert len(ids) == 2 and len(set(ids)) == 1
 
 
+def test_a_run_that_logged_to_wandb_is_not_written_again(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sweep / "1" / "wandb"
+    for name in ("run-20260102_000000-online1", "offline-run-20260101_000000-first", "debug.log"):
+        (own / name).mkdir(parents=True)
+    assert main(["wandb", str(sweep), "--output", str(tmp_path / "out")]) == 0
+    assert [run["name"] for run in written(tmp_path / "out")] == [
+        "moflow hp.batch_size=1024 seed=1", "moflow hp.batch_size=512 seed=1",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert f"{sweep / '1'}: has the W&B run online1" in printed and f"{own}/offline-run-*" in printed
+    assert "'online1'" in (tmp_path / "out" / "report.json").read_text().replace('"', "'")
+
+
 def texts(made: Any) -> str:
     """The Markdown of a report, with its headings."""
     shown = [f"## {b.text}" if isinstance(b, reports.H2) else getattr(b, "text", "") for b in made.blocks]
