@@ -86,7 +86,8 @@ def backfill(record: Record, files: Mapping[str, Path], **place: Any) -> str:
     if "model" in record.config:
         run.config.update(settings(record.config), allow_val_change=True)
     for step, row in rows(record).items():
-        run.log(row, step=step)
+        if step >= run.step:  # else it was sent before
+            run.log(row, step=step)
     log_end(run, record, files)
     run.finish(exit_code=int(record.status != "done"))
     return run.id

@@ -88,7 +88,9 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
             shown[name] = wandb.Image(str(path))
         elif path.suffix == ".csv":
             shown[name] = _table(path)
-    run.log(shown, step=max((row.get("step") or 0 for row in record.history), default=0), commit=True)
+    step = max((row.get("step") or 0 for row in record.history), default=0)
+    if step >= run.step:  # else the run has it from before
+        run.log(shown, step=step, commit=True)
     run.summary.update({FIGURES + name: value for name, value in known.items()})
     run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
     if record.error:

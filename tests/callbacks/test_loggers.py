@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 
+import wandb
 from src.callbacks.loggers import settle_loggers
 from src.errors import UserError
 from src.launch.ending import Interrupted
@@ -20,6 +22,7 @@ from src.run import train
 from src.sweep.job import Job, write_job
 from tests.support.tiny_run import tiny_config
 from tests.support.wandb_files import logged_by
+from tests.support.wandb_server import wandb_server
 
 Record = dict[str, Any]
 
@@ -44,13 +47,17 @@ def offline(home: Path) -> Iterator[Path]:
         wandb.teardown()
 
 
-def test_wandb_has_the_figures_of_the_record(offline: Path) -> None:
-    for name in ("wandb_one", "wandb_two"):
-        train(tiny_config(offline, f"output_dir={offline / name}", "logger=wandb", "fit.max_steps=2",
-                          "measure.window=1", "pictures=true"))  # fmt: skip
-    one, logged = logged_by(offline / "wandb_one"), logged_by(offline / "wandb_two")
-    record = read(offline / "wandb_two")
-    assert one["id"] != logged["id"]
+@pytest.fixture(scope="module")
+def done(offline: Path) -> Path:
+    """The folder of a run of two epochs."""
+    folder = offline / "wandb_done"
+    options = "logger=wandb", "fit.max_epochs=2", "measure.window=3", "pictures=true"
+    train(tiny_config(offline, f"output_dir={folder}", *options))
+    return folder
+
+
+def test_wandb_has_the_figures_of_the_record(done: Path) -> None:
+    logged, record = logged_by(done), read(done)
     summary, settings = logged["summary"], logged["config"]
     for key in ("status", "samples", "p_core", "p_whole", "e2e_time_s"):
         assert summary[key] == record[key]
@@ -58,16 +65,14 @@ def test_wandb_has_the_figures_of_the_record(offline: Path) -> None:
         key: value for key, value in record["phases_s"].items() if key in PHASES and value is not None
     }
     assert settings["config"] == record["config"] and settings["case"] == record["case"]
-    assert settings["environment"] == record["environment"] and settings["fit"]["max_epochs"] == 1
+    assert settings["environment"] == record["environment"] and settings["fit"]["max_epochs"] == 2
     assert ("record", ["result.json"]) in logged["artifacts"] and logged["exit_code"] == 0
     tables = {Path(path).name.partition("_")[0] for path in logged["files"] if path.endswith(".table.json")}
     assert tables == {"final figures"} and any("curves" in path for path in logged["files"])
 
 
-def test_wandb_has_a_row_for_each_step_of_the_history(offline: Path) -> None:
-    folder = offline / "wandb_rows"
-    train(tiny_config(offline, f"output_dir={folder}", "logger=wandb", "fit.max_epochs=2", "measure.window=3"))
-    logged, history = logged_by(folder), read(folder)["history"]
+def test_wandb_has_a_row_for_each_step_of_the_history(done: Path) -> None:
+    logged, history = logged_by(done), read(done)["history"]
     expected: dict[int, Record] = {}
     for row in history:  # evaluations share the row of their step's losses
         expected.setdefault(row["step"], {}).update(row)
@@ -79,12 +84,19 @@ def test_wandb_has_a_row_for_each_step_of_the_history(offline: Path) -> None:
     assert logged["axes"] == {"*": "samples"}
 
 
-def test_a_training_that_goes_on_is_one_run_of_wandb(offline: Path) -> None:
+@pytest.fixture(scope="module")
+def resumed(offline: Path) -> tuple[Path, Path]:
+    """The folders of a run of one epoch and of the one that goes on with it for another."""
     first, second = offline / "wandb_first", offline / "wandb_second"
     options = "logger=wandb", "measure.window=1"
     train(tiny_config(offline, f"output_dir={first}", *options, "fit.final_evaluation=false"))
     last = first / "checkpoints" / "last.ckpt"
     train(tiny_config(offline, f"output_dir={second}", *options, "fit.max_epochs=2", f"ckpt_path={last}"))
+    return first, second
+
+
+def test_a_training_that_goes_on_is_one_run_of_wandb(offline: Path, resumed: tuple[Path, Path]) -> None:
+    first, second = resumed
     before, after = logged_by(first), logged_by(second)
     assert before["id"] == after["id"] and after["resume"]
     assert [row["_step"] for row in before["rows"] + after["rows"]] == list(range(1, 17))
@@ -92,9 +104,23 @@ def test_a_training_that_goes_on_is_one_run_of_wandb(offline: Path) -> None:
     seconds = [row["seconds"] for row in before["rows"] + after["rows"]]
     assert seconds == sorted(seconds) and seconds[0] < 5  # of training, not of the process
     best = first / "checkpoints" / "best.ckpt"  # the first run has gone on after it, if it is not the last
-    train(tiny_config(offline, f"output_dir={offline / 'wandb_best'}", *options, "fit.max_epochs=2",
+    train(tiny_config(offline, f"output_dir={offline / 'wandb_best'}", "logger=wandb", "fit.max_epochs=2",
                       f"ckpt_path={best}", "fit.final_evaluation=false"))  # fmt: skip
     assert logged_by(offline / "wandb_best")["id"] != before["id"]
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_training_are_joined_when_they_are_sent(resumed: tuple[Path, Path]) -> None:
+    wandb.teardown()
+    folders = [str(path) for part in resumed for path in (part / "wandb").glob("offline-run-*")]
+    with wandb_server() as server:
+        environment = {**os.environ, **server.variables, "WANDB_SILENT": "false"}
+        command = [sys.executable, "-m", "wandb", "sync", "--yes", *folders]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = server.history
+    assert server.steps(run) == list(range(1, 17))
+    assert [row["samples"] for _, row in sorted(server.history[run].items())] == [8 * step for step in range(1, 17)]
 
 
 @pytest.mark.parametrize("how", ["failed", "diverged", "interrupted"])

@@ -1,30 +1,31 @@
 """`report.py wandb`: the W&B runs of records, read back from their files, and the report of their comparison."""
 
 import json
+import os
+import re
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import wandb
 from wandb_workspaces.reports.v2 import interface as reports
 from wandb_workspaces.reports.v2 import internal
 
+import wandb
 from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.text import markdown
 from src.report.compare.wandb_report import report, specification
 from src.report.load import load
 from src.report.record import Record, RunError, read_record, write_record
-from src.report.to_wandb import save
 from src.sweep.job import Job, write_job
 from src.system.files import write_text
 from tests.support import ROOT
 from tests.support.wandb_files import wandb_run
+from tests.support.wandb_server import wandb_server
 
 RECORDS = ROOT / "docs" / "results" / "records"
 
@@ -168,54 +169,50 @@ def test_the_pictures_and_varied_keys_of_a_sweep_are_panels(sweep: Path) -> None
     assert json.loads(specification(made))["spec"]["blocks"]
 
 
-class Server(BaseHTTPRequestHandler):
-    """The operations of W&B's server that saving a report needs."""
-
-    saved: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        asked = json.loads(sent) if sent.startswith(b"{") else {}
-        answer = json.dumps({"data": self.answer(asked.get("query", ""), asked.get("variables") or {})}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def answer(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
-        project = {"id": "p", "name": given.get("projectName"), "entityName": given.get("entityName")}
-        if "viewer" in query:
-            user = {"id": "u", "entity": "lab", "username": "ann", "email": "", "flags": "{}", "teams": {"edges": []}}
-            return {"viewer": user}
-        if "ProjectInternalId" in query:
-            return {"project": {"id": "p", "internalId": "7"}}
-        if "upsertView" in query:
-            Server.saved.append(given)
-            return {"upsertView": {"view": {**given, "id": "view1", "project": project}, "inserted": True}}
-        if "upsertModel" in query:
-            return {"upsertModel": {"project": project, "model": project, "inserted": True}}
-        return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def test_a_report_is_saved_online(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison = compare(load([sweep]))
-    runs = {run.source: "id" for group in comparison.groups for run in group.runs}
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+@pytest.mark.slow
+def test_online_the_runs_are_sent_and_the_report_saved(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["wandb", str(sweep), "--project", "bench", "--output", str(tmp_path / "out")]
+    with wandb_server() as server:
         wandb.teardown()
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("WANDB_API_KEY", "a1" * 20)
-        monkeypatch.setenv("WANDB_SILENT", "true")
-        url = save(report(comparison, runs, [], "bench", "lab", online=True))
-        server.shutdown()
-    (sent,) = Server.saved
-    assert (sent["entityName"], sent["projectName"], sent["displayName"]) == ("lab", "bench", comparison.title)
-    assert url.endswith("--view1") and "/lab/bench/reports/" in url
-    assert "OutOfMemoryError" in sent["spec"] and '"internalId"' not in sent["spec"]
+        for name, value in {**server.variables, "WANDB_MODE": "online", "WANDB_SILENT": "true"}.items():
+            monkeypatch.setenv(name, value)
+        assert main(command) == 0
+        printed = capsys.readouterr().out
+        assert main(command) == 0  # the same runs: nothing is there twice
+        wandb.teardown()
+    assert [server.steps(run) for run in server.history] == [[5, 10]] * 3
+    assert sorted(server.states.values(), key=str) == [0, 0, 1]
+    losses = [[row["loss"] for row in lines.values()] for lines in server.history.values()]
+    assert sorted(losses) == [[3.5, 2.25], [4.5, 2.25], [5.5, 2.25]]
+    sent = server.reports[0]
+    assert (sent["entityName"], sent["projectName"], sent["displayName"]) == (
+        "lab", "bench", compare(load([sweep])).title,
+    )  # fmt: skip
+    assert "/lab/bench/reports/" in printed and "--view1" in printed
+    assert "OutOfMemoryError" in sent["spec"] and all(run in sent["spec"] for run in server.history)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide_lead_to_a_shared_report(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    lines = page.partition("From two runs to a shared report:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert len(lines) == 5
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    with wandb_server() as server:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, **server.variables}
+        for line in lines:
+            command = re.sub(r"python (\w+\.py)", rf"python {ROOT}/\1", line).replace("WANDB_API_KEY=... ", "")
+            command += " hardware=cpu fit.max_steps=2 measure.window=1" if "train.py" in line else ""
+            ended = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    assert sorted(run["name"] for run in written(tmp_path / "wandb_report")) == [
+        f"mobilenet_v1 experiment=mobilenet_quick {lr}fit.max_steps=2 measure.window=1" for lr in ("", "hp.lr=0.02 ")
+    ]
+    assert [server.steps(run) for run in server.history] == [[1, 2]] * 2
+    assert len(server.reports) == 1 and (tmp_path / "wandb_report" / "report.json").exists()
 
 
 def test_a_server_that_does_not_answer_is_one_line(
