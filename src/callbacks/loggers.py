@@ -18,7 +18,7 @@ from src.config.settings import given_overrides
 from src.errors import UserError
 from src.report.compare.quantities import figures
 from src.report.record import Record
-from src.report.wandb_run import begin, described, log_end, sweep_of
+from src.report.wandb_run import begin, described, log_end
 from src.system.masking import masked_text
 
 LOGGED = "logged"  # a checkpoint's key: what its run's loggers have got so far
@@ -82,7 +82,7 @@ def settle_loggers(config: DictConfig) -> None:
             "offline": os.environ.get("WANDB_MODE", "offline") == "offline",
             "project": os.environ.get("WANDB_PROJECT", "reprise"),
             "save_dir": os.environ.get("WANDB_DIR", str(folder)),
-            **described(kind, config.model.name, tags, [*map(masked_text, given_overrides())], sweep_of(folder)),
+            **described(kind, config.model.name, tags, [*map(masked_text, given_overrides())], folder),
         }
         with read_write(config):
             logger.update({key: value for key, value in usual.items() if logger.get(key) is None})

@@ -14,7 +14,7 @@ from src.report.compare.quantities import samples_of, seconds_of
 from src.report.keys import settings
 from src.report.load import load
 from src.report.record import Record
-from src.report.wandb_run import AXES, begin, described, log_end, sweep_of
+from src.report.wandb_run import AXES, begin, described, log_end
 from src.system.files import write_text
 
 FOLDER = Path("wandb_report")
@@ -79,7 +79,7 @@ def backfill(record: Record, files: Mapping[str, Path], **place: Any) -> str:
     case = record.case
     overrides: Sequence[str] = record.environment.get("overrides") or []
     named = described(record.kind, case.model, [case.precision, case.trainer, case.hardware], overrides,
-                      sweep_of(files["record"].parent))  # fmt: skip
+                      files["record"].parent)  # fmt: skip
     # The machine, the code and the console of this command are not the run's.
     quiet = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True)
     run = begin(id=identity(record), resume="allow", settings=quiet, **place, **named)

@@ -9,6 +9,7 @@ from typing import Any
 from src.errors import UserError
 from src.report.compare.quantities import figures, quantities
 from src.report.record import Record
+from src.sweep.job import differing_overrides, job_folders, label, read_job
 
 AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step
 FIGURES = "figures/"  # and a quantity's name: the summary's figures that comparisons have
@@ -22,35 +23,31 @@ UNNAMED = (
 NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
 
 
-def described(
-    kind: str, model: str, tags: Sequence[str], overrides: Sequence[str], sweep: str | None
-) -> dict[str, Any]:
+def described(kind: str, model: str, tags: Sequence[str], overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Returns name, group, job type and tags of a run.
 
     Args:
         kind: 'train' or 'predict'.
         tags: the names of precision, trainer and hardware.
         overrides: what the user typed, without secrets; the name has those that tell runs apart.
-        sweep: the name of the sweep's folder; None outside of one.
+        folder: of the run. The name of a sweep's job has the overrides that the jobs differ in.
     """
+    jobs = job_folders(folder.absolute().parent) if (folder / "job.json").exists() else {}
+    every = dict(zip(jobs.values(), differing_overrides([read_job(each) for each in jobs.values()]), strict=True))
     typed = [text.lstrip("+") for text in overrides if not text.startswith("~") and _tells(text)]
-    every = [*tags, "sweep"] if sweep else tags
+    named = label(every.get(folder.absolute(), {})) or " ".join(typed)
+    sweep = folder.absolute().parent.name if jobs else None
     return {
-        "name": " ".join([model, *typed])[: MOST_LETTERS["name"]],
+        "name": f"{model} {named}".strip()[: MOST_LETTERS["name"]],
         "group": sweep or model,
         "job_type": kind,
-        "tags": [tag[: MOST_LETTERS["tag"]] for tag in dict.fromkeys(every)],
+        "tags": [tag[: MOST_LETTERS["tag"]] for tag in dict.fromkeys([*tags, "sweep"] if sweep else tags)],
     }
 
 
 def _tells(override: str) -> bool:
     key = override.lstrip("+").partition("=")[0]
     return key != "model" and re.split(r"[./@]", key)[0] not in UNNAMED
-
-
-def sweep_of(folder: Path) -> str | None:
-    """Returns the name of the sweep that a run's folder is a job of; None outside of one."""
-    return folder.absolute().parent.name if (folder / "job.json").exists() else None
 
 
 def begin(**settings: Any) -> Any:

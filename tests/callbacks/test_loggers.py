@@ -203,15 +203,24 @@ def test_a_key_of_wandb_among_the_settings_is_one_line(home: Path) -> None:
         train(tiny_config(home, f"output_dir={home / 'key'}", "logger=wandb", "+logger.wandb.api_key=secret-key"))
 
 
-def test_a_run_is_named_by_its_model_and_what_the_command_changes() -> None:
+def test_a_run_is_named_by_its_model_and_what_the_command_changes(tmp_path: Path) -> None:
     typed = [
         "model=moflow", "hp.lr=0.001", "+fix_hp=max_bs", "seed=2", "logger=wandb", "logger.wandb.group=a",
         "~callbacks.energy", "callbacks=bare", "output_root=/tmp/x", "ckpt_path=/tmp/last.ckpt",
         "model.task.temperature=0.5",
     ]  # fmt: skip
-    found = described("train", "moflow", ["amp", "1x8", "h200"], typed, None)
+    found = described("train", "moflow", ["amp", "1x8", "h200"], typed, tmp_path)
     assert found["name"] == "moflow hp.lr=0.001 fix_hp=max_bs seed=2 model.task.temperature=0.5"
     assert (found["group"], found["job_type"], found["tags"]) == ("moflow", "train", ["amp", "1x8", "h200"])
-    in_sweep = described("predict", "dlrm", ["amp", "1x1", "h" * 99], ["a=" + "b" * 200], "lr_sweep")
-    assert in_sweep["group"] == "lr_sweep" and in_sweep["tags"] == ["amp", "1x1", "h" * 64, "sweep"]
-    assert len(in_sweep["name"]) == 128
+    long = described("predict", "dlrm", ["amp", "1x1", "h" * 99], ["a=" + "b" * 200], tmp_path)
+    assert long["tags"] == ["amp", "1x1", "h" * 64] and len(long["name"]) == 128
+
+
+def test_a_job_of_a_sweep_is_named_by_what_its_jobs_differ_in(tmp_path: Path) -> None:
+    for i, lr in enumerate(("1e-4", "5e-4")):
+        overrides = ["model=moflow", "fit.max_steps=" + "1" * 120, f"hp.lr={lr}"]
+        write_job(tmp_path / "lrs" / str(i), Job(key=lr, overrides=overrides, command=[], cwd="."))
+    found = described("train", "moflow", ["amp", "1x1", "h200"], ["hp.lr=5e-4"], tmp_path / "lrs" / "1")
+    assert found == {
+        "name": "moflow hp.lr=5e-4", "group": "lrs", "job_type": "train", "tags": ["amp", "1x1", "h200", "sweep"],
+    }  # fmt: skip

@@ -44,11 +44,12 @@ def sweep(tmp_path: Path, trained: Record) -> Path:
     """Three jobs: two of batch 512 with different seeds, and one of batch 1024 that ended for lack of memory."""
     for i, (batch, seed) in enumerate([(512, 1), (512, 2), (1024, 1)]):
         job = tmp_path / "batches" / str(i)
-        write_job(job, Job(key=str(i), overrides=[], command=[], cwd="."))
+        overrides = [f"hp.batch_size={batch}", f"seed={seed}"]
+        write_job(job, Job(key=str(i), overrides=["hp.lr=0.1", *overrides], command=[], cwd="."))
         config = {"seed": seed, "hp": {"batch_size": batch}, "model": {"name": "moflow", "task": {"temperature": 0.5}}}
         record = replace(
             trained, case=replace(trained.case, batch_size=batch), config=config,
-            environment={"overrides": [f"hp.batch_size={batch}", f"seed={seed}", "output_root=/tmp/x"]},
+            environment={"overrides": overrides},
             history=[{"step": 5, "epoch": 0, "time_s": 14.0, "loss": 3.5 + i},
                      {"step": 5, "epoch": 0, "time_s": 15.5, "nuv": 40.0 + i},
                      {"step": 10, "epoch": 1, "time_s": 19.25, "loss": 2.25, "samples": 1000, "seconds": 7.0}],
