@@ -146,6 +146,8 @@ def test_a_run_that_does_not_end_well_has_failed_in_wandb(
         train(tiny_config(offline, f"output_dir={folder}", "logger=wandb", "measure.window=1"))
     logged, record = logged_by(folder), read(folder)
     assert logged["exit_code"] == 1
+    steps = [row["_step"] for row in logged["rows"] if "loss" in row]
+    assert steps == [row["step"] for row in record["history"]] and len(steps) > 2
     assert logged["summary"]["status"] == record["status"] == ("interrupted" if how == "interrupted" else "failed")
     assert logged["summary"]["error"] == f"{record['error']['type']}: {record['error']['message']}"
     expected = {"failed": "the loss\nbroke", "diverged": "NaN", "interrupted": "SIGTERM"}
