@@ -10,7 +10,9 @@ import pytorch_lightning as pl
 import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.loggers import Logger
 
+from src.callbacks.loggers import end_wandb, log_record, settle_loggers
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
 from src.config.instantiate import instantiate
@@ -26,11 +28,12 @@ from src.measure.environment import environment
 from src.measure.rates import ratio, token_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
+from src.report.keys import settings
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
-from src.system.masking import MASK, mask_error
+from src.system.masking import MASK, mask_error, masked
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
@@ -65,7 +68,9 @@ def predict_completed(
     files = {"record": Path(config.output_dir) / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
     error: BaseException | None = None
+    loggers: list[Logger] = []
     try:
+        loggers = begin_loggers(config)
         task = load_task(config, checkpoint, given)
         clock.mark("startup")
         job = make_job(task, config, (checkpoint or {}).get(RUN), given)
@@ -95,11 +100,23 @@ def predict_completed(
         }
     )
     write_record(record, files["record"])
+    log_record(loggers, record, files)
+    end_wandb(record.status)
     if not isinstance(error, UserError):  # its one line says enough
         print(summary(record, files), flush=True)
     if error is not None:
         raise error
     return record
+
+
+def begin_loggers(config: DictConfig) -> list[Logger]:
+    """Returns the configured loggers, each with its run begun. Raises UserError where one refuses to begin it."""
+    settle_loggers(config)
+    loggers = [*instantiate(config.logger or {}).values()]
+    for logger in loggers:
+        _ = logger.experiment
+        logger.log_hyperparams(settings(masked(OmegaConf.to_container(config))))
+    return loggers
 
 
 def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str]) -> Task:

@@ -16,7 +16,7 @@ from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
-from src.callbacks.loggers import log_record
+from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
@@ -32,6 +32,7 @@ from src.launch.devices import activation_bytes, set_up_devices
 from src.launch.ending import Ending, Interrupted
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
+from src.report.keys import settings
 from src.report.record import Record, changed_hp, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
@@ -91,8 +92,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
             except UserError:  # a disk that is full for the record too
                 if error is None:
                     raise
-            if "wandb" in sys.modules:  # else the next run of a sweep would go on writing into this one's
-                sys.modules["wandb"].finish(exit_code=int(status != "done"))
+            end_wandb(status)
     if error is not None:
         raise error
     return record
@@ -124,7 +124,9 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.run_config = training_choices(config)
-    task.save_hyperparameters(settings(config))  # Lightning gives them to every logger when training begins
+    task.save_hyperparameters(
+        settings(masked(OmegaConf.to_container(config)))
+    )  # Lightning gives them to every logger when training begins
     task.output_dir = Path(config.output_dir)
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
@@ -159,13 +161,6 @@ def build(config: DictConfig, clock: Clock) -> Job:
     return Job(config, task, datamodule, trainer)
 
 
-def settings(config: DictConfig) -> dict[str, Any]:
-    """Returns what loggers show of a run, to compare runs by: names of its parts and hyper-parameters, no secrets."""
-    names = {group: config[group].name for group in ("model", "datamodule", "precision", "trainer", "hardware")}
-    plain: Any = masked(OmegaConf.to_container(config))
-    return names | {key: plain[key] for key in ("hp", "fit", "seed")} | {"task": plain["model"]["task"]}
-
-
 def fit(job: Job, ending: Ending | None = None) -> None:
     """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
     ckpt_path = checkpoint_to_resume(job.config)
@@ -174,6 +169,7 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
         way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
         check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
+        go_on(job.trainer.loggers, checkpoint, ckpt_path)
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
@@ -267,14 +263,14 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
     write_record(record, files["record"])
-    if not is_begun:
-        return
-    say(config.note)
-    if config.pictures:
+    if is_begun and config.pictures:
         files |= pictures_of(folder, record, job)
     if job is not None:
         files |= job.task.artifacts
-        log_record(job.trainer.loggers, record.to_dict(), files)
+        log_record(job.trainer.loggers, record, files)
+    if not is_begun:
+        return
+    say(config.note)
     print(summary(record, files), file=sys.stdout, flush=True)
 
 

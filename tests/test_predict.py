@@ -1,6 +1,7 @@
 """predict.py: what it reads from a checkpoint, what it writes, and what it measures."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from src.report.record import Record, read_record
 from src.run import train
 from tests.support.composing import composed
 from tests.support.tiny_run import NETWORK, tiny_config
+from tests.support.wandb_files import logged_by
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +184,29 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
     assert (mixed["temperature"], mixed["bond_temperature"]) == (1.5, 0.01)
     assert hot["uniqueness"] > 50 and hot["median_qed"] != cold["median_qed"]
     assert (tmp_path / "molecules_temperatures.png").stat().st_size > 1000
+
+
+def test_a_prediction_is_a_run_of_wandb_with_its_tables(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr("src.report.wandb_run.MOST_ROWS", 7)
+    given = f"ckpt_path={checkpoint}", "logger=wandb"
+    record = predicted(tmp_path / "whole", *given, "model.predict.temperatures=[0.01,1.5]")
+    logged = logged_by(tmp_path / "whole")
+    assert (logged["job_type"], logged["tags"], logged["exit_code"]) == ("predict", ["fp32", "1x1", "cpu"], 0)
+    assert logged["config"]["case"]["model"] == logged["name"] == "moflow"
+    assert logged["summary"]["quality.0.name"] == (record.quality or [])[0].name
+    (run,) = (tmp_path / "whole" / "wandb").glob("offline-run-*")
+    tables = [json.loads(path.read_text()) for path in sorted((run / "files/media/table").glob("*.json"))]
+    of = {tuple(table["columns"][:2]): table["data"] for table in tables}
+    written = rows_of(tmp_path / "whole" / "molecules.csv")
+    assert [row[:2] for row in of["smiles", "qed"]] == [[row["smiles"], float(row["qed"])] for row in written[:7]]
+    assert ["e2e_time", record.e2e_time_s, "s"] in of["figure", "value"] and len(tables) == 3
+    with pytest.raises(UserError):
+        predicted(tmp_path / "refused", *given, "model.predict.temperatures=[]")
+    refused = logged_by(tmp_path / "refused")
+    assert refused["exit_code"] == 1 and "give numbers above 0" in refused["summary"]["error"]
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,20 @@
 import csv
 import json
 import os
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import wandb
 import yaml
-from wandb.proto import wandb_internal_pb2
 
-from src.callbacks.loggers import settle_loggers
 from src.callbacks.throughput import Throughput
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
 from src.run import train
-from src.sweep.job import Job, write_job
 from tests.support import ROOT
 from tests.support.tiny_run import tiny_config, tiny_overrides
 
@@ -163,62 +157,28 @@ def test_tensorboard_has_the_curves(folder: Path, record: Record) -> None:
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     losses = {event.step: event.value for event in events.Scalars("loss")}
     assert losses == pytest.approx({row["step"]: row["loss"] for row in record["history"] if "loss" in row})
-    assert "val_bits_bond" in events.Tags()["scalars"]
+    assert "val_bits_bond" in events.Tags()["scalars"] and "hp_metric" not in events.Tags()["scalars"]
 
 
-def test_wandb_writes_offline_and_starts_a_run_of_its_own_each_time(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+def test_tensorboard_compares_runs_by_their_final_figures_and_shows_their_pictures(
+    folder: Path, record: Record
 ) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing answers there
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    for name in ("wandb_one", "wandb_two"):
-        train(tiny_config(home, f"output_dir={home / name}", "logger=wandb", "fit.max_steps=2", "measure.window=1"))
-    wandb.teardown()  # its service writes on for a moment
-    for name in ("wandb_one", "wandb_two"):
-        (run,) = (home / name / "wandb").glob("offline-run-*/run-*.wandb")
-        assert b"bits_atom" in run.read_bytes()
-        assert b"max_epochs" in run.read_bytes()  # of the hyper-parameters
-    read_back = wandb_run(run)
-    record = read(home / "wandb_two")
-    summary, settings = read_back["summary"], read_back["config"]
-    for key in ("status", "samples", "p_core", "p_whole", "e2e_time_s"):
-        assert summary[key] == record[key]
-    assert {key: summary[f"phases_s.{key}"] for key in PHASES if record["phases_s"][key] is not None} == {
-        key: value for key, value in record["phases_s"].items() if key in PHASES and value is not None
-    }
-    assert settings["config"] == record["config"] and settings["case"] == record["case"]
-    assert settings["environment"] == record["environment"]
-    assert read_back["artifacts"] == [("record", ["result.json"])] and read_back["exit_code"] == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import parse_experiment_plugin_data, parse_session_start_info_plugin_data
 
-
-def wandb_entries(file: Path) -> Iterator[Any]:
-    """Yields what a file of W&B holds: LevelDB's log format after 7 bytes, which count to the first block."""
-    data, at, whole = file.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        _, size, part = struct.unpack_from("<IHB", data, at)
-        whole = (b"" if part in (1, 2) else whole) + data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if part in (1, 4):  # whole, or the last part
-            yield getattr(wandb_internal_pb2, "Record").FromString(whole)  # noqa: B009  # made at run time
-
-
-def wandb_run(file: Path) -> Record:
-    """What an offline run of W&B has: its config, summary, artifacts and exit code."""
-    found: Record = {"config": {}, "summary": {}, "artifacts": [], "exit_code": None}
-    for entry in wandb_entries(file):
-        kind = entry.WhichOneof("record_type")
-        if kind in ("run", "config", "summary"):
-            changes = entry.run.config if kind == "run" else getattr(entry, kind)
-            target = found["summary" if kind == "summary" else "config"]
-            target |= {u.key or u.nested_key[0]: json.loads(u.value_json) for u in changes.update}
-        elif kind == "artifact":
-            found["artifacts"].append((entry.artifact.type, [c.path for c in entry.artifact.manifest.contents]))
-        elif kind == "exit":
-            found["exit_code"] = entry.exit.exit_code
-    return found
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    last = {name: events.Scalars(f"final/{name}")[0].value for name in ("nuv", "p_train", "p_steady", "e2e_time_s")}
+    assert last == pytest.approx({
+        "nuv": record["final_metric"]["value"], "p_train": record["p_train"],
+        "p_steady": record["steady"]["p_train"], "e2e_time_s": record["e2e_time_s"],
+    })  # fmt: skip
+    of = events.PluginTagToContent("hparams")
+    columns = {info.name.tag for info in parse_experiment_plugin_data(of["_hparams_/experiment"]).metric_infos}
+    assert {f"final/{name}" for name in last} <= columns
+    session = parse_session_start_info_plugin_data(of["_hparams_/session_start_info"]).hparams
+    assert session["hp/lr"].number_value == 1e-3 and session["status"].string_value == "done"
+    assert {"curves", "where the time went"} <= set(events.Tags()["images"])
+    assert events.Images("curves")[0].width > 100
 
 
 @pytest.mark.parametrize(
@@ -338,54 +298,3 @@ class TestResume:
         train(tiny_config(home, f"output_root={tmp_path}", f"output_dir={new}", "resume=true", "fit.max_steps=1"))
         assert "starting fresh" in capsys.readouterr().out
         assert read(new)["samples"] == 8
-
-
-@pytest.mark.parametrize(
-    ("variables", "given", "expected"),
-    [
-        ({}, (), {"offline": True, "project": "reprise", "save_dir": "OUT", "group": "moflow"}),
-        ({"WANDB_MODE": "online", "WANDB_PROJECT": "mine", "WANDB_DIR": "there"}, (),
-         {"offline": False, "project": "mine", "save_dir": "there", "group": "moflow"}),
-        ({"WANDB_MODE": "online", "WANDB_PROJECT": "mine"},
-         ("logger.wandb.offline=true", "logger.wandb.project=given", "logger.wandb.group=own"),
-         {"offline": True, "project": "given", "save_dir": "OUT", "group": "own"}),
-    ],
-)  # fmt: skip
-def test_wandb_follows_its_variables_and_then_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: tuple[str, ...],
-    expected: dict[str, Any],
-) -> None:  # fmt: skip
-    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'sweep' / '0'}", "logger=wandb", *given)
-    settle_loggers(config)
-    where = str(tmp_path / "sweep" / "0")
-    assert {key: config.logger.wandb[key] for key in expected} == {
-        key: where if value == "OUT" else value for key, value in expected.items()
-    }
-
-
-def test_jobs_of_a_sweep_are_grouped_by_its_folder(tmp_path: Path) -> None:
-    write_job(tmp_path / "lr_sweep" / "3", Job(key="", overrides=[], command=[], cwd="."))
-    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'lr_sweep' / '3'}", "logger=wandb")
-    settle_loggers(config)
-    assert config.logger.wandb.group == "lr_sweep"
-
-
-def test_a_logger_that_cannot_send_the_record_does_not_fail_the_run(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise OSError("no space for artifacts")
-
-    monkeypatch.setattr(wandb.Artifact, "add_file", refuse)
-    train(tiny_config(home, f"output_dir={home / 'refused'}", "logger=wandb", "fit.max_steps=1"))
-    assert read(home / "refused")["status"] == "done"
-    assert "note: W&B has not got all of the record (no space for artifacts)" in capfd.readouterr().out
-
-
-def test_a_key_of_wandb_among_the_settings_is_one_line(home: Path) -> None:
-    with pytest.raises(UserError, match="WANDB_API_KEY"):
-        train(tiny_config(home, f"output_dir={home / 'key'}", "logger=wandb", "+logger.wandb.api_key=secret-key"))

@@ -1,6 +1,7 @@
 """Logs losses once per window and metrics once per evaluation, without waiting for the device inside a step."""
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from src.callbacks.loggers import LOGGED, WandbLogger
 from src.callbacks.measuring import Measuring
 from src.config.ranges import Count
+from src.report.wandb_run import AXES
 from src.training.task import Task
 
 
@@ -17,7 +20,9 @@ class History(Measuring):
     """Every `every_n_steps` steps, reads the clock's finished events and logs the losses that have arrived.
 
     The newest losses are copied to the host asynchronously and logged at a later window, once the copy has arrived,
-    since the host may be many steps ahead of the device.
+    since the host may be many steps ahead of the device. Rows are logged in the order of their steps.
+
+    Samples and seconds of a row count from the first step of the training, also in a run that goes on with it.
     """
 
     def __init__(self, every_n_steps: Count) -> None:
@@ -26,6 +31,20 @@ class History(Measuring):
         self.latest: dict[str, float] = {}  # for the progress bar
         self._copies: deque[HostCopy] = deque()
         self._calls = self._read_steps = 0
+        self._before: dict[str, Any] = {}  # what the run that this one continues had logged
+        self._begin_s: float | None = None  # of the clock, at the first step
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        where = self._where(trainer, pl_module)
+        run = next((each.version for each in trainer.loggers if isinstance(each, WandbLogger)), None)
+        logged = {"samples": where["samples"], "seconds": where["seconds"], "wandb": run or self._before.get("wandb")}
+        checkpoint[LOGGED] = logged
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        self._before = checkpoint.get(LOGGED) or {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._begin_s = pl_module.clock.wall_s()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
@@ -35,7 +54,7 @@ class History(Measuring):
             return
         pl_module.clock.read()
         self._log_arrived(trainer)
-        where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
+        where = self._where(trainer, pl_module)
         self._copies.append(HostCopy.start(pl_module.last, where, self._rate(pl_module)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
@@ -43,12 +62,26 @@ class History(Measuring):
             torch.cuda.synchronize()
         self._log_arrived(trainer)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: Task, exception: BaseException) -> None:
+        with suppress(Exception):  # of a device that is broken
+            self._log_arrived(trainer)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        where = {"step": trainer.global_step, "epoch": trainer.current_epoch, "time_s": pl_module.clock.wall_s()}
-        self._log(trainer, where, dict(pl_module.metrics))
+        self._log_arrived(trainer)  # all have: the metrics were read from the device after them
+        self._log(trainer, self._where(trainer, pl_module), dict(pl_module.metrics))
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self.on_validation_end(trainer, pl_module)
+
+    def _where(self, trainer: pl.Trainer, task: Task) -> dict[str, Any]:
+        now_s = task.clock.wall_s()
+        return {
+            "step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+            "time_s": now_s,
+            "samples": self._before.get("samples", 0) + task.samples_trained * trainer.world_size,
+            "seconds": self._before.get("seconds", 0.0) + (0.0 if self._begin_s is None else now_s - self._begin_s),
+        }
 
     def _log_arrived(self, trainer: pl.Trainer) -> None:
         while self._copies and self._copies[0].arrived():
@@ -66,7 +99,7 @@ class History(Measuring):
         self.rows.append({**where, **figures})
         self.latest.update(figures)
         for logger in trainer.loggers:
-            logger.log_metrics({**figures, "epoch": where["epoch"]}, step=where["step"])
+            logger.log_metrics({**figures, **{name: where[name] for name in AXES}}, step=where["step"])
 
     def figures(self, task: Task) -> dict[str, Any]:
         last = [copy.where | copy.figures() for copy in self._copies if copy.arrived()]  # of a run that failed

@@ -1,23 +1,71 @@
-"""What loggers get of a whole run at its end: its config, every figure of its record, its pictures, `result.json`."""
+"""What loggers get of a whole run at its end: its config, the figures of its record, its pictures, `result.json`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from lightning_fabric.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig, read_write
-from pytorch_lightning.loggers import Logger, WandbLogger
+from PIL import Image
+from pytorch_lightning import loggers
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only
 
+from src.config.settings import given_overrides
 from src.errors import UserError
+from src.report.compare.quantities import figures
+from src.report.record import Record
+from src.report.wandb_run import begin, described, log_end
+from src.system.masking import masked_text
 
-NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
+LOGGED = "logged"  # a checkpoint's key: what its run's loggers have got so far
+
+
+class WandbLogger(loggers.WandbLogger):
+    """Lightning's, whose rows have the step of training as their own, with charts over samples and seconds.
+
+    A run that goes on from a checkpoint continues its W&B run, after the steps that this has got.
+    """
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        if self._experiment is None:
+            settings = {
+                key: value for key, value in self._wandb_init.items() if key != "anonymous"
+            }  # W&B has it no more
+            self._experiment = begin(mode="offline" if self._offline else None, **settings)
+        return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.experiment.log(dict(metrics), step=step)
+
+    def go_on(self, identity: str) -> None:
+        """Has the run be the one of this id, unless the config names another."""
+        if self._id is None:
+            self._id = self._wandb_init["id"] = identity
+
+
+def go_on(every: Sequence[Logger], checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Has W&B loggers go on in the run of the checkpoint that a training goes on from.
+
+    Only from `last.ckpt`: W&B takes no step twice, and the run has gone on after an earlier checkpoint.
+    """
+    identity = (checkpoint.get(LOGGED) or {}).get("wandb")
+    for logger in every:
+        if isinstance(logger, WandbLogger) and isinstance(identity, str) and path.name == "last.ckpt":
+            logger.go_on(identity)
 
 
 def settle_loggers(config: DictConfig) -> None:
-    """Completes the keys of W&B's loggers that are null, as the environment or the run's place says.
+    """Completes the keys of W&B's loggers that are null, as the environment, the command or the run's place says.
 
     offline: unless WANDB_MODE is set to something else. project: WANDB_PROJECT, or reprise. save_dir: WANDB_DIR, or the
-    run's folder. group: the sweep's folder, or the model. Raises UserError for a key of W&B's among the values.
+    run's folder. name, group, job_type and tags: see `described`. Raises UserError for a key of W&B's among the values.
     """
     for name, logger in (config.logger or {}).items():
         if not logger._target_.endswith("WandbLogger"):
@@ -28,48 +76,52 @@ def settle_loggers(config: DictConfig) -> None:
                 "or run `wandb login` once"
             )
         folder = Path(config.output_dir)
-        in_sweep = (folder / "job.json").exists()
+        kind, trainer = ("train", config.trainer.name) if "trainer" in config else ("predict", "1x1")
+        tags = [config.precision.name, trainer, config.hardware.name]
         usual = {
             "offline": os.environ.get("WANDB_MODE", "offline") == "offline",
             "project": os.environ.get("WANDB_PROJECT", "reprise"),
             "save_dir": os.environ.get("WANDB_DIR", str(folder)),
-            "group": folder.absolute().parent.name if in_sweep else config.model.name,
+            **described(kind, config.model.name, tags, [*map(masked_text, given_overrides())], folder),
         }
         with read_write(config):
             logger.update({key: value for key, value in usual.items() if logger.get(key) is None})
 
 
-def log_record(loggers: Sequence[Logger], record: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Gives the record of an ended run, as plain values, to each W&B logger that has begun its run.
+def log_record(every: Sequence[Logger], record: Record, files: Mapping[str, Path]) -> None:
+    """Gives the record of an ended run to each W&B and TensorBoard logger that has begun its run.
 
     Args:
         files: the run's files by what they show, among them 'record'; the PNGs become pictures.
     """
-    for logger in loggers:
-        if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            try:
-                _log_to_wandb(logger.experiment, record, files)
-            except Exception as error:  # the run is done, and its record is written
-                print(f"note: W&B has not got all of the record ({error})", flush=True)
+    pictures = {name: path for name, path in files.items() if path.suffix == ".png"}
+    for logger in every:
+        try:
+            if isinstance(logger, WandbLogger) and logger._experiment is not None:
+                log_end(logger.experiment, record, files)
+            elif isinstance(logger, TensorBoardLogger) and logger._experiment is not None:
+                _log_to_tensorboard(logger, record, pictures)
+        except Exception as error:  # the run is done, and its record is written
+            name = "W&B" if isinstance(logger, WandbLogger) else "TensorBoard"
+            print(f"note: {name} has not got all of the record ({error})", flush=True)
 
 
-def _log_to_wandb(run: Any, record: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    import wandb
-
-    run.config.update({key: record[key] for key in ("config", "case", "environment")}, allow_val_change=True)
-    pictures = {name: wandb.Image(str(path)) for name, path in files.items() if path.suffix == ".png"}
-    if pictures:
-        run.log(pictures)
-    run.summary.update(dict(flat({key: value for key, value in record.items() if key not in NOT_FIGURES})))
-    artifact = wandb.Artifact(f"record-{run.id}", type="record")
-    artifact.add_file(str(files["record"]), name="result.json")
-    run.log_artifact(artifact)
+def end_wandb(status: str) -> None:
+    """Ends the W&B run under way, else the next run of this process would go on writing into it; failed if not done."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish(exit_code=int(status != "done"))
 
 
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of plain data that are not None, by their keys joined with dots."""
-    if isinstance(value, Mapping | list):
-        for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from flat(item, f"{key}.{name}" if key else str(name))
-    elif value is not None:
-        yield key, value
+def _log_to_tensorboard(logger: TensorBoardLogger, record: Record, pictures: Mapping[str, Path]) -> None:
+    """Writes the figures that the HParams page compares runs by, once: it shows the first metrics of a run."""
+    known = figures(record)
+    if record.final_metric:
+        known[record.final_metric.name] = known.pop("metric")
+    step = max((row.get("step") or 0 for row in record.history), default=0)
+    metrics = {f"final/{name}": value for name, value in known.items() if value is not None}
+    settings: Any = logger.hparams
+    logger.log_hyperparams({**settings, "status": record.status}, metrics, step)
+    for name, path in pictures.items():
+        with Image.open(path) as picture:
+            logger.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+    logger.finalize(record.status)

@@ -153,6 +153,7 @@ def no_training() -> dict[str, Any]:
 class PredictConfig:
     model: Any = MISSING  # a group
     datamodule: Any = MISSING  # a group
+    logger: Any = MISSING  # a group
     precision: Precision = field(default_factory=Precision)
     hardware: Hardware = field(default_factory=Hardware)
     execution: Execution = field(default_factory=Execution)

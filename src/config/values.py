@@ -165,7 +165,8 @@ def _parameters(target: Any) -> dict[str, Parameter]:
         functions = [vars(each)["__init__"] for each in target.__mro__[:-1] if "__init__" in vars(each)]
     found: dict[str, Parameter] = {}
     for function in functions:
-        hints = get_type_hints(function, include_extras=True) if is_ours else {}
+        own = is_ours and function.__module__.startswith("src.")
+        hints = get_type_hints(function, include_extras=True) if own else {}
         arguments = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
         for each in arguments:
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):

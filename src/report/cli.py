@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from src.errors import UserError
-from src.report import commands
+from src.report import commands, to_wandb
 from src.report.docs import write_docs
 from src.report.load import Loaded, load
 from src.report.paddle import paddle_record
@@ -27,6 +27,7 @@ WHAT = """Print the results of runs next to the published ones, one row per run.
   python report.py stability RUN ...                      # mean, spread and range over seeds, at each evaluation
   python report.py scaling RUN ... --picture scaling.png  # runs on 1, 2, 4 ... devices
   python report.py published moflow                       # published rows, with their corrections
+  python report.py wandb RUN RUN ...                      # W&B runs of records, and a W&B report of their comparison
   python report.py RUN --format paddle                    # a file in Paddle's form in the run's folder
   python report.py --docs                                 # the tables of docs/results/full, from their records
 
@@ -39,6 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     "stability": (commands.stability_options, commands.run_stability),
     "scaling": (commands.scaling_options, commands.run_scaling),
     "published": (commands.published_options, commands.run_published),
+    "wandb": (to_wandb.wandb_options, to_wandb.run_wandb),
 }
 
 
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="report.py",
-        usage="report.py [compare|stability|scaling|published] RUN ... [options]",
+        usage="report.py [compare|stability|scaling|published|wandb] RUN ... [options]",
         description=WHAT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

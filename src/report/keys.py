@@ -57,3 +57,15 @@ def environment(record: Record) -> dict[str, str]:
 
 def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what loggers show of a run, to compare runs by: names of its parts and hyper-parameters.
+
+    Args:
+        config: of a run, or of its record, plain and without secrets.
+    """
+    groups = ("model", "datamodule", "precision", "trainer", "hardware")
+    names = {group: config[group]["name"] for group in groups if group in config}
+    kept = {key: config[key] for key in ("hp", "fit", "seed") if key in config}
+    return names | kept | {"task": config["model"]["task"]}

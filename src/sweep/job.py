@@ -5,7 +5,7 @@ So two launchers never run one job at once, and a launcher that resumes after a 
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -79,6 +79,18 @@ def job_folders(sweep: Path) -> dict[str, Path]:
     """Returns the folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
     found = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
     return {read_job(folder).key: folder for folder in sorted(found, key=lambda folder: int(folder.name))}
+
+
+def differing_overrides(jobs: Sequence[Job]) -> list[dict[str, str]]:
+    """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
+    given = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
+    keys = dict.fromkeys(key for overrides in given for key in overrides)
+    differing = [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
+    return [{key: overrides.get(key, "") for key in differing} for overrides in given]
+
+
+def label(overrides: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def alive(folder: Path) -> bool:

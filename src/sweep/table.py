@@ -10,22 +10,10 @@ from rich.table import Table
 
 from src.report.record import Record
 from src.report.table import number
-from src.sweep.job import STATES, Job
+from src.sweep.job import STATES, Job, differing_overrides, label
 from src.sweep.outcome import record_of
 
 COLOURS = {"done": "green", "running": "cyan", "waiting": "dim", "interrupted": "yellow"}
-
-
-def differing_overrides(jobs: Sequence[Job]) -> list[dict[str, str]]:
-    """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
-    given = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
-    keys = dict.fromkeys(key for overrides in given for key in overrides)
-    differing = [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
-    return [{key: overrides.get(key, "") for key in differing} for overrides in given]
-
-
-def label(overrides: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def count_states(jobs: Sequence[Job]) -> str:

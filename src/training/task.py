@@ -87,6 +87,7 @@ class Task(pl.LightningModule):
         self._held: list[Any] = []  # batches that wait for the others of their step
         self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
         self.activation_bytes = 4  # of a number that passes between products, for cost()
+        self.samples_trained = 0  # by this rank, in this run
         self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
         self.losses = torch.zeros(())  # on the device: 0 while every loss was finite, NaN from then on
         self.diverged: str | None = None  # the error message once the host has seen that
@@ -251,7 +252,9 @@ class Task(pl.LightningModule):
         lr = self._follow_schedule()
         self.last = self._step(*batches) | lr
         self.batch_size = self.count(batch)
-        self.clock.mark("compute", samples=sum(map(self.count, batches)))
+        samples = sum(map(self.count, batches))
+        self.samples_trained += samples
+        self.clock.mark("compute", samples=samples)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.after_step is not None:

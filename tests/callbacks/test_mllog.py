@@ -56,7 +56,7 @@ def test_a_run_writes_its_events_in_order_and_its_metric(tmp_path: Path) -> None
 
 def test_a_run_that_fails_or_misses_its_target_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = "callbacks=mllog", "fit.max_steps=2", "fit.eval_every_n_epochs=null"
-    train(tiny_config(tmp_path, *short, f"output_dir={tmp_path / 'missed'}", "model.task.target=101"))
+    train(tiny_config(tmp_path, *short, f"output_dir={tmp_path / 'missed'}", "model.task.target=100"))
     assert of(events(tmp_path / "missed"), "run_stop")[0]["metadata"] == {"status": "aborted"}
 
     def failing(task: MoFlowTask, batch: Any) -> Any:

@@ -111,13 +111,17 @@ def to_target(record: Record) -> tuple[float | None, float | None]:
 
 
 def seconds_of(record: Record, row: Mapping[str, Any]) -> float | None:
-    """Returns the seconds since the first step of a row of the history, whose clock starts with the process."""
+    """Returns the seconds since the first step of a row of the history; older rows have the time of the process."""
+    if row.get("seconds") is not None:
+        return float(row["seconds"])
     time, startup = row.get("time_s"), record.phases_s.get("startup")
     return None if time is None or startup is None else max(0.0, time - startup)
 
 
 def samples_of(record: Record, row: Mapping[str, Any]) -> float | None:
-    """Returns the samples trained until a row of the history: its step's share of the run's."""
+    """Returns the samples trained until a row of the history; of older rows its step's share of the run's."""
+    if row.get("samples") is not None:
+        return float(row["samples"])
     last = max((each.get("step") or 0 for each in record.history), default=0)
     step = row.get("step")
     return None if step is None or not last or record.samples is None else record.samples * step / last

@@ -23,24 +23,29 @@ INTERVALS = (
 
 
 def markdown(comparison: Comparison) -> str:
-    """Returns the comparison as Markdown: best group, warnings, result, differences, published rows, keys."""
+    """Returns the comparison as Markdown: best group, warnings, then the sections."""
     parts = [f"# {comparison.title}", *filter(None, [best_line(comparison), best_runs(comparison)])]
     parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
-    parts += ["## Result", _markdown_table(*result(comparison)), LEGEND]
+    return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections(comparison))]) + "\n"
+
+
+def sections(comparison: Comparison) -> list[tuple[str, str]]:
+    """Returns title and Markdown of each section: result, differences, published rows, failures, keys, runs."""
+    parts = [("Result", f"{_markdown_table(*result(comparison))}\n\n{LEGEND}")]
     if len(comparison.groups) > 1:
-        parts += ["## Difference from the first group", _markdown_table(*changes(comparison)), INTERVALS]
+        parts.append(("Difference from the first group", f"{_markdown_table(*changes(comparison))}\n\n{INTERVALS}"))
     if comparison.published:
         rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
-        parts += ["## Published rows", section(rows).rstrip()]
+        parts.append(("Published rows", section(rows).rstrip()))
     if comparison.failures:
         lines = [[each.source, each.varied, each.status, each.reason] for each in comparison.failures]
-        parts += ["## Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)]
+        parts.append(("Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)))
     for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
             lines = key_table(comparison, keys)
-            parts += [f"## {title}: what differs", _markdown_table(lines, len(lines[0]))]
+            parts.append((f"{title}: what differs", _markdown_table(lines, len(lines[0]))))
     sources = [f"- {group.name}: {', '.join(run.source for run in group.runs)}" for group in comparison.groups]
-    return "\n\n".join([*parts, "## Runs", "\n".join(sources)]) + "\n"
+    return [*parts, ("Runs", "\n".join(sources))]
 
 
 def as_csv(comparison: Comparison) -> str:
