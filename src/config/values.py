@@ -173,7 +173,8 @@ def _parameters(target: Any) -> dict[str, Parameter]:
                 found.setdefault(each.name, Parameter(hints.get(each.name, Any), each.default is each.empty))
         if all(each.kind != each.VAR_KEYWORD for each in arguments):
             return found
-    return found if is_ours else found | {"**": Parameter(Any, False)}
+    is_open = not functions[-1].__module__.startswith("src.")
+    return found | {"**": Parameter(Any, False)} if is_open else found
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
