@@ -31,6 +31,7 @@ from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
 from src.system.masking import MASK, mask_error
+from src.system.printable import printable
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
@@ -96,7 +97,7 @@ def predict_completed(
     )
     write_record(record, files["record"])
     if not isinstance(error, UserError):  # its one line says enough
-        print(summary(record, files), flush=True)
+        print(printable(summary(record, files)), flush=True)
     if error is not None:
         raise error
     return record
