@@ -1,7 +1,9 @@
 """Random damage to files, always the same for a number: what the readers of files are tried on."""
 
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 TOKENS = (
     b"nan", b"inf", b"-inf", b"1e400", b"-1", b"0", b"1e20", b"9" * 5000, b"9" * 400, b"18446744073709551616", b"0x1F",
@@ -68,7 +70,39 @@ def _encode(data: bytearray, draw: random.Random, _: Sequence[bytes]) -> None:
     data[:] = text.encode(draw.choice(("utf-16", "latin-1", "utf-16-be", "utf-8-sig")), "replace")
 
 
+def _replace_value(data: bytearray, draw: random.Random, _: Sequence[bytes]) -> None:
+    """Puts another value in the place of one in JSON, or under another key."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    places = [
+        (part, key) for part in parts_of(content) for key in (part if isinstance(part, dict) else range(len(part)))
+    ]
+    if not places:
+        return
+    part, key = draw.choice(places)
+    if isinstance(part, dict) and draw.random() < 0.2:
+        part[draw.choice(("", "x", "../x", "\x1b[2J", "\ud800"))] = part.pop(key)
+    else:
+        part[key] = draw.choice(VALUES)
+    data[:] = json.dumps(content).encode()
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """Yields the lists and objects in a JSON value."""
+    if isinstance(value, dict | list):
+        yield value
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from parts_of(each)
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, 0, -1, 1.5, 10**18, 10**30, 10**400, 1e308, "", "x", "../x", "\x1b[31m", "\ud800", "nan", [], {},
+    [None], {"x": []}, [[[]]], "x" * 10_000,
+)  # fmt: skip
 Change = Callable[[bytearray, random.Random, Sequence[bytes]], None]
 CHANGES: tuple[Change, ...] = (
     _flip, _cut, _delete, _repeat, _insert, _insert, _replace_word, _replace_word, _randomise, _join, _encode,
+    _replace_value, _replace_value, _replace_value,
 )  # fmt: skip
