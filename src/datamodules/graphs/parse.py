@@ -15,7 +15,6 @@ RELAX_STEPS = 1000
 MOST_ATOMS = 1000  # of a molecule with coordinates: the search for bonds compares all pairs
 MOST_EMBEDDED = 200  # atoms, hydrogens included, of a molecule whose coordinates are generated: 152 take 1.4 s
 EMBEDDING_S = 10  # of each of the two attempts, about
-FARTHEST = 1e5  # angstrom from the origin
 
 
 def parse(content: tuple[str, Any]) -> tuple[Molecule, str]:
@@ -27,8 +26,6 @@ def parse(content: tuple[str, Any]) -> tuple[Molecule, str]:
         raise
     except (RuntimeError, ValueError, OverflowError) as error:  # of RDKit, which says it in many lines
         raise MoleculeError("cannot be read as a molecule: its record is damaged") from error
-    if not (np.abs(molecule.positions) < FARTHEST).all():  # a NaN too
-        raise MoleculeError(f"has coordinates that are not within {FARTHEST:,.0f} angstrom of the origin")
     return molecule, ""
 
 
