@@ -21,6 +21,7 @@ from src.errors import UserError
 from src.system import lean
 from src.system.group import rank, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
+from src.system.printable import printable
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
@@ -147,5 +148,5 @@ def is_ours(error: Exception) -> bool:
 def fail(message: str) -> int:
     """Prints the line on stderr, once for a group of ranks, and returns the exit code of a user's mistake."""
     if speaks():
-        print(f"error: {masked_text(message)}", file=sys.stderr)
+        print(f"error: {printable(masked_text(message))}", file=sys.stderr)
     return 2

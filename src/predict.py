@@ -34,6 +34,7 @@ from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
 from src.system.masking import MASK, mask_error, masked
+from src.system.printable import printable
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
@@ -103,7 +104,7 @@ def predict_completed(
     log_record(loggers, record, files)
     end_wandb(record.status)
     if not isinstance(error, UserError):  # its one line says enough
-        print(summary(record, files), flush=True)
+        print(printable(summary(record, files)), flush=True)
     if error is not None:
         raise error
     return record

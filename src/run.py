@@ -37,6 +37,7 @@ from src.report.record import Record, changed_hp, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
+from src.system.printable import printable
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.task import Task
 
@@ -110,7 +111,7 @@ def quieten() -> None:
 def say(note: str | None) -> None:
     """Prints the note of the run, once per group of ranks."""
     if note and group.rank() == 0:
-        print(f"note: {masked_text(note)}", flush=True)
+        print(f"note: {printable(masked_text(note))}", flush=True)
 
 
 def build(config: DictConfig, clock: Clock) -> Job:
@@ -271,7 +272,7 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
     if not is_begun:
         return
     say(config.note)
-    print(summary(record, files), file=sys.stdout, flush=True)
+    print(printable(summary(record, files)), file=sys.stdout, flush=True)
 
 
 def pictures_of(folder: Path, record: Record, job: Job | None) -> dict[str, Path]:

@@ -204,9 +204,9 @@ def test_a_prediction_is_a_run_of_wandb_with_its_tables(
     assert [row[:2] for row in of["smiles", "qed"]] == [[row["smiles"], float(row["qed"])] for row in written[:7]]
     assert ["e2e_time", record.e2e_time_s, "s"] in of["figure", "value"] and len(tables) == 3
     with pytest.raises(UserError):
-        predicted(tmp_path / "refused", *given, "model.predict.temperatures=[]")
+        predicted(tmp_path / "refused", *given, "model.predict.temperature=[0.3,0.2,0.1]")
     refused = logged_by(tmp_path / "refused")
-    assert refused["exit_code"] == 1 and "give numbers above 0" in refused["summary"]["error"]
+    assert refused["exit_code"] == 1 and "give a number, or two" in refused["summary"]["error"]
 
 
 @pytest.mark.parametrize(

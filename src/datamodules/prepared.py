@@ -83,9 +83,30 @@ def write_lines(path: Path, lines: list[str]) -> None:
 def _read_meta(prepared: Path) -> dict[str, Any]:
     path = prepared / META
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): delete {prepared} to prepare it again") from error
+    sums = meta.get("sha256") if isinstance(meta, dict) else None
+    if not isinstance(sums, dict) or not all(is_plain(name) for name in sums):
+        raise UserError(f"{path} is not what was written: delete {prepared} to prepare it again")
+    return meta
+
+
+def is_plain(name: str) -> bool:
+    """Returns whether this can be the name of a file in the folder, and of nothing elsewhere."""
+    return name.isprintable() and len(name) < 200 and Path(name).name == name
+
+
+@contextmanager
+def reading(prepared: Path) -> Iterator[None]:
+    """Raises UserError where values of a folder's metadata are missing or of another kind than was written."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # at any damage: missing keys, other types, sizes without bounds
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{prepared / META} is not what was written ({reason}): delete {prepared}") from error
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Lightning's own way ends each rank wherever the signal finds it and leaves no checkpoint.
 """
 
-import ctypes
 import math
 import os
 import signal
@@ -22,6 +21,7 @@ from src.errors import UserError
 from src.launch.failures import cause_of
 from src.launch.watchdog import Watchdog
 from src.system.group import give_up, started_by
+from src.system.workers import end_with_parent
 from src.training.task import Task
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,7 +29,6 @@ ASKED_EVERY_S = 1.0
 SAME_S = 1.0  # a terminal and a launcher may each send the same signal
 MOST_STEPS = 1000  # between two votes
 WRITING = b"\nending: the record of this run is being written; SIGKILL ends it without\n"
-PR_SET_PDEATHSIG = 1
 TRIED = ("2.6.",)  # versions of Lightning whose signal handling is known
 
 
@@ -69,7 +68,7 @@ class Ending:
             if started_by() is not None:
                 self._watchdog = Watchdog()
         if started_by() == "torchrun":
-            end_with_parent()
+            end_with_parent(os.getppid(), signal.SIGTERM)  # torchrun's agent, which may be killed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,12 +201,3 @@ class Question:
             about = int(self.steps * ASKED_EVERY_S / max(seconds, 1e-6))
             self.every = max(1, min(about, 2 * self.every, MOST_STEPS))
             self.steps, self.last_s = 0, time_s
-
-
-def end_with_parent() -> None:
-    """Sends this process SIGTERM when torchrun's agent dies, which could not do so itself."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)

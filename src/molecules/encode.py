@@ -18,6 +18,7 @@ from src.system.progress import item_progress
 from src.system.workers import WorkerPool
 
 CHUNK = 256
+LONGEST_SMILES = 2000  # characters: RDKit takes minutes for a million
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -28,6 +29,7 @@ class Reason(StrEnum):
     UNPARSABLE = "does not parse"
     UNKNOWN_ATOM = "has an atom outside the vocabulary"
     TOO_LARGE = "has too many atoms"
+    TOO_LONG = "is too long"
     UNSUPPORTED_BOND = "has a bond that is not single, double or triple"
 
 
@@ -61,6 +63,8 @@ def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
 
     Drops hydrogens, charges and stereo; aromatic bonds become single and double ones. Raises EncodingError.
     """
+    if len(smiles) > LONGEST_SMILES:
+        raise EncodingError(Reason.TOO_LONG, f": {len(smiles):,} characters, and at most {LONGEST_SMILES:,} are read")
     parsed = Chem.MolFromSmiles(smiles)
     molecule = None if parsed is None else Chem.MolFromSmiles(canonical_smiles(parsed))
     if molecule is None or molecule.GetNumAtoms() == 0:
@@ -126,7 +130,7 @@ def elements_in(smiles: Sequence[str], max_atoms: int, workers: int | None = Non
 def elements_of_chunk(smiles: list[str], max_atoms: int) -> set[str]:
     """Returns what `elements_in` returns, of one chunk in a worker."""
     _quiet()
-    parsed = (Chem.MolFromSmiles(text) for text in smiles)
+    parsed = (Chem.MolFromSmiles(text) for text in smiles if len(text) <= LONGEST_SMILES)
     small = (molecule for molecule in parsed if molecule is not None and molecule.GetNumAtoms() <= max_atoms)
     return {atom.GetSymbol() for molecule in small for atom in molecule.GetAtoms() if atom.GetAtomicNum() > 1}
 

@@ -38,7 +38,7 @@ def compared_config(record: Record) -> dict[str, str]:
             found[key] = text(value)
     for name in NAMED:
         found[f"{name}.name"] = {"model": case.model, "datamodule": case.datamodule, "precision": case.precision}[name]
-    found["callbacks"] = ", ".join(sorted(map(str, record.config.get("callbacks") or ())))
+    found["callbacks"] = ", ".join(sorted(map(str, mapping(record.config.get("callbacks")))))
     return found
 
 
@@ -46,13 +46,18 @@ def environment(record: Record) -> dict[str, str]:
     """Returns what a record says of its machine, libraries and commit, as texts by key."""
     known = record.environment
     found = {key: text(known[key]) for key in MACHINE if known.get(key) is not None}
-    found |= {str(key): text(value) for key, value in (known.get("libraries") or {}).items()}
-    git = known.get("git") or {}
+    found |= {str(key): text(value) for key, value in mapping(known.get("libraries")).items()}
+    git = mapping(known.get("git"))
     if git.get("commit"):
         found["commit"] = str(git["commit"])[:10]
     if git.get("dirty"):
         found["uncommitted changes"] = "yes"
     return found
+
+
+def mapping(value: Any) -> dict[Any, Any]:
+    """Returns an object of a record; an empty one for anything else, since other programs write records too."""
+    return value if isinstance(value, dict) else {}
 
 
 def text(value: Any) -> str:

@@ -17,6 +17,7 @@ from src.measure.phases import PHASES
 from src.report.typed import build
 from src.system.files import write_text
 from src.system.masking import masked
+from src.system.printable import printable
 
 SCHEMA_VERSION = 1
 
@@ -299,15 +300,26 @@ def _keys_of_other_kind(kind: Any) -> tuple[str, ...]:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return _safe(json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file: give a run folder with a result.json, or a record file") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{file}: line {error.lineno} is not JSON ({error.msg}): the file is cut or altered") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON ({error}): the file is cut or altered") from error
+
+
+def _safe(value: Any) -> Any:
+    """Returns a JSON value whose texts can be printed. Raises ValueError for a number that no run has written."""
+    if isinstance(value, dict):
+        return {printable(key): _safe(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_safe(item) for item in value]
+    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) >= 2**63):
+        raise ValueError(f"{str(value)[:20]}... is too large")
+    return printable(value) if isinstance(value, str) else value
 
 
 def _refuse_constant(constant: str) -> None:

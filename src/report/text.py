@@ -116,9 +116,10 @@ def _phases(record: Record) -> str:
     if not found:
         return ""
     wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
+    bars = ["█" * round(min(1.0, max(0.0, phase.share)) * BAR) for phase in found]
     lines = [
-        f"  {phase.title:<25}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {'█' * round(phase.share * BAR)}".rstrip()
-        for phase in found
+        f"  {phase.title:<25}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {bar}".rstrip()
+        for phase, bar in zip(found, bars, strict=True)
     ]
     return "\n".join([f"Where {wall:.1f} s went", *lines])
 

@@ -5,12 +5,14 @@ so that every worker would load torch. Here a worker is a plain Python process t
 it imports what the calls need and nothing else, and the end of that input, however the parent died, ends it.
 """
 
+import ctypes
 import os
 import pickle
 import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ROOT = Path(__file__).resolve().parents[2]
+PR_SET_PDEATHSIG = 1
 
 
 def cpu_count() -> int:
@@ -39,7 +42,9 @@ class WorkerPool:
         self.workers = workers or cpu_count()
         # Numerical libraries would start their own threads in every process.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "from src.system.workers import serve; serve()"]
+        # Linux counts the thread that starts a process as its parent: any but the main one may end before this process.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
+        command = [sys.executable, "-c", f"from src.system.workers import serve; serve({parent})"]
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pass_fds=keep)
             for _ in range(self.workers)
@@ -84,8 +89,18 @@ class WorkerPool:
             process.communicate()
 
 
-def serve() -> None:
-    """Runs in a worker: answers calls until its input ends."""
+def end_with_parent(parent: int, signum: signal.Signals) -> None:
+    """Lets Linux send this process a signal when its parent dies, however it does and whatever this one is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signum)
+
+
+def serve(parent: int | None = None) -> None:
+    """Runs in a worker: answers calls until its input ends; amid a call it is killed when its parent dies."""
+    if parent is not None:
+        end_with_parent(parent, signal.SIGKILL)
     # Ctrl-C reaches every process of the terminal, and torchrun's SIGTERM a rank's children; the parent decides.
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_IGN)

@@ -112,6 +112,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path}: holds no state_dict; give a checkpoint that train.py wrote")
     for name, value in checkpoint["state_dict"].items():
+        if not isinstance(name, str):
+            raise UserError(f"{path}: its state_dict has the key {name!r}, which is no name; give another checkpoint")
         if not isinstance(value, Tensor):
             raise UserError(f"{path}: {name} is no tensor but {type(value).__name__}; give another checkpoint")
     return checkpoint
@@ -142,9 +144,9 @@ def is_whole(path: Path) -> bool | None:
                 digest.update(chunk)
             digest.update(b"\0\0")
             return end[:2] == struct.pack("<H", DIGEST_BYTES) and digest.hexdigest().encode() == found[1]
-    if not zipfile.is_zipfile(path):
-        return None
     try:
+        if not zipfile.is_zipfile(path):
+            return None
         with zipfile.ZipFile(path) as archive:
             return end.endswith(b"\0\0") and archive.testzip() is None  # of an archive without a comment
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError):  # of damaged headers

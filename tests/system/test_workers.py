@@ -50,12 +50,14 @@ def test_what_a_worker_keeps_stays_locked_until_it_ends(tmp_path):
     assert try_lock(tmp_path / "lock") is not None
 
 
-def test_workers_end_when_their_parent_is_killed():
+@pytest.mark.parametrize("busy", ["", "pool.submit(time.sleep, 600); pool.submit(time.sleep, 600); time.sleep(0.2)\n"])
+def test_workers_end_when_their_parent_is_killed(busy: str) -> None:
     code = (
-        "import os, signal\n"
+        "import os, signal, time\n"
         "from src.system.workers import WorkerPool\n"
         "pool = WorkerPool(2)\n"
         "print(*{pool.submit(os.getpid).result() for _ in range(8)}, flush=True)\n"
+        f"{busy}"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     parent = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -147,7 +147,7 @@ class _Reader:
         self.path = path
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} cannot be read ({reason}): give a prepared folder") from error
         self.content = self.mapping(content, "the file")
@@ -210,6 +210,8 @@ class _Reader:
             features, files = self.names(chunk.get("features"), f"{key}.features"), chunk.get("files")
             if not isinstance(files, list) or len(files) != 1 or not isinstance(files[0], str):
                 self.refuse(f"{key}.files", f"is {files!r}, not a list of one path")
+            if not files[0].isprintable():
+                self.refuse(f"{key}.files", f"has {files[0]!r}, which is no name of a file")
             if PurePath(files[0]).is_absolute() or ".." in PurePath(files[0]).parts:
                 self.refuse(f"{key}.files", f"has {files[0]}, which is not inside the folder")
             if features not in {numerical, (label,), *((name,) for name in categorical)} or features in by_features:

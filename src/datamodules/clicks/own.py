@@ -19,6 +19,7 @@ from src.datamodules.prepared import prepare, verified_meta
 from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import rows_of
 from src.errors import UserError
+from src.system.printable import printable
 
 LAYOUT = 2
 KNOWN = "test_known.npy"  # which rows of the test have a label
@@ -101,7 +102,7 @@ class ClickFileDataModule(CriteoDataModule):
             self.fill()
             super().setup(stage)
             if self.rank_and_world[0] == 0:
-                print(verified_meta(self.data_dir)["report"])
+                print(printable(verified_meta(self.data_dir)["report"]))
 
     def prepare_data(self) -> None:
         self.setup("prepare")

@@ -14,6 +14,7 @@ from src.errors import UserError
 ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # of QM9, and of the published features
 LAST = 118  # atomic number of the last element
 CLOSEST = 1e-3  # angstrom; nearer atoms coincide
+FARTHEST = 1e5  # angstrom from the origin, of an atom
 BLOCK = 256  # atoms compared with all others at a time
 
 
@@ -132,6 +133,9 @@ def checked(molecule: Molecule) -> Molecule:
     wrong = ~np.isfinite(positions).all(1)
     if wrong.any():
         raise MoleculeError(f"has no finite coordinates for atom {int(wrong.argmax()) + 1}")
+    far = (np.abs(positions) >= FARTHEST).any(1)
+    if far.any():
+        raise MoleculeError(f"has atom {int(far.argmax()) + 1} more than {FARTHEST:,.0f} angstrom from the origin")
     if pair := _coincident(positions):
         raise MoleculeError(f"has atoms {pair[0] + 1} and {pair[1] + 1} at the same position")
     ordered = np.sort(bonds, axis=1)

@@ -13,6 +13,7 @@ from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_o
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
 from src.errors import UserError
+from src.system.printable import printable
 
 
 class GraphDataModule(SplitDataModule):
@@ -68,7 +69,7 @@ class GraphDataModule(SplitDataModule):
             return
         self.data = data = self.source(self.data_dir)
         if data.report and self.name not in PUBLISHED and self.rank_and_world[0] == 0:
-            print(data.report, flush=True)
+            print(printable(data.report), flush=True)
         targets = data.target(self.task)
         self.splits = self._usable(data)
         trained = targets[self.splits["train"]].astype(np.float32).astype(np.float64)

@@ -17,9 +17,13 @@ from src.datamodules.graphs.data import GraphData
 from src.datamodules.graphs.parse import parse
 from src.datamodules.graphs.prepare import Entries, Splits, load_graphs, prepare_graphs
 from src.datamodules.prepared import Selection
-from src.errors import UserError
+from src.datamodules.text_files import lines_of
+from src.errors import UserError, shortened
 
-Charge = Annotated[int, Range(-100, 100)]
+PAIR = re.compile(r"""(?<![\w.-])([\w.-]+)=("[^"]*"|'[^']*'|\S+)""")  # of an .xyz comment
+MOST_CHARGE = 100  # of a molecule
+MOST = 1e30  # of a target: squares of larger ones have no mean
+Charge = Annotated[int, Range(-MOST_CHARGE, MOST_CHARGE)]
 
 
 class Record(NamedTuple):
@@ -74,7 +78,7 @@ def load(
     prepared = prepare_graphs(
         Path(data_dir) / f"{path.stem}_{key}",
         inputs,
-        lambda: _entries(path, charge),
+        lambda: entries_of(path, charge),
         parse,
         Selection(limit, seed, skip_bad),
         workers,
@@ -89,12 +93,9 @@ def shared_split(total: int, val_share: float, test_share: float, seed: int) -> 
     return {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}
 
 
-def _entries(path: Path, charge: int) -> Entries:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
-    records = list(READERS[path.suffix.lower()](path, text, charge))
+def entries_of(path: Path, charge: int) -> Entries:
+    """Returns the unparsed molecules of a file. Raises UserError that names a line that cannot be read."""
+    records = list(READERS[path.suffix.lower()](path, "\n".join(lines_of(path)), charge))
     keys = list(dict.fromkeys(key for record in records for key in record.values))
     targets = [[record.values.get(key, math.nan) for key in keys] for record in records]
     return Entries(
@@ -107,22 +108,24 @@ def _entries(path: Path, charge: int) -> Entries:
 
 def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
     """Frames of a plain or extended .xyz file."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     start, frame = 0, 0
     while start < len(lines):
         if not lines[start].strip():
             start += 1
             continue
         frame += 1
-        if not re.fullmatch(r"\s*\d+\s*", lines[start]):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[start]):
             raise UserError(f"{path} line {start + 1}: expected a number of atoms, found {lines[start]!r}")
         count = int(lines[start])
         if start + 2 + count > len(lines):
             raise UserError(f"{path} is truncated: frame {frame} (line {start + 1}) has fewer than {count} atoms")
         comment, atoms = lines[start + 1], lines[start + 2 : start + 2 + count]
-        pairs = {key: value.strip("\"'") for key, value in re.findall(r"""([\w.-]+)=("[^"]*"|'[^']*'|\S+)""", comment)}
-        own = _number(pairs.pop("charge", None))
-        content = (atoms, pairs.pop("Properties", ""), charge if own is None else round(own))
+        pairs = {key: value.strip("\"'") for key, value in PAIR.findall(comment)}
+        own = _number(given := pairs.pop("charge", charge))
+        if own is None or abs(own) > MOST_CHARGE:
+            raise UserError(f"{path} line {start + 2}: charge={given} cannot be; give {-MOST_CHARGE} to {MOST_CHARGE}")
+        content = (atoms, pairs.pop("Properties", ""), round(own))
         yield Record(f"frame {frame}", "xyz", content, _numbers(pairs.items()))
         start += 2 + count
 
@@ -136,28 +139,31 @@ def _sdf(path: Path, text: str, charge: int) -> Iterator[Record]:
         if "M  END" not in block:
             raise UserError(f"{path} is truncated: record {number} has no line 'M  END'")
         title = block.split("\n", 1)[0].strip()
-        properties = re.findall(r"^>.*?<([^>]+)>.*\n(.*)$", block, flags=re.MULTILINE)
+        properties = re.findall(r"^>.*?<([^>\n]+)>.*\n(.*)$", block, flags=re.MULTILINE)
         yield Record(f"record {number}" + f" ({title})" * bool(title), "sdf", block, _numbers(properties))
 
 
 def _smiles(path: Path, text: str, charge: int) -> Iterator[Record]:
     """One SMILES a line; text after a blank is ignored, and so are empty lines."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             smiles = line.split()[0]
-            yield Record(f"line {number} ({smiles})", "smiles", smiles, {})
+            yield Record(f"line {number} ({shortened(smiles, 80)})", "smiles", smiles, {})
 
 
 def _csv(path: Path, text: str, charge: int) -> Iterator[Record]:
     """Rows of a table whose header has a column `smiles`."""
-    reader = csv.DictReader(text.splitlines())
-    column = next((name for name in reader.fieldnames or () if name.strip().lower() == "smiles"), None)
-    if column is None:
-        raise UserError(f"{path} has no column called smiles: its header is {reader.fieldnames}")
-    for row in reader:
-        smiles = (row.pop(column) or "").strip()
-        values = _numbers((str(key).strip(), value) for key, value in row.items())
-        yield Record(f"line {reader.line_num} ({smiles})", "smiles", smiles, values)
+    reader = csv.DictReader(text.split("\n"))
+    try:
+        column = next((name for name in reader.fieldnames or () if name.strip().lower() == "smiles"), None)
+        if column is None:
+            raise UserError(f"{path} has no column called smiles: its header is {reader.fieldnames}")
+        for row in reader:
+            smiles = (row.pop(column) or "").strip()
+            values = _numbers((str(key).strip(), value) for key, value in row.items())
+            yield Record(f"line {reader.line_num} ({shortened(smiles, 80)})", "smiles", smiles, values)
+    except csv.Error as error:
+        raise UserError(f"{path} line {reader.line_num} is no row of a table ({error}): correct it") from None
 
 
 def _numbers(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
@@ -165,10 +171,12 @@ def _numbers(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
 
 
 def _number(text: Any) -> float | None:
+    """Returns a number, None for anything else: text, NaN and what is too large to compute with are no values."""
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        number = float(text)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if abs(number) <= MOST else None
 
 
 Reader = Callable[[Path, str, int], Iterator[Record]]

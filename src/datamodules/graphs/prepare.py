@@ -15,7 +15,7 @@ from rdkit import RDLogger
 
 from src.datamodules import prepared
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError
-from src.datamodules.prepared import Selection, verified_meta, write_lines
+from src.datamodules.prepared import Selection, reading, verified_meta, write_lines
 from src.errors import UserError
 from src.system.progress import item_progress
 from src.system.workers import WorkerPool, cpu_count
@@ -82,23 +82,24 @@ def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
 
     Raises UserError for a truncated or altered file.
     """
-    meta = verified_meta(folder)
-    entries_of_rows = np.load(folder / "rows.npy")
-    row_of_entry = np.full(meta["total"], -1)
-    row_of_entry[entries_of_rows] = np.arange(len(entries_of_rows))
-    # Keep the split's random order: evaluation batches then have similar sizes, and so share one shape.
-    split_rows = {name: row_of_entry[entries] for name, entries in split(meta["total"]).items()}
-    splits = {name: rows[rows >= 0] for name, rows in split_rows.items()}
-    return GraphData(
-        arrays=Arrays(*(np.load(folder / f"{field}.npy") for field in Arrays._fields)),
-        names=(folder / "names.txt").read_text("utf-8").splitlines(),
-        targets=np.load(folder / "targets.npy"),
-        units=meta["units"],
-        splits=splits | {"all": np.arange(len(entries_of_rows))},
-        skip_bad=meta["selection"]["skip_bad"],
-        folder=folder,
-        report=meta.get("report", ""),
-    )
+    with reading(folder):
+        meta = verified_meta(folder)
+        entries_of_rows = np.load(folder / "rows.npy")
+        row_of_entry = np.full(meta["total"], -1)
+        row_of_entry[entries_of_rows] = np.arange(len(entries_of_rows))
+        # Keep the split's random order: evaluation batches then have similar sizes, and so share one shape.
+        split_rows = {name: row_of_entry[entries] for name, entries in split(meta["total"]).items()}
+        splits = {name: rows[rows >= 0] for name, rows in split_rows.items()}
+        return GraphData(
+            arrays=Arrays(*(np.load(folder / f"{field}.npy") for field in Arrays._fields)),
+            names=(folder / "names.txt").read_text("utf-8").splitlines(),
+            targets=np.load(folder / "targets.npy"),
+            units=meta["units"],
+            splits=splits | {"all": np.arange(len(entries_of_rows))},
+            skip_bad=meta["selection"]["skip_bad"],
+            folder=folder,
+            report=meta.get("report", ""),
+        )
 
 
 def _write(

@@ -14,6 +14,7 @@ from src.datamodules.base import PUBLISHED
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.loader import DecodingLoader, ImageFiles
 from src.errors import UserError
+from src.system.printable import printable
 from src.system.workers import cpu_count
 
 SHOWN = 10  # classes named in a report
@@ -140,7 +141,7 @@ class ImageFolderDataModule(_DecodedDataModule):
         self.splits = {split: len(images.files) for split, images in self.files.items()}
         self.class_names = names["train"]
         if self.name not in PUBLISHED and self.rank_and_world[0] == 0:
-            print(self.report(), flush=True)
+            print(printable(self.report()), flush=True)
 
     def report(self) -> str:
         """Returns what was found and what was left out: images of each class, files that are none."""

@@ -11,6 +11,7 @@ from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.resident import ResidentLoader
+from src.system.printable import printable
 
 
 class MoleculeDataModule(SplitDataModule):
@@ -39,7 +40,7 @@ class MoleculeDataModule(SplitDataModule):
         if self.tensors is None:
             self.data = self.source(self.data_dir)
             if self.data.report and self.rank_and_world[0] == 0:
-                print(self.data.report, flush=True)
+                print(printable(self.data.report), flush=True)
             self.splits = {"train": self.data.train_index, "val": self.data.valid_index}
             # np.array reads the memory-mapped file once; without it a CPU tensor would share the mapping.
             nodes, edges = (torch.from_numpy(np.array(array)) for array in (self.data.nodes, self.data.edges))

@@ -12,8 +12,8 @@ from jaxtyping import Int, UInt8
 
 from src.datamodules import prepared
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import Selection, verified_meta, write_lines
-from src.errors import UserError
+from src.datamodules.prepared import Selection, reading, verified_meta, write_lines
+from src.errors import UserError, shortened
 from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
 from src.molecules.vocabulary import Vocabulary, of_elements
 
@@ -114,7 +114,8 @@ def _write(
     dropped: dict[Reason, list[str]] = {}
 
     def on_bad(position: int, error: EncodingError) -> None:
-        smiles, file, line = rows[position]
+        row, file, line = rows[position]
+        smiles = shortened(row, 80)
         problem = f"{file} line {line}: {smiles!r} {error}"
         if not skip_bad:
             raise UserError(f"{problem}; correct the file, or set skip_bad=true to leave such molecules out")
@@ -154,12 +155,13 @@ def load(
 
     `vocabulary` is what `prepare` got. Raises UserError for a truncated or altered file and for an empty split.
     """
-    meta = verified_meta(folder)
-    if not isinstance(vocabulary, Vocabulary):
-        vocabulary = Vocabulary(next(iter(meta["inputs"])), tuple(meta["atomic_numbers"]), vocabulary)
-    nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
-    smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
-    is_held_out = np.isin(rows, hold_out(meta["total"]))
+    with reading(folder):
+        meta = verified_meta(folder)
+        if not isinstance(vocabulary, Vocabulary):
+            vocabulary = Vocabulary(next(iter(meta["inputs"])), tuple(meta["atomic_numbers"]), vocabulary)
+        nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
+        smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
+        is_held_out = np.isin(rows, hold_out(meta["total"]))
     if is_held_out.all() or not is_held_out.any():
         empty = "training" if is_held_out.all() else "validation"
         raise UserError(f"the {empty} split of the {len(rows)} molecules in {folder} is empty: raise limit")

@@ -8,6 +8,7 @@ from src.datamodules.molecules.encoded import MolecularData, Row, prepare
 from src.datamodules.molecules.encoded import load as load_prepared
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import seeded_split
+from src.datamodules.text_files import lines_of
 from src.errors import UserError
 from src.molecules.vocabulary import ZINC250K, of_elements
 
@@ -37,13 +38,15 @@ def load(
     """
     path = Path(file)
 
-    def read() -> list[Row]:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [Row(line.split()[0], path, number + 1) for number, line in enumerate(lines) if line.strip()]
-
     if not path.is_file():
         raise UserError(f"datamodule.source.file={path} does not exist; give a file with one SMILES a line")
     vocabulary = max_atoms if elements is None else of_elements(path.name, elements, max_atoms)
     kind = f"_up_to_{max_atoms}_of_{'all' if elements is None else ''.join(elements)}"
-    prepared = prepare([path], read, vocabulary, Path(data_dir), Selection(limit, seed, skip_bad), workers, kind)
+    selection = Selection(limit, seed, skip_bad)
+    prepared = prepare([path], lambda: rows_of(path), vocabulary, Path(data_dir), selection, workers, kind)
     return load_prepared(prepared, vocabulary, lambda total: seeded_split(total, held_out_share, seed))
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Returns the SMILES of a file. Raises UserError where it is not text in UTF-8."""
+    return [Row(line.split()[0], path, number) for number, line in enumerate(lines_of(path), 1) if line.strip()]

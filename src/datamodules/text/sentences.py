@@ -15,6 +15,7 @@ from src.datamodules.text.tables import SHOWN, Table, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary, learned_pieces
 from src.errors import UserError
+from src.system.printable import printable
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class SentencesDataModule(TextDataModule):
             longer += int((data.lengths > self.max_length).sum())
             self.splits[split] = self.resident(data.truncated(self.max_length))
         if self.rank_and_world[0] == 0:
-            print(self.report(longer))
+            print(printable(self.report(longer)))
 
     def read(self, split: str) -> Sentences:
         if split not in self.tables:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from src.batches.tokens import UNLABELLED
+from src.datamodules.text_files import decoded
 from src.errors import UserError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -83,22 +84,11 @@ def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
     return Table(str(path), texts, labels, lines, empty, unlabelled)
 
 
-def decoded(path: Path) -> str:
-    """Returns the text of a file. Raises UserError, with the line, where it is not UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise UserError(f"{path} line {line} is not UTF-8 (byte 0x{byte:02x}): save the file as UTF-8") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give a file of sentences") from error
-
-
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     for line, written in enumerate(decoded(path).removesuffix("\n").split("\n"), 1):
         try:
             row = json.loads(written)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} line {line} is not JSON ({error}): write an object a line") from None
         if not isinstance(row, dict):
             raise UserError(f"{path} line {line} is not a JSON object: write an object a line")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from src.datamodules.graphs.data import GraphData, MoleculeError
-from src.datamodules.graphs.files import load, shared_split
+from src.datamodules.graphs.files import entries_of, load, shared_split
 from src.datamodules.graphs.parse import from_sdf, from_smiles, from_xyz
 from src.errors import UserError
 
@@ -169,7 +169,7 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"datamodule\.source\.file=.*no\.xyz does not exist; give a file"):
         load(tmp_path, file=tmp_path / "no.xyz")
     (tmp_path / "a.xyz").write_bytes(b"\xff\xfe1")
-    with pytest.raises(UserError, match=r"a\.xyz is not UTF-8 \(invalid start byte at byte 0\)"):
+    with pytest.raises(UserError, match=r"a\.xyz line 1 is not UTF-8 \(byte 0xff\): save the file as UTF-8"):
         load(tmp_path, file=tmp_path / "a.xyz")
 
 
@@ -209,3 +209,30 @@ def test_a_planar_molecule_marked_as_3d_is_accepted() -> None:
     )
     planar = planar.replace("    0.0 0.0 0.0", "    0.0000    0.0000    0.0000")
     assert from_sdf(planar).numbers.tolist() == [8, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "a.smi",
+            "C" * 150,
+            "has 452 atoms, and coordinates are generated for at most 200: give",
+        ),
+        ("a.smi", "C" * 2_000_000, "is longer than 2,000 characters"),
+        ("a.xyz", "1001\n\n" + "H 0 0 0\n" * 1001, "has 1,001 atoms; at most 1,000 are read"),
+        ("a.xyz", "2\n\nH 0 0 0\nH 1e20 0 0\n", "has atom 2 more than 100,000 angstrom from the origin"),
+        ("a.xyz", "1\ncharge=inf\nH 0 0 0\n", "a.xyz line 2: charge=inf cannot be; give -100 to 100"),
+        ("a.xyz", "9" * 5000 + "\n\nH 0 0 0\n", "a.xyz line 1: expected a number of atoms, found '999"),
+    ],
+)
+def test_limits_of_size_are_said(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as raised:
+        load(tmp_path / "data", file=tmp_path / name, workers=1)
+    assert words in str(raised.value) and len(str(raised.value)) < 1000
+
+
+def test_a_value_without_bounds_is_no_target(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smiles,energy\nC,1\nCC,inf\nCCC,1e300\nO,nan\n")
+    assert np.isnan(entries_of(tmp_path / "a.csv", 0).targets[1:]).all()

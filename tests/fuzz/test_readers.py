@@ -1,0 +1,314 @@
+"""Every reader of files is tried on random damage: it returns what is valid, or raises one printable line.
+
+`python -m tests.fuzz.test_readers 100000 [READER ...]` tries more than the tests do.
+"""
+
+import io
+import math
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from src.config.trained import plain_values
+from src.datamodules import prepared
+from src.datamodules.clicks import own, raw, text
+from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
+from src.datamodules.graphs import files
+from src.datamodules.graphs.parse import parse
+from src.datamodules.graphs.prepare import load_graphs, parse_chunk
+from src.datamodules.images.cifar10_files import read_cifar10
+from src.datamodules.molecules import encoded, smiles_file
+from src.datamodules.text.tables import read_table
+from src.errors import LONGEST, UserError
+from src.models.dlrm.network import MLP
+from src.molecules.encode import encode_chunk
+from src.molecules.vocabulary import ZINC250K
+from src.report.record import read_record
+from src.report.text import summary
+from src.system.printable import printable
+from src.training.checkpoints import compare, read_checkpoint, trained_config
+from tests.support import ROOT
+from tests.support.fuzzing import damaged
+
+INPUTS = 1000  # of each reader in the slow tests
+WORST_S = 20.0  # for one input
+
+XYZ = b"""3
+energy=-76.4 charge=0 label="a water"
+O 0.0 0.0 0.117
+H 0.0 0.757 -0.469
+H 0.0 -0.757 -0.469
+5
+Properties=species:S:1:pos:R:3:mag:R:1 dipole=1e-3
+C 0 0 0 1
+H .63 .63 .63 1
+H -.63 -.63 .63 1
+H -.63 .63 -.63 1
+H .63 -.63 -.63 1
+"""
+SDF = b"""water
+  made 3D
+
+  3  2  0  0  0  0  0  0  0  0999 V2000
+    0.0000    0.0000    0.1170 O   0  0
+    0.0000    0.7570   -0.4690 H   0  0
+    0.0000   -0.7570   -0.4690 H   0  0
+  1  2  1  0
+  1  3  1  0
+M  END
+>  <logp>
+-1.38
+
+$$$$
+"""
+SMILES = b"CC(=O)Oc1ccccc1C(=O)O aspirin\nCn1cnc2c1c(=O)n(C)c(=O)n2C\n\nC[N+](C)(C)CC(=O)[O-]\nO=[N+]([O-])c1ccccc1\n"
+CSV = b'smiles,logp,name\nCCO,-0.3,"ethanol, dry"\nc1ccccc1,2.1,benzene\nCC(=O)O,-0.17,\n'
+SENTENCES = b'text,label\n"a fine, long film",1\nboring,0\n"said ""no""",1\n'
+TSV = b"text\tlabel\na fine film\tgood\nboring\tbad\n"
+JSONL = b'{"text": "a fine film", "label": 1}\n{"text": "boring", "label": "bad"}\n'
+CLICKS = b"clicked,age,site\n1,30,a\n0,,b\n1,-4.5e3,\n,2,a\n0,1,c\n1,7,d\n"
+CRITEO = (b"1\t" + b"\t".join(b"%d" % n for n in range(-2, 11)) + b"\t" + b"\t".join([b"68fd1e64"] * 25) + b"\t\n") * 3
+
+
+def finite(*arrays: Any) -> None:
+    for array in arrays:
+        assert np.isfinite(np.asarray(array, np.float64)).all()
+
+
+def smiles_list(path: Path) -> None:
+    rows = smiles_file.rows_of(path)
+    found, bad = encode_chunk([row.smiles for row in rows][:20], ZINC250K)
+    assert len(found.published) + len(bad) == min(len(rows), 20)
+    for _, error in bad:
+        str(error).encode()
+
+
+def molecules(path: Path) -> None:
+    entries = files.entries_of(path, 0)
+    assert not np.isinf(entries.targets).any()
+    parsed = parse_chunk(parse, entries.contents[:6])
+    finite(parsed.arrays.positions)
+
+
+def table(path: Path) -> None:
+    found = read_table(path, "text", "label", labelled=True)
+    assert all(each.strip() for each in found.texts) and len(found.texts) == len(found.labels)
+
+
+def clicks(path: Path) -> None:
+    source = own.ClickColumns(str(path), label="clicked", numerical=["age"], categorical=["site"], held_out_share=0.4)
+    found = own.read_clicks(source)
+    finite(found.numbers or [0])
+    assert set(found.labels) <= {0, 1}
+
+
+def criteo(path: Path) -> None:
+    for block in raw.blocks(raw.Span(path, 0, path.stat().st_size)):
+        records = text.parse(block.text)
+        if records is None:
+            raise text.explain(block.text[text.PAD :].tobytes(), 1, str(path))
+        finite(records["numerical"])
+
+
+def feature_spec(path: Path) -> None:
+    path.replace(path.with_name(FILE))
+    FeatureSpec.load(path.parent)
+
+
+def cifar10(path: Path) -> None:
+    for images in read_cifar10(path).values():
+        assert images.pixels.dtype == np.uint8 and 0 <= images.labels.min() <= images.labels.max() < 10
+
+
+def checkpoint(path: Path) -> None:
+    found = read_checkpoint(path)
+    trained_config(found, path)
+    compare(found, path, NETWORK)
+    torch.nn.ModuleDict({"network": NETWORK}).load_state_dict(found["state_dict"])
+    run = found.get("run_config")
+    if isinstance(run, dict) and isinstance(run.get("datamodule"), dict):
+        dict(plain_values(run["datamodule"]))
+
+
+def record(path: Path) -> None:
+    shown = summary(read_record(path), {"record": path})
+    assert printable(shown) == shown
+    shown.encode()
+
+
+def molecules_meta(path: Path) -> None:
+    folder = prepared_folder(path, "encoded", lambda home: encoded_folder(home))
+    data = encoded.load(folder, 38, lambda total: np.arange(1))
+    assert len(data.smiles) == len(data.nodes)
+
+
+def graphs_meta(path: Path) -> None:
+    folder = prepared_folder(path, "graphs", graphs_folder)
+    load_graphs(folder, lambda total: files.shared_split(total, 0.2, 0.2, 0))
+
+
+def prepared_folder(path: Path, name: str, make: Callable[[Path], Path]) -> Path:
+    """Returns a prepared folder, made once in a process, with `path` as its meta.json."""
+    if name not in FOLDERS:
+        FOLDERS[name] = make(Path(HOME.name))
+    path.replace(FOLDERS[name] / prepared.META)
+    return FOLDERS[name]
+
+
+def encoded_folder(home: Path) -> Path:
+    (home / "my.smiles").write_bytes(SMILES)
+    return smiles_file.load(home / "smiles", file=home / "my.smiles", workers=1, held_out_share=0.3).folder
+
+
+def graphs_folder(home: Path) -> Path:
+    (home / "my.xyz").write_bytes(XYZ)
+    return files.load(home / "graphs", file=home / "my.xyz", workers=1).folder
+
+
+HOME = TemporaryDirectory()
+FOLDERS: dict[str, Path] = {}
+NETWORK = MLP([3, 4, 2])
+
+
+def archive(**members: bytes) -> bytes:
+    """Returns a tar archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def archives() -> list[bytes]:
+    """Returns archives of the official binary and Python files, two images each, and one of NaN as pixels."""
+    import pickle
+
+    pixels = np.arange(2 * 3072).reshape(2, 3072)
+    binary = b"".join(bytes([n]) + row.astype(np.uint8).tobytes() for n, row in enumerate(pixels))
+    contents = [{b"data": pixels.astype(np.uint8), b"labels": [3, 4]}, {b"data": pixels * math.nan, b"labels": [3, 4]}]
+    contents += [{b"data": pixels.astype(np.uint8), b"labels": [1.5, math.nan]}, {b"data": [1, 2], b"labels": "ab"}]
+    pickles = [pickle.dumps(content, protocol=2) for content in contents]
+    return [archive(**{"data_batch_1.bin": binary, "test_batch.bin": binary})] + [
+        archive(data_batch_1=each, test_batch=each) for each in pickles
+    ]
+
+
+def checkpoints() -> list[bytes]:
+    """Returns what torch.save writes of valid content and of wrong shapes."""
+    weights = {f"network.{name}": value for name, value in NETWORK.state_dict().items()}
+    config = {"name": "dlrm", "task": {"_target_": "src.models.dlrm.task.DLRMTask"}}
+    contents: list[Any] = [
+        {"state_dict": weights, "model_config": config, "run_config": {"datamodule": {"source": {"file": "x"}}}},
+        {"state_dict": {3: torch.ones(2)}},
+        {"state_dict": {**weights, "network.more": torch.tensor([math.nan])}},
+        {"state_dict": {name: value.reshape(-1) for name, value in weights.items()}},
+        {"state_dict": {name: value.int() for name, value in weights.items()}},
+        {"state_dict": weights, "model_config": {"name": 3, "task": [1]}},
+        {"state_dict": weights, "model_config": {"name": "x", "task": {"_target_": ["a"]}}, "run_config": 5},
+        {"state_dict": weights, "run_config": {"datamodule": {3: {None: 4}}}},
+        {"state_dict": []},
+        [],
+        {"state_dict": {"network.x": torch.eye(3).to_sparse()}},
+    ]
+    saved = []
+    for content in contents:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        saved.append(buffer.getvalue())
+    return saved
+
+
+def specs() -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        FeatureSpec.of([10, 300, 70_000], 3, [1, 2, 1]).write(Path(folder))
+        return [(Path(folder) / FILE).read_bytes()]
+
+
+def metas(make: Callable[[Path], Path]) -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        return [(make(Path(folder)) / prepared.META).read_bytes()]
+
+
+Reader = tuple[Callable[[Path], None], str, Callable[[], list[bytes]]]
+READERS: dict[str, Reader] = {
+    "smiles_list": (smiles_list, "my.smiles", lambda: [SMILES]),
+    "molecules.smiles": (molecules, "my.smi", lambda: [SMILES]),
+    "molecules.xyz": (molecules, "my.xyz", lambda: [XYZ]),
+    "molecules.sdf": (molecules, "my.sdf", lambda: [SDF, SDF * 2]),
+    "molecules.csv": (molecules, "my.csv", lambda: [CSV]),
+    "sentences.csv": (table, "my.csv", lambda: [SENTENCES]),
+    "sentences.tsv": (table, "my.tsv", lambda: [TSV]),
+    "sentences.jsonl": (table, "my.jsonl", lambda: [JSONL]),
+    "clicks": (clicks, "my.csv", lambda: [CLICKS]),
+    "criteo": (criteo, "day_0", lambda: [CRITEO]),
+    "feature_spec": (feature_spec, "new.yaml", specs),
+    "cifar10": (cifar10, "cifar.tar", archives),
+    "checkpoint": (checkpoint, "last.ckpt", checkpoints),
+    "record": (record, "result.json", lambda: [each.read_bytes() for each in sorted(RECORDS.rglob("*.json"))[:6]]),
+    "molecules_meta": (molecules_meta, "new.json", lambda: metas(encoded_folder)),
+    "graphs_meta": (graphs_meta, "new.json", lambda: metas(graphs_folder)),
+}
+RECORDS = ROOT / "docs" / "results" / "records"
+
+
+def failures(name: str, count: int, folder: Path) -> Iterator[tuple[int, str]]:
+    """Yields the number of each input that a reader neither reads nor refuses in one line, and what happened."""
+    read, file, made = READERS[name]
+    seeds = made()
+    for split in SPLITS:
+        (folder / split).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        path = folder / file
+        path.write_bytes(damaged(seeds, number))
+        begin = time.monotonic()
+        try:
+            with redirect_stderr(io.StringIO()):  # progress
+                read(path)
+        except UserError as error:
+            line = str(error)
+            if printable(line) != line or "\n" in line or len(line) > LONGEST:
+                yield number, f"not one printable line: {line[:200]!r}"
+        except Exception as error:
+            yield number, f"{type(error).__name__}: {str(error)[:200]!r}"
+        if time.monotonic() - begin > WORST_S:
+            yield number, f"took {time.monotonic() - begin:.0f} s"
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(INPUTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, count: int, tmp_path: Path) -> None:
+    assert list(failures(name, count, tmp_path)) == []
+
+
+def main(count: int, names: list[str]) -> int:
+    """Tries readers on `count` inputs each; prints what failed, by kind, and how long it took."""
+    total = 0
+    for name in names or READERS:
+        begin = time.monotonic()
+        with TemporaryDirectory() as folder:
+            found = list(failures(name, count, Path(folder)))
+        kinds = Counter(what for _, what in found)
+        total += len(found)
+        print(f"{name}: {count:,} inputs, {len(found):,} failures, {time.monotonic() - begin:.0f} s", flush=True)
+        for what, times in kinds.most_common(8):
+            print(f"    {times:,} x {what} (input {next(number for number, each in found if each == what)})")
+    return int(total > 0)
+
+
+if __name__ == "__main__":
+    from rdkit import RDLogger
+
+    RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,14 @@
+"""What a file brings to the terminal."""
+
+from src.errors import LONGEST, UserError
+from src.system.printable import printable
+
+
+def test_escape_sequences_and_surrogates_are_written_out() -> None:
+    assert printable("a\x1b[31mb\x07\ud800\u202e c\n\td\xa0é分") == "a\\x1b[31mb\\x07\\ud800\\u202e c\n\td\xa0é分"
+
+
+def test_a_message_is_one_line_of_bounded_length() -> None:
+    assert str(UserError("a\nb\x1b[2J")) == "a b\\x1b[2J"
+    assert len(str(UserError("word " * 10_000 + "x" * 10_000))) <= LONGEST
+    assert str(UserError(f"{'x' * 1000}: give another")).endswith("xxx: give another")
