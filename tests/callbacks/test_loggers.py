@@ -95,6 +95,7 @@ def resumed(offline: Path) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_is_one_run_of_wandb(offline: Path, resumed: tuple[Path, Path]) -> None:
     first, second = resumed
     before, after = logged_by(first), logged_by(second)

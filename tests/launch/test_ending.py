@@ -100,11 +100,12 @@ def test_a_run_that_is_over_cannot_be_interrupted(tmp_path: Path, monkeypatch: p
     ("trainer", "number"),
     [
         ("1x2", signal.SIGINT),
-        pytest.param("1x2", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("1x1", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("1x1", signal.SIGTERM, marks=pytest.mark.slow),
+        ("1x2", signal.SIGTERM),
+        ("1x1", signal.SIGINT),
+        ("1x1", signal.SIGTERM),
     ],
 )
+@pytest.mark.slow
 def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number: signal.Signals) -> None:
     """As of somebody who presses Ctrl-C until the prompt is back, and faster."""
     process = begin(tmp_path, f"trainer={trainer}", LONG, provoked(what="reports", step=3, same_s=0), group=True)

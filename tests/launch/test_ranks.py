@@ -20,6 +20,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path
     assert (record.error.type, record.error.message) == ("ArithmeticError", "rank 1: this rank is broken")
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_is_killed_ends_the_run_with_a_record(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="dies", step=3))
     assert code == 1

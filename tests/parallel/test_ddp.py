@@ -114,4 +114,4 @@ def test_the_entry_point_under_torchrun_leaves_one_record_of_both_ranks(home: Pa
     assert 0 < exposed["min"] <= exposed["mean"] <= exposed["max"]
     assert 0 < record["communication"]["share"] < 1
     assert record["phases_s"]["communication"] > 0
-    assert record["config"]["trainer"] == {"name": "1x2", "num_nodes": 1, "devices": 2}
+    assert record["case"]["trainer"] == record["config"]["trainer"]["name"] == "1x2"
