@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
-#   docs/results/moflow.sh OUT speed|training [option=value ...]
+#   docs/results/moflow.sh OUT speed|training|quality [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 # ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
-[ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training [option=value ...]" >&2; exit 2; }
+[ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training|quality [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}
@@ -38,5 +38,10 @@ case $what in
   training)
     "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
       model.task.eval_batch=1000 ;;
-  *) echo "moflow.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
+  quality)  # SEEDS=... in the environment takes other seeds
+    for seed in ${SEEDS:-1 2 3}; do
+      "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
+        model.task.distances=true "$@"
+    done ;;
+  *) echo "moflow.sh: '$what' is none of speed, training, quality" >&2; exit 2 ;;
 esac

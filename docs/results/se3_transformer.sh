@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The measured rows of docs/results/se3_transformer.md, on one NVIDIA GPU:
-#   docs/results/se3_transformer.sh OUT speed|training [option=value ...]
+#   docs/results/se3_transformer.sh OUT speed|training|targets [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 # ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
-[ $# -ge 2 ] || { echo "usage: docs/results/se3_transformer.sh OUT speed|training [option=value ...]" >&2; exit 2; }
+[ $# -ge 2 ] || { echo "usage: docs/results/se3_transformer.sh OUT speed|training|targets [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}
@@ -38,5 +38,12 @@ case $what in
     done ;;
   training)
     "$python" train.py "${common[@]}" experiment=se3_homo "output_dir=$out/training_amp" ;;
-  *) echo "se3_transformer.sh: '$what' is neither speed nor training" >&2; exit 2 ;;
+  targets)  # TARGETS=... and SEEDS=... in the environment take others
+    for target in ${TARGETS:-alpha gap homo lumo mu cv}; do
+      for seed in ${SEEDS:-1}; do
+        "$python" train.py "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" "datamodule.task=$target" \
+          "seed=$seed"
+      done
+    done ;;
+  *) echo "se3_transformer.sh: '$what' is none of speed, training, targets" >&2; exit 2 ;;
 esac
