@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from src.measure.sources import sources
 from src.system.masking import masked_text
 
 LIBRARIES = ("torch", "triton", "pytorch-lightning", "hydra-core", "omegaconf", "rdkit", "numpy", "transformers",
@@ -30,7 +30,7 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
         "libraries": {name: found for name in LIBRARIES if (found := library_version(name))},
-        "git": git_state(),
+        "git": sources(),
         "command": " ".join([Path(sys.argv[0]).name, *map(masked_text, sys.argv[1:])]),
         "overrides": [*map(masked_text, overrides)],
     }
@@ -61,19 +61,3 @@ def library_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def git_state() -> dict[str, Any] | None:
-    """Returns the commit and whether the tree differs from it; without git, the commit in `REPRISE_COMMIT` if set."""
-    root = Path(__file__).resolve().parents[2]
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.CalledProcessError):
-        named = os.environ.get("REPRISE_COMMIT")
-        return {"commit": named, "dirty": None} if named else None

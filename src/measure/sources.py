@@ -1,0 +1,82 @@
+"""Identifies the code of a run: its commit, whether it differs from that commit, and a digest of its files.
+
+A machine without git reads `FILE`, which `python -m src.measure.sources` writes where git is and which travels with the
+tree. There the code counts as changed if its digest is another than the file's.
+"""
+
+import json
+import subprocess
+import sys
+from hashlib import sha1, sha256
+from pathlib import Path
+from typing import Any
+
+from src.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("conf", "hydra_plugins", "predict.py", "prepare.py", "src", "train.py")  # what a figure depends on
+FILE = ".sources.json"
+
+
+def sources(root: Path = ROOT) -> dict[str, Any]:
+    """Returns `commit`, `dirty` (whether any file differs from it) and `digest`; None for what cannot be known."""
+    found = digest(code_of_tree(root))
+    try:
+        commit, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        named = read(root / FILE)
+        dirty = bool(named["dirty"] or named["digest"] != found) if named else None
+        return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": found}
+    return {"commit": commit.strip(), "dirty": bool(changes), "digest": found}
+
+
+def digest(blobs: dict[str, str]) -> str:
+    """Returns one number for files and their git blobs, which does not depend on their order."""
+    return sha256("".join(f"{path} {blobs[path]}\n" for path in sorted(blobs)).encode()).hexdigest()[:16]
+
+
+def code_of_tree(root: Path) -> dict[str, str]:
+    """Returns the git blob of each file of code, by its path."""
+    files = [path for name in CODE for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
+    kept = [path for path in files if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(root).as_posix(): blob(path.read_bytes()) for path in kept}
+
+
+def code_of_commit(root: Path, commit: str) -> dict[str, str]:
+    """Returns the same of a commit. Raises CalledProcessError where git does not know it."""
+    lines = git(root, "ls-tree", "-r", "-z", commit, "--", *CODE).split("\0")
+    return {path: words.split()[2] for words, _, path in (line.partition("\t") for line in lines if line)}
+
+
+def blob(content: bytes) -> str:
+    """Returns git's name of a file's content."""
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Returns the content of `FILE`; None without one. Raises UserError for one that is damaged."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {key: found[key] for key in ("commit", "dirty", "digest")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path}: not what `python -m src.measure.sources` writes; write it again or remove it"
+        ) from None
+
+
+def main() -> None:
+    """Writes `FILE` for a machine without git."""
+    found = sources()
+    (ROOT / FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
+    changed = ", with uncommitted changes" if found["dirty"] else ""
+    print(f"wrote {FILE}: commit {found['commit']}{changed}, digest {found['digest']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A run knows the code it was made of, with git and without."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from src.errors import UserError
+from src.measure.sources import FILE, code_of_commit, code_of_tree, digest, sources
+from tests.support import ROOT
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository of one commit with code and a file that is none."""
+    root = tmp_path / "tree"
+    for name in ("src/some/code.py", "conf/train.yaml", "train.py", "README.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{name}\n")
+    for words in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm one"):
+        subprocess.run(["git", "-C", str(root), *words.split()], check=True)
+    return root
+
+
+def test_a_tree_with_git(tree: Path) -> None:
+    commit = subprocess.run(
+        ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    clean = sources(tree)
+    assert clean == {"commit": commit, "dirty": False, "digest": digest(code_of_commit(tree, commit))}
+    (tree / "src/some/__pycache__").mkdir()
+    (tree / "src/some/__pycache__/code.pyc").write_text("compiled")
+    (tree / ".gitignore").write_text("__pycache__/\n")
+    assert sources(tree) == clean | {"dirty": True}  # the new file is no code
+    (tree / "src/some/more.py").write_text("")
+    assert sources(tree)["digest"] != clean["digest"]
+
+
+def test_a_tree_without_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = sources(tree)
+    shutil.rmtree(tree / ".git")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tree.parent))
+    assert sources(tree) == {"commit": None, "dirty": None, "digest": clean["digest"]}
+    (tree / FILE).write_text(json.dumps(clean))
+    assert sources(tree) == clean
+    (tree / "README.md").write_text("another text")
+    assert sources(tree) == clean
+    (tree / "conf/train.yaml").write_text("another value")
+    assert sources(tree) == {"commit": clean["commit"], "dirty": True, "digest": digest(code_of_tree(tree))}
+    (tree / FILE).write_text("[]")
+    with pytest.raises(UserError, match=r"\.sources\.json: not what"):
+        sources(tree)
+
+
+def test_committed_records_are_of_the_code_of_their_commit() -> None:
+    """Older records have no digest."""
+    shallow = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    for path in (ROOT / "docs/results").rglob("*.json"):
+        if "digest" in (found := json.loads(path.read_text()).get("environment", {}).get("git") or {}):
+            assert found["dirty"] is False, path
+            assert shallow == "true" or found["digest"] == digest(code_of_commit(ROOT, found["commit"])), path
