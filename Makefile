@@ -2,6 +2,9 @@
 # make test   sets up the environment and passes lint, types and the fast tests
 # make test-all    the slow tests too
 # make env    the set-up alone: for the CPU, or for the NVIDIA GPU that nvidia-smi lists (GPU= sets up for the CPU there)
+#             versions are those of requirements.lock; LATEST=1 takes the newest that pyproject.toml allows
+# make lock   writes requirements.lock anew, of the newest versions
+# make audit  looks the locked versions up in the database of known vulnerabilities
 # make test-gpu    the tests for an NVIDIA GPU; GPU_PYTHON=... for another environment than .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -15,33 +18,56 @@ CUDA_TORCH := 2.11.0
 CUDA_FBGEMM := 1.6.0
 CUDA_TORCHREC := 1.6.1
 
-.PHONY: env run test test-all lint test-gpu clean
+# Not in the lock: torch's build depends on the machine, and these belong to it.
+OF_TORCH := torch cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+  cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+UV_VERSION := 0.13.9
+
+.PHONY: env run test test-all lint test-gpu lock audit clean FORCE
 
 env: $(READY)
 
-# torch first, with pip: it picks the build that fits the machine. uv then installs the rest in seconds, compiled: where
-# PYTHONDONTWRITEBYTECODE is set every process would compile a thousand modules again, which takes it a second.
-$(READY): pyproject.toml
+# uv installs what is locked, held to its hashes, and torch's own dependencies with it. Then pip takes the build of torch
+# that fits the machine. Compiled: where PYTHONDONTWRITEBYTECODE is set every process would compile a thousand modules
+# again, which takes it a second. .ready says which versions are there.
+$(READY): pyproject.toml requirements.lock $(if $(LATEST),$(shell grep -qs latest $(READY) || echo FORCE))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or later is needed; give it with make PYTHON=..." >&2; exit 2; }
-	$(PYTHON) -m venv .venv
-	$(if $(GPU),$(env_cuda),$(env_cpu))
-	@touch $@
+	$(PYTHON) -m venv --clear .venv
+	$(PIP) uv==$(UV_VERSION)
+	$(if $(LATEST),$(latest),$(locked))
+	$(if $(GPU),$(for_cuda))
+	@echo $(if $(LATEST),latest,locked) $(if $(GPU),cuda) > $@
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 UV := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+TORCH = torch==$(if $(GPU),$(CUDA_TORCH),$(CPU_TORCH))
 
-define env_cpu
-$(PIP) uv torch==$(CPU_TORCH)
-	$(UV) --editable '.[dev]'
+define locked
+$(UV) --no-deps --require-hashes --requirement requirements.lock
+$(PIP) $(TORCH)
+$(UV) --no-deps --no-build-isolation --editable .
+endef
+
+define latest
+$(PIP) $(TORCH)
+$(UV) --editable '.[dev]' $(TORCH)
+@echo 'the newest versions are installed, not those of requirements.lock'
 endef
 
 # The two builds of FBGEMM are one Python package under two names: the CPU's goes before the CUDA one comes.
-define env_cuda
-$(PIP) uv torch==$(CUDA_TORCH)
-	$(UV) --editable '.[dev]' torch==$(CUDA_TORCH) torchrec==$(CUDA_TORCHREC)
-	$(BIN)/python -m pip uninstall --quiet --yes fbgemm-gpu-cpu
-	$(PIP) --no-deps fbgemm-gpu==$(CUDA_FBGEMM)
+define for_cuda
+$(BIN)/python -m pip uninstall --quiet --yes fbgemm-gpu-cpu
+$(PIP) --no-deps torchrec==$(CUDA_TORCHREC) fbgemm-gpu==$(CUDA_FBGEMM)
 endef
+
+lock: $(READY)
+	echo 'torch==$(CPU_TORCH)' | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+	  --generate-hashes --no-annotate --no-emit-index-url --custom-compile-command 'make lock' \
+	  $(addprefix --no-emit-package=,$(OF_TORCH)) --constraint - --output-file requirements.lock pyproject.toml
+
+# Needs a network: it asks PyPI.
+audit: $(READY)
+	$(BIN)/uv tool run pip-audit --strict --disable-pip --no-deps --requirement requirements.lock
 
 run: env
 	$(BIN)/python train.py experiment=quickstart

@@ -79,6 +79,6 @@ def test_the_environment_is_that_of_the_machine(
     own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     command = ["make", "-n", "-W", "pyproject.toml", "env", *given]
     lines = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert any(line.endswith(f" uv torch=={torch}") for line in lines)
+    assert any(line.endswith(f" torch=={torch}") for line in lines)
     builds = [line.rpartition(" ")[2] for line in lines if "fbgemm" in line]
     assert builds == ([] if fbgemm is None else ["fbgemm-gpu-cpu", f"fbgemm-gpu=={fbgemm}"])
