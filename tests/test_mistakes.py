@@ -96,8 +96,8 @@ def test_a_mistake(
     def download(*_: object) -> None:
         raise AssertionError("data was asked for")
 
-    for name in ("_wheel", "_fetch"):
-        monkeypatch.setattr(f"src.datamodules.download.{name}", download)
+    for name in ("download._wheel", "url.download"):
+        monkeypatch.setattr(f"src.datamodules.{name}", download)
     script, *words = command.split()
     output, data = tmp_path / "outputs", tmp_path / "data"
     folders = [f"data_root={data}", f"output_root={output}", "hydra/job_logging=none"]

@@ -8,20 +8,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from src.datamodules import url as url_to_file
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
-from src.system.progress import byte_progress, working
+from src.system.progress import working
 
-TIMEOUT_S = 60
 HUB_S = 3  # in which the hub must answer; its own client tries for 25 s
-BLOCK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
@@ -128,45 +125,16 @@ def _unpack(package: str, version: str, targets: Mapping[str, Path], members: Ma
 
 def _download(url: str, sha256: str | None, target: Path) -> None:
     part = target.with_name(target.name + ".part")
-    try:
-        _fetch(url, part)
-    except urllib.error.URLError as error:
-        raise UserError(
-            f"cannot download {url} ({error.reason}): run again, or give a folder with {target.name}"
-        ) from error
-    except OSError as error:
-        raise UserError(f"cannot download {url} to {part} ({error}): run again to resume it") from error
-    try:
-        _verify(part, sha256, url)
-    except UserError:
-        part.unlink()
-        raise
+    for resumes in (part.exists(), False):
+        url_to_file.download(url, part)
+        try:
+            _verify(part, sha256, url)
+            break
+        except UserError:
+            part.unlink()
+            if not resumes:
+                raise
     os.replace(part, target)
-
-
-def _fetch(url: str, part: Path) -> None:
-    """Downloads to `part`, resuming at its end if the server supports ranges."""
-    done = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        error.close()
-        # 416: the server has no bytes after this offset, so the file is complete; its checksum is verified next.
-        if error.code == 416 and done:
-            return
-        raise
-    with response, byte_progress() as progress:
-        done = done if response.status == 206 else 0
-        length = response.headers.get("Content-Length")
-        total = done + int(length) if length else None
-        bar = progress.add_task(Path(url).name, total=total, completed=done)
-        with part.open("ab" if done else "wb") as file:
-            while block := response.read(BLOCK):
-                done += file.write(block)
-                progress.update(bar, completed=done)
-    if total is not None and done < total:
-        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
 def _verify(path: Path, sha256: str | None, origin: str = "") -> None:
