@@ -56,7 +56,8 @@ def prepare(prepared: Path, origin: Mapping[str, Any], write: Callable[[Path], d
         if not prepared.exists():
             with atomic_folder(prepared) as part:
                 metadata = write(part)
-                meta = {**origin, **metadata, "sha256": {path.name: sha256_of(path) for path in sorted(part.iterdir())}}
+                sums = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
+                meta = {**origin, **metadata, "sha256": sums}
                 (part / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     meta = _read_meta(prepared)
     if {key: meta.get(key) for key in origin} != origin:

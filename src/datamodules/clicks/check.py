@@ -1,14 +1,15 @@
-"""Checks every id and label of a click data set once: an id out of range would access memory outside its table."""
+"""Checks a click data set once: every id and label, for one out of range is outside its table; and known checksums."""
 
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from src.datamodules.clicks.split_binary import SplitBinary
+from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.system.files import write_text
 from src.system.progress import byte_progress
@@ -28,13 +29,18 @@ class Column(NamedTuple):
     description: str
 
 
-def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
+def check_values(folder: Path, splits: Mapping[str, SplitBinary], sums: Mapping[str, Any] = {}) -> None:
     """Checks all ids and labels, unless the stamp in `folder` matches the files: they were checked before.
 
-    Raises UserError with file, row and value of the first invalid id or label.
+    `sums` has SHA-256 of files in the folder, which are compared too. Raises UserError with file, row and value of the
+    first invalid id or label, or with a file that is not as it was written.
     """
     columns = [column for split in splits.values() for column in _columns(split)]
-    stamp = json.dumps([_state(column, folder) for column in columns], indent=0) + "\n"
+    states = [_state(column, folder) for column in columns]
+    for file in sums:
+        status = (folder / file).stat()
+        states.append([file, status.st_size, status.st_mtime_ns])
+    stamp = json.dumps(states, indent=0) + "\n"
     path = folder / STAMP
     if path.is_file() and path.read_text("utf-8") == stamp:
         return
@@ -44,6 +50,13 @@ def check_values(folder: Path, splits: Mapping[str, SplitBinary]) -> None:
         bar = progress.add_task("checking ids", total=sum(column.path.stat().st_size for column in columns))
         for group in _grouped(chunks, 4 * cpu_count()):
             progress.advance(bar, sum(executor.map(_check_chunk, *zip(*group, strict=True))))
+        bar = progress.add_task("comparing checksums", total=sum((folder / file).stat().st_size for file in sums))
+        for file, found in zip(sums, executor.map(sha256_of, [folder / file for file in sums]), strict=True):
+            if found != sums[file]:
+                raise UserError(
+                    f"{folder / file} is not what was written (its checksum differs): prepare the data again"
+                )
+            progress.advance(bar, (folder / file).stat().st_size)
     try:
         write_text(path, stamp)
     except UserError:

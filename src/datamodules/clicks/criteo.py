@@ -81,12 +81,13 @@ class CriteoDataModule(ClickDataModule):
         self.shuffle_batches, self.check = shuffle_batches, check
         self.threads, self.prefetch = threads, prefetch
         self._splits: dict[str, SplitBinary] = {}
+        self._sums: dict[str, Any] = {}
 
     def prepare_data(self) -> None:
         self.fill()
         self.setup("prepare")
         if self.check:
-            check_values(self.data_dir, self._splits)
+            check_values(self.data_dir, self._splits, self._sums)
 
     def fill(self) -> None:
         """Prepares the folder if necessary. Raises UserError if there is no raw log to prepare it from."""
@@ -106,6 +107,9 @@ class CriteoDataModule(ClickDataModule):
         self._splits = {name: SplitBinary(self.data_dir, spec, name) for name in SPLITS}
         self.splits = {name: range(split.num_rows) for name, split in self._splits.items()}
         self.bayes_auc = spec.metadata.get("bayes_auc")
+        sums = spec.metadata.get("sha256")  # a folder that others have prepared has none
+        if isinstance(sums, dict):
+            self._sums = {file: sums.get(file) for name in SPLITS for file in spec.bytes_per_row(name)}
 
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> SplitLoader:
         self.check_split(split)

@@ -24,6 +24,7 @@ from src.datamodules.clicks.raw import count_lines, estimated_rows, raw_files, s
 from src.datamodules.clicks.records import Files, Scattering, scatter
 from src.datamodules.clicks.text import NUM_IDS, RECORD, BadLog
 from src.datamodules.clicks.vocabulary import Run, merge, write_table
+from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.system.files import is_made, sole_maker, write_text
 from src.system.progress import item_progress
@@ -74,17 +75,23 @@ def prepare_criteo(
         "cut": [sizes.span_bytes, sizes.rows],
     }
     with sole_maker(folder) as lock:
-        if not is_made(folder):
+        if is_made(folder):
+            shutil.rmtree(_partial(folder), ignore_errors=True)  # left if one was killed when all was done
+        else:
             _make(folder, files, origin, sizes, min(workers or cpu_count(), MAX_WORKERS), lock)
         if dict(FeatureSpec.load(folder).metadata).get("origin") != origin:
             raise UserError(f"{folder} was prepared from other files or settings: delete it to prepare it again")
     return folder
 
 
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def _make(
     folder: Path, files: list[Path], origin: Mapping[str, Any], sizes: Sizes, workers: int, lock: list[int]
 ) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = _partial(folder)
     try:
         _begin(partial, origin, files)
         # The workers keep the lock: if this process is killed, the next one must not write while they still do.
@@ -227,7 +234,11 @@ class _Preparation:
             name = f"{target.folder.name}{target.first}"
             jobs.append(Job(name, write_slice, (part, target, vocabularies)))
         self.jobs.results("writing", jobs)
-        return replace(spec, metadata={"origin": dict(self.origin), "rows": rows})
+        files = sorted(self.out.rglob("*.bin"))
+        hashed = [Job(f"sha256_{path.parent.name}_{path.stem}", sha256_of, (path,)) for path in files]
+        found = self.jobs.results("computing checksums", hashed)
+        sums = {str(path.relative_to(self.out)): sha256 for path, sha256 in zip(files, found, strict=True)}
+        return replace(spec, metadata={"origin": dict(self.origin), "rows": rows, "sha256": sums})
 
     def held_out(self, parts: list[Slice], tested: int) -> Iterator[tuple[Slice, Target]]:
         """Yields held-out slices and their targets: the first `tested` rows are for `test`, others `validation`."""

@@ -164,7 +164,7 @@ class BayesMetrics:
     def compute(self) -> dict[str, float]:
         """Returns expected `bayes_auc`, `bayes_log_loss` (nats a row) and `click_rate` over random labels."""
         clicked, passed = self.clicked.sum(), self.passed.sum()
-        below = self.passed.cumsum(0) - self.passed
+        below = self.passed.cpu().cumsum(0).to(self.passed.device) - self.passed  # a GPU's order is not fixed
         auc = (self.clicked * (below + self.passed / 2)).sum() / (clicked * passed)
         rows = clicked + passed
         metrics = {"bayes_auc": auc, "bayes_log_loss": self.entropy / rows, "click_rate": clicked / rows}

@@ -17,6 +17,7 @@ from src.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+LAYOUT = 1  # of the prepared arrays
 SPLIT_OF = {"train": "train", "val": "test"}  # our split to CIFAR-10's
 
 
@@ -82,9 +83,9 @@ class CIFAR10DataModule(ImageDataModule):
 def origin_of(source: Path) -> dict[str, Any]:
     """Identifies a source: its name, and an archive's checksum or the number and size of a folder's files."""
     if source.is_file():
-        return {"source": source.name, "source_sha256": sha256_of(source)}
+        return {"layout": LAYOUT, "source": source.name, "source_sha256": sha256_of(source)}
     sizes = [file.stat().st_size for file in source.rglob("*") if file.is_file()]
-    return {"source": source.name, "source_files": len(sizes), "source_bytes": sum(sizes)}
+    return {"layout": LAYOUT, "source": source.name, "source_files": len(sizes), "source_bytes": sum(sizes)}
 
 
 def write_arrays(folder: Path, splits: dict[str, Labelled]) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def prepare(
     def write(part: Path) -> dict[str, Any]:
         rows = read()
         total = len(rows)
+        if not rows:
+            raise UserError(f"{' and '.join(map(str, files))} has no molecule: check its contents")
         chosen = selection.rows(total)
         rows = [rows[i] for i in chosen]
         made = vocabulary
@@ -126,9 +128,7 @@ def _write(
     name = " and ".join(dict.fromkeys(row.file.name for row in rows))
     encoded = encode_all([row.smiles for row in rows], vocabulary, on_bad=on_bad, workers=workers, name=name)
     if not good.any():
-        raise UserError(
-            f"no molecule of {rows[0].file if rows else 'an empty file'} can be encoded: check its contents"
-        )
+        raise UserError(f"no molecule of {rows[0].file} can be encoded: check its contents")
     report = reading_report(name, len(rows), dropped) if bad else ""
     for name, array in zip(ARRAYS, (encoded.nodes, encoded.edges, chosen[good]), strict=True):
         np.save(part / name, array)

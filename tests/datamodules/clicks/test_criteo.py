@@ -16,6 +16,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from src.batches.clicks import ClickBatch
 from src.datamodules.clicks.check import STAMP
 from src.datamodules.clicks.criteo import CriteoDataModule
+from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.measure.clock import Clock
 from tests.support.click_rows import ClickRows, click_rows
@@ -191,6 +192,17 @@ def test_a_value_in_a_later_chunk_is_found(
     rows["test"].ids[1][22, 2] = 5
     rows["test"].write(folder, "test")
     with pytest.raises(UserError, match=r"test/cat_1\.bin row 22 "):
+        datamodule(folder).prepare_data()
+
+
+def test_a_changed_number_is_found_where_checksums_are_known(folder: Path, rows: dict[str, ClickRows]) -> None:
+    sums = {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*.bin")}
+    replace(rows["train"].spec, metadata={"sha256": sums}).write(folder)
+    datamodule(folder).prepare_data()
+    rows["train"].numerical[3, 1] += 1
+    rows["train"].write(folder)
+    replace(rows["train"].spec, metadata={"sha256": sums}).write(folder)
+    with pytest.raises(UserError, match=r"train/numerical\.bin is not what was written .*prepare the data again"):
         datamodule(folder).prepare_data()
 
 
