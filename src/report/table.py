@@ -169,7 +169,7 @@ def as_json(all_tables: Sequence[Table]) -> str:
 
 def number(value: float | int) -> str:
     """Returns a figure as text with at least four significant digits, and no decimals from 1,000 on."""
-    if value == int(value) and abs(value) < 1e15:
+    if abs(value) < 1e15 and value == int(value):
         return str(int(value))
     size = abs(value)
     return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.4g}"

@@ -7,11 +7,13 @@ tensors and plain Python values only: nothing that a file names is called.
 
 import hashlib
 import io
+import lzma
 import os
 import pickle
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +33,8 @@ if TYPE_CHECKING:  # the models' library code needs no OmegaConf
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 DIGEST_BYTES = 71
 CHUNK_BYTES = 4 * 2**20
+# Of an archive whose headers or compressed members are damaged; a flipped bit makes a stored member a compressed one.
+BAD_ARCHIVE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, RuntimeError, ValueError
 TARGETS = ("src.models.", "src.training.", "torch.optim.")  # what the config in a checkpoint may name
 MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
 
@@ -103,11 +107,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         verify(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such checkpoint; give the path of a last.ckpt or best.ckpt") from None
     except pickle.UnpicklingError as error:
         raise UserError(f"{path}: {refusal(error)}") from None
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # torch raises nearly anything for damaged bytes
         raise UserError(f"{path}: not a readable checkpoint ({first_line(error)}); give another") from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path}: holds no state_dict; give a checkpoint that train.py wrote")
@@ -149,7 +155,7 @@ def is_whole(path: Path) -> bool | None:
             return None
         with zipfile.ZipFile(path) as archive:
             return end.endswith(b"\0\0") and archive.testzip() is None  # of an archive without a comment
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError):  # of damaged headers
+    except BAD_ARCHIVE:
         return False
 
 

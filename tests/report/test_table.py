@@ -166,7 +166,15 @@ def test_a_figure_that_is_not_finite_is_not_reported(trained: Record) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(27023, "27023"), (9876.6, "9877"), (244.06, "244.1"), (88.449, "88.45"), (0.80264, "0.8026"), (0, "0")],
+    [
+        (27023, "27023"),
+        (9876.6, "9877"),
+        (244.06, "244.1"),
+        (88.449, "88.45"),
+        (0.80264, "0.8026"),
+        (0, "0"),
+        (1e311, "inf"),
+    ],
 )
 def test_a_number_keeps_four_digits(value: float | int, text: str) -> None:
     assert number(value) == text

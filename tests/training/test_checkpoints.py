@@ -2,7 +2,9 @@
 
 import os
 import random
+import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,18 @@ def test_damage_in_an_archive_of_torchs_own_is_found_or_changes_nothing(path: Pa
         except UserError:
             refused += 1
     assert refused > 300
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
+def test_a_stored_tensor_that_is_called_compressed_is_found(path: Path, method: int) -> None:
+    torch.save(CONTENT, path)
+    data = bytearray(path.read_bytes())
+    for header in re.finditer(b"PK\x01\x02", bytes(data)):
+        data[header.start() + 10] = method
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"damaged|not a readable checkpoint") as raised:
+        read_checkpoint(path)
+    assert "\n" not in str(raised.value)
 
 
 def test_the_damaged_checkpoint_is_named_and_the_one_before_it_offered(path: Path) -> None:
