@@ -229,6 +229,7 @@ PIECES = {
     ),
     "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.TILES": {}}),
     "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.{FUSED}.precompile.compile_all": never}),
+    **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
 }
 
 

@@ -21,7 +21,7 @@ from src.config.trained import RUN, has_trained_data
 from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
-from src.launch.devices import activation_bytes, set_execution, set_precision
+from src.launch.devices import activation_bytes, set_execution, set_precision, without_order
 from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -84,10 +84,10 @@ def predict_completed(
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
         mask_error(raised)
-        error = raised
+        error = without_order(raised, config.model.name)
         interrupted = isinstance(raised, KeyboardInterrupt)
         status = "oom" if is_out_of_memory(raised) else "interrupted" if interrupted else "failed"
-        figures |= {"status": status, "error": described(raised)}
+        figures |= {"status": status, "error": described(error)}
     clock.mark("other")
     record = from_figures(
         figures

@@ -28,7 +28,7 @@ from src.config.trained import RUN, training_choices
 from src.datamodules.base import DataModule, SplitDataModule
 from src.errors import UserError
 from src.launch import failures
-from src.launch.devices import activation_bytes, set_up_devices
+from src.launch.devices import activation_bytes, set_up_devices, without_order
 from src.launch.ending import Ending, Interrupted
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -75,7 +75,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 ending.hold()
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
             mask_error(raised)
-            error = ending.cause_of(raised)
+            error = without_order(ending.cause_of(raised), config.model.name)
             status = status_of(error)
             if not ending.agreed:
                 ending.fail()

@@ -68,6 +68,7 @@ def test_the_record_says_what_was_run_and_how_it_ended(record: Record) -> None:
     assert record["config"]["fit"]["max_epochs"] == 2 and "${" not in json.dumps(record["config"])
     assert record["environment"]["libraries"]["torch"] == torch.__version__
     assert record["environment"]["cpu_cores"] >= 1
+    assert record["environment"]["cpu_threads"] == torch.get_num_threads()
 
 
 def test_the_record_of_a_batch_that_was_reduced_has_the_reduced_one(home: Path, record: Record) -> None:

@@ -1,9 +1,10 @@
 """The processes and devices of a topology, and the precision that a device computes in."""
 
+import os
 import shlex
 import socket
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
@@ -16,6 +17,8 @@ from src.system.group import world_size
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
     from pytorch_lightning.strategies import Strategy
+
+FIXED_WORKSPACES = ":4096:8", ":16:8"  # of cuBLAS, with which it repeats its results in several streams
 
 
 class Devices(NamedTuple):
@@ -43,9 +46,31 @@ def set_up_devices(config: DictConfig) -> Devices:
 
 
 def set_execution(execution: DictConfig) -> None:
-    """Switches what is done for the whole process on or off: shared GPU memory, and the reset of hardware queues."""
+    """Switches what is done for the whole process on or off: shared memory, reset of queues, deterministic operations.
+
+    To be called before the process first multiplies on its GPU or joins a group.
+    """
     shared_memory.enabled = execution.exchange == "auto"
     graph_gaps.enabled = execution.graph_gaps == "auto"
+    if execution.deterministic:
+        if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in FIXED_WORKSPACES:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = FIXED_WORKSPACES[0]
+        os.environ["NCCL_NVLS_ENABLE"] = "0"  # no sums in the NVLink switch: their order is not documented
+        torch.backends.cudnn.benchmark = False
+        memory: Any = torch.utils.deterministic
+        memory.fill_uninitialized_memory = False  # it takes time, and no result may depend on such memory
+    torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
+
+
+def without_order(error: BaseException, model: str) -> BaseException:
+    """Returns a UserError in place of torch's refusal of an operation under `execution.deterministic`, else `error`."""
+    operation, refused, _ = str(error).partition(" does not have a deterministic implementation")
+    if not refused:
+        return error
+    return UserError(
+        f"execution.deterministic=true: model={model} uses {operation.split()[-1]}, which torch computes in no fixed "
+        "order; give execution.deterministic=false"
+    ).with_traceback(error.__traceback__)
 
 
 def check_devices(trainer: DictConfig, accelerator: str) -> None:

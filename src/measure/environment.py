@@ -22,6 +22,7 @@ def environment(overrides: list[str]) -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
+        "cpu_threads": torch.get_num_threads(),  # of one product: sums in more parts are rounded otherwise
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "os": platform.platform(),
         "python": platform.python_version(),

@@ -1,5 +1,7 @@
 """Rates, percentiles and rooflines against numbers computed by hand."""
 
+from array import array
+
 import pytest
 
 from src.measure.clock import Steps
@@ -10,7 +12,7 @@ from src.measure.statistics import percentiles
 
 def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> Steps:
     n = len(iterations)
-    return Steps(list(iterations), [compute] * n, [samples] * n)
+    return Steps(array("d", iterations), array("d", [compute] * n), array("q", [samples] * n))
 
 
 def test_each_rate_has_its_own_denominator() -> None:

@@ -172,7 +172,7 @@ def test_accumulated_batches_equal_one_batch(tmp_path: Path) -> None:
         fit(jobs[name])
     whole, halves = (jobs[name].task for name in ("whole", "halves"))
     assert (whole.global_step, halves.global_step) == (7, 8)  # training drops the last, incomplete batch
-    assert halves.clock.steps.samples == [64] * 7 + [32]
+    assert list(halves.clock.steps.samples) == [64] * 7 + [32]
     again = job_of(tmp_path / "again", *rows, "hp.batch_size=32", "hp.accumulate=2", "fit.max_steps=7", data=ON_DISK)
     fit(again)
     states = [dict(job.task.network.state_dict()) for job in (jobs["whole"], again)]
