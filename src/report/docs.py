@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from src.errors import UserError
 from src.published import about
+from src.report.beside import comparison, read_comparison
 from src.report.record import check_file_names, read_record
 from src.report.scaling import scaling, scaling_table
 from src.report.table import section, tables
@@ -19,8 +21,10 @@ def write_docs(folder: Path) -> list[Path]:
     """Writes `folder`/full/<model>.md from `folder`/records/*.json; returns the pages written.
 
     A page has the tables of its model: training, inference, and scaling where a run had several ranks. The page of a
-    model whose records are gone is removed. Raises UserError for a folder without records, a broken record, one whose
-    model is no file name, and a page in `folder`/full that was not generated; no page is written then.
+    model whose records are gone is removed. `folder`/full/beside.md has the comparisons of `folder`/beside/*.json.
+
+    Raises UserError for a folder without records, a broken record or comparison, a record whose model is no file name,
+    and a page in `folder`/full that was not generated; no page is written then.
     """
     files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
@@ -38,6 +42,7 @@ def write_docs(folder: Path) -> list[Path]:
         if any(record.ranks > 1 for _, record in own):
             body["scaling"] = scaling_table(scaling(own))
     pages = {folder / "full" / f"{model}.md": _page(folder, model, body) for model, body in bodies.items()}
+    pages |= _beside(folder)
     there = sorted((folder / "full").glob("*.md"))
     for path in there:  # all of them before the first is written
         if GENERATED not in path.read_text(encoding="utf-8"):
@@ -48,6 +53,18 @@ def write_docs(folder: Path) -> list[Path]:
     for path, text in pages.items():
         write_text(path, text)
     return list(pages)
+
+
+def _beside(folder: Path) -> dict[Path, str]:
+    """Returns the page of comparisons with other code by its path; nothing where there are none."""
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((folder / "beside").glob("*.json"), key=in_order):
+        content = read_comparison(file)
+        by_model.setdefault(content["case"]["model"], []).append(content)
+    parts = [f"## {model}\n\n{comparison(contents).rstrip()}" for model, contents in by_model.items()]
+    about = "Ours and other code in turn: [how](../../guides/beside.md)."
+    title = "# Comparisons in one run, generated"
+    return {folder / "full" / "beside.md": "\n\n".join([title, f"{GENERATED} {about}", *parts]) + "\n"} if parts else {}
 
 
 def in_order(path: Path) -> list[str | int]:

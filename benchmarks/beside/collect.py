@@ -1,0 +1,116 @@
+"""Commits results: `python -m benchmarks.beside collect DIR ...`.
+
+Writes src/published/reference_h200.yaml, and docs/results/beside/MODEL_CASE.json, of which `python report.py --docs`
+makes a page of comparisons.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from src.errors import UserError
+from src.published.tables import read
+from src.report.beside import read_comparison
+from src.system.files import write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE, RESULTS = ROOT / "src/published/reference_h200.yaml", ROOT / "docs/results/beside"
+HEAD = """\
+# Reference implementations measured by us on one H200, each in one run with our code: NOT publications. Written by
+# `python -m benchmarks.beside collect DIR`; docs/guides/beside.md says what a side includes. Of one case the fastest
+# comes first. What could not be measured has no row.
+"""
+COLUMNS = ("kind", "batch_size", "precision", "throughput", "mem_used_gib", "note", "command", "environment")
+GLOBAL_BATCH = ("dlrm",)
+
+
+def main(arguments: Sequence[str], file: Path = FILE, results: Path = RESULTS) -> None:
+    """Rewrites the tables of each model that the folders have results of; the other models keep theirs.
+
+    Results of these models that were there before are removed.
+
+    Raises UserError for folders without results, and for results that no row may come from.
+    """
+    paths = sorted(path for folder in arguments for path in Path(folder).rglob("beside.json"))
+    if not paths:
+        raise UserError("collect needs folders with beside.json in them: python -m benchmarks.beside MODEL --out DIR")
+    contents = [checked(read_comparison(path), path) for path in paths]
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    models = {content["case"]["model"] for content in contents}
+    tables = [table for table in document["tables"] if table["shared"]["model"] not in models]
+    kept = sorted({table["shared"]["model"] for table in tables})
+    tables += [table for model in sorted(models) for table in tables_of(model, contents)]
+    text = HEAD + yaml.safe_dump(
+        {"shared": document["shared"], "tables": tables}, sort_keys=False, width=10**6, allow_unicode=True
+    )
+    write_text(file, text)
+    for path in [path for model in models for path in results.glob(f"{model}_*.json")]:
+        path.unlink()
+    for content in contents:
+        case = content["case"]
+        write_text(results / f"{case['model']}_{case['name']}.json", json.dumps(content, indent=1) + "\n")
+    print(f"wrote {file}: {len(read(file))} rows")
+    if kept:
+        print(f"no results of {', '.join(kept)}: their rows stay as they were", file=sys.stderr)
+
+
+def checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns results that rows may come from."""
+    if content["tiny"]:
+        raise UserError(f"{path}: a rehearsal with tiny networks; measure without --tiny")
+    if content["git"]["commit"] is None or content["git"]["dirty"]:
+        raise UserError(f"{path}: of changed or unknown code; measure a commit (python -m src.measure.sources)")
+    if not any("H200" in name for name in content["gpus"]):
+        raise UserError(f"{path}: measured on {', '.join(content['gpus']) or 'a CPU'}; the rows are of an H200")
+    return content
+
+
+def tables_of(model: str, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a table for each implementation; a convolution alone is no training and has no row."""
+    rows: dict[str, list[list[Any]]] = {}
+    own = [content for content in contents if content["case"]["model"] == model]
+    for content in (each for each in own if each["case"]["kind"] != "convolution"):
+        case = content["case"]
+        for side in sorted(content["sides"][1:], key=lambda side: -(side["throughput"] or 0)):
+            name, _, variant = side["side"].partition(", ")
+            if side["status"] != "done":
+                print(f"{model} {case['name']}: {side['side']} has no row: {side['error']}", file=sys.stderr)
+                continue
+            memory = (side["mem"] or {}).get("peak_reserved_gib")
+            where = f"commit {content['git']['commit'][:7]}, {content['measured_at'][:10]}, {versions(content)}"
+            rows.setdefault(source_of(name, side), []).append(
+                [case["kind"], case["batch_size"], case["precision"], round(side["throughput"], 1),
+                 round(memory, 1) if memory else "/", note_of(variant, case, side), content["command"], where]
+            )  # fmt: skip
+    shared = {
+        "model": model,
+        "unit": own[0]["case"]["unit"],
+        "batch_per": "global" if model in GLOBAL_BATCH else "device",
+    }
+    return [
+        {"source": source, "shared": shared, "columns": list(COLUMNS), "rows": found} for source, found in rows.items()
+    ]
+
+
+def source_of(name: str, side: dict[str, Any]) -> str:
+    commit = (side["reference"] or {}).get("commit")
+    return f"measured reference: {name}" + (f" (DeepLearningExamples, commit {commit})" if commit else "")
+
+
+def note_of(variant: str, case: dict[str, Any], side: dict[str, Any]) -> str:
+    """Returns in words how it ran, on what, and how many times as fast ours was in the same run."""
+    ratio = side["ours_over_it"]
+    words = [variant, case["note"]]
+    if ratio and ratio["low"]:
+        words.append(
+            f"ours {ratio['mean']:.2f} times as fast in the same run ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        )
+    return "; ".join(filter(None, words))
+
+
+def versions(content: dict[str, Any]) -> str:
+    return f"torch {content['libraries'].get('torch', '?')}"

@@ -1,0 +1,62 @@
+"""The clone of NVIDIA's DeepLearningExamples that the user names, of which nothing is copied here."""
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks.beside.peer import Job
+
+COMMIT = "729963d"
+FOLDERS = {
+    "moflow": "PyTorch/DrugDiscovery/MoFlow",
+    "se3_transformer": "DGLPyTorch/DrugDiscovery/SE3Transformer",
+    "dlrm": "PyTorch/Recommendation/DLRM",
+}
+# Of the code in these folders at COMMIT, as `identity` computes it.
+DIGESTS = {"MoFlow": "37e751153a5cdbf4", "SE3Transformer": "e702c67a948671c9", "DLRM": "268c16c5ba07a12e"}
+KINDS = ("py", "cpp", "cu", "cuh", "h")
+
+
+def folder_of(job: Job) -> Path:
+    """Returns the folder of the model in the clone, which is importable from then on."""
+    assert job.reference is not None
+    folder = Path(job.reference) / FOLDERS[job.case.model]
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--reference {job.reference} has no {FOLDERS[job.case.model]}")
+    sys.path.insert(0, str(folder))
+    return folder
+
+
+def identity(folder: Path) -> dict[str, Any]:
+    """Returns a digest of the folder's code, and the commit; None for code that differs from that of the commit."""
+    found = hashlib.sha256()
+    for path in sorted(path for kind in KINDS for path in folder.rglob(f"*.{kind}")):
+        found.update(f"{path.relative_to(folder).as_posix()} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    digest = found.hexdigest()[:16]
+    commit = COMMIT if DIGESTS.get(folder.name) == digest else None
+    return {"repository": "NVIDIA/DeepLearningExamples", "folder": folder.name, "commit": commit, "digest": digest}
+
+
+class Anything(ModuleType):
+    """A module that has every attribute, each a class that does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = type(name, (), {"__init__": lambda self, *_, **__: None, "__call__": lambda self, *_, **__: None})
+        setattr(self, name, found)
+        return found
+
+
+def stand_in(names: Iterable[str]) -> None:
+    """Puts an empty module in the place of each that is imported for logging or for what is not run here."""
+    for name in names:
+        module = Anything(name)
+        module.__path__ = []  # type: ignore[attr-defined]
+        sys.modules[name] = module
+        parent, _, own = name.rpartition(".")
+        if parent in sys.modules:
+            setattr(sys.modules[parent], own, module)

@@ -1,0 +1,137 @@
+"""What a case found: a record for each side, the ratios with their intervals, and the table."""
+
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.beside.cases import Case
+from benchmarks.beside.sides import OURS, Side, Wanted
+from src.measure.environment import environment
+from src.report.beside import comparison
+from src.system.files import write_text
+
+
+class Ratio(NamedTuple):
+    """Ours over a peer's, and its 95% interval; None with fewer than two rounds."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Returns the geometric mean of the rounds' ratios, with the t interval of the mean of their logarithms.
+
+    A ratio is formed within a round, so a drift of the GPU that both sides see cancels.
+    """
+    logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Ratio(math.exp(mean), None, None)
+    from scipy.stats import t  # takes a second to import
+
+    half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def throughput_of(side: Side) -> float:
+    """Returns the samples per second over all rounds."""
+    return sum(each["samples"] for each in side.rounds) / sum(each["seconds"] for each in side.rounds)
+
+
+def state_of(side: Side) -> dict[str, Any]:
+    """Returns min and max of the GPU's figures over the rounds, and all reasons of throttling."""
+    found: dict[str, Any] = {}
+    for name in ("sm_mhz", "power_w", "celsius"):
+        known = [each["gpu"][name] for each in side.rounds if each["gpu"].get(name)]
+        if known:
+            found[name] = {"min": min(each["min"] for each in known), "max": max(each["max"] for each in known)}
+    reasons = {reason for each in side.rounds for reason in each["gpu"].get("throttled", ())}
+    return found | {"throttled": sorted(reasons)} if found else found
+
+
+def record_of(side: Side, case: Case, wanted: Wanted, when: str) -> dict[str, Any]:
+    """Returns the record of a side: the keys of a run's record where both have them."""
+    about = dict(side.about)
+    found = about.pop("environment", None) or environment([])
+    found["command"] = shlex.join(["python", *side.command[1:]])
+    status = "done" if side.error is None and side.rounds else "failed"
+    return {
+        "side": side.name,
+        "kind": case.kind,
+        "case": {"model": case.model, "batch_size": case.batch(wanted.tiny), "batch_per": "device", "trainer": "1x1",
+                 "precision": case.precision},
+        "status": status,
+        "error": side.error,
+        "unit": case.unit,
+        "throughput": throughput_of(side) if side.rounds else None,
+        "step_time_s": statistics.median(each["step_s"] for each in side.rounds) if side.rounds else None,
+        "rounds": side.rounds,
+        "gpu": state_of(side),
+        "measured_at": when,
+        "environment": found,
+        **about,
+        **side.ended,
+    }  # fmt: skip
+
+
+def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
+    """Writes DIR/CASE/NUMBER.json for each side and DIR/CASE/beside.json; returns the latter's content."""
+    folder = wanted.out / case.name
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    records = [record_of(side, case, wanted, when) for side in sides]
+    for number, record in enumerate(records):
+        write_text(folder / f"side_{number}.json", json.dumps(record, indent=1) + "\n")
+    ours = next((side for side in sides if side.name == OURS and side.rounds), None)
+    rows = []
+    for number, (side, record) in enumerate(zip(sides, records, strict=True)):
+        ratio = None
+        if ours and side.rounds and side is not ours and len(side.rounds) == len(ours.rounds):
+            rates = ([each["throughput"] for each in one.rounds] for one in (ours, side))
+            ratio = ratio_of(*rates)._asdict()
+        row = {name: record.get(name) for name in ("side", "status", "error", "throughput", "mem", "gpu", "final_loss")}
+        row["throughputs"] = [each["throughput"] for each in side.rounds]
+        rows.append(row | {"ours_over_it": ratio, "record": f"side_{number}.json", "differs": record.get("differs", []),
+                           "includes": record.get("includes"), "reference": record.get("reference")})  # fmt: skip
+    if ours is not None:
+        rows[0]["own_rate"] = own_rate(folder / "ours/result.json")
+    found = environment([])
+    content = {
+        "case": records[0]["case"] | {"name": case.name, "kind": case.kind, "unit": case.unit, "note": case.note},
+        "sides": rows,
+        "rounds": wanted.rounds,
+        "seconds_a_turn": wanted.seconds if wanted.steps is None else None,
+        "tiny": wanted.tiny,
+        "measured_at": when,
+        "command": shlex.join(["python", "-m", "benchmarks.beside", *sys.argv[1:]]),
+        "git": found["git"],
+        "gpus": found["gpus"],
+        "libraries": found["libraries"],
+    }
+    write_text(folder / "beside.json", json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def own_rate(file: Path) -> float | None:
+    """Returns the samples per second by the median step of the run's own record, which has no time of waiting.
+
+    None without a record, which a prediction in turns does not write.
+    """
+    if not file.exists():
+        return None
+    record = json.loads(file.read_text(encoding="utf-8"))
+    step_s = ((record.get("steady") or {}).get("step_time_s") or {}).get("p50")
+    return step_s and record["case"]["batch_size"] / step_s
+
+
+def write_page(out: Path, model: str, contents: Sequence[dict[str, Any]]) -> Path:
+    """Writes OUT/beside.md; returns its path."""
+    path = out / "beside.md"
+    write_text(path, f"# {model}: ours and peers in one run\n\n{comparison(contents)}")
+    return path

@@ -1,0 +1,89 @@
+"""Comparisons with other code in one run, as text; `benchmarks.beside` measures them: docs/guides/beside.md."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from src.errors import UserError, shortened
+
+KEYS = {"case", "sides", "rounds", "tiny", "measured_at", "command", "git", "gpus", "libraries"}
+HEADER = """\
+| case | side | per second | ours / it | 95% interval | GiB | SM MHz | degrees C |
+|---|---|--:|--:|--:|--:|--:|--:|
+"""
+INTERVAL = (
+    "A ratio is formed within each round of turns; the interval is that of the mean of their logarithms. GiB is the "
+    "peak of memory that torch reserved; clock and temperature are the least and greatest during the turns."
+)
+
+
+def read_comparison(file: Path) -> dict[str, Any]:
+    """Returns the content of a beside.json. Raises UserError for another file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: no JSON ({error}); copy a beside.json again") from None
+    if not isinstance(content, dict) or not content.keys() >= KEYS:
+        raise UserError(f"{file}: not a beside.json of `python -m benchmarks.beside`; take it out of the folder")
+    return content
+
+
+def comparison(contents: Sequence[dict[str, Any]]) -> str:
+    """Returns table, commands and what each side includes, of cases of one model."""
+    lines = [table(contents), INTERVAL, ""]
+    if any(content["tiny"] for content in contents):
+        lines += ["A rehearsal with tiny networks: the figures mean nothing.", ""]
+    lines += [*dict.fromkeys(map(origin, contents)), ""]
+    lines += dict.fromkeys(included(row) for content in contents for row in content["sides"] if row["includes"])
+    rates = [f"{c['case']['name']} {rate:,.0f}" for c in contents if (rate := c["sides"][0].get("own_rate"))]
+    if rates:
+        unit, ours = contents[0]["case"]["unit"], contents[0]["sides"][0]["side"]
+        lines += [
+            "",
+            f"By the median step of its own record, {ours} ran at these {unit} per second: {', '.join(rates)}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def table(contents: Sequence[dict[str, Any]]) -> str:
+    """Returns a Markdown table of cases, a line for each side."""
+    found = HEADER
+    for content in contents:
+        for row in content["sides"]:
+            ratio, mem, gpu = row["ours_over_it"] or {}, row["mem"] or {}, row["gpu"] or {}
+            rate = f"failed: {shortened(str(row['error']), 120)}"
+            if row["throughput"]:
+                rate = f"{row['throughput']:,.0f} {content['case']['unit']}"
+            cells = [
+                content["case"]["name"],
+                row["side"],
+                rate,
+                f"{ratio['mean']:.3f}" if ratio else "",
+                f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio.get("low") else "",
+                f"{mem['peak_reserved_gib']:.1f}" if mem else "",
+                _range(gpu.get("sm_mhz")),
+                _range(gpu.get("celsius")),
+            ]
+            found += f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+    return found
+
+
+def origin(content: dict[str, Any]) -> str:
+    """Returns when, where and by which command a case was measured."""
+    git, machine = content["git"], ", ".join(content["gpus"]) or "a CPU"
+    changed = ", with changes" if git["dirty"] else ""
+    return (
+        f"Measured {content['measured_at'][:10]} on {machine}, commit {git['commit']}{changed}: `{content['command']}`"
+    )
+
+
+def included(row: dict[str, Any]) -> str:
+    """Returns what a turn of a side includes and how it differs from what its authors run."""
+    words = [f"- {row['side']}: a turn includes {row['includes']}", *row["differs"]]
+    words += ["ITS LOSS WAS NOT FINITE"] if row["final_loss"] == "not finite" else []
+    return ". ".join(words) + "."
+
+
+def _range(found: dict[str, float] | None) -> str:
+    return f"{found['min']:.0f} to {found['max']:.0f}" if found else ""

@@ -1,0 +1,267 @@
+"""Ours and peers in turn: the order, the ratios, what is written, a side that fails, and ours through train.py."""
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.beside import collect
+from benchmarks.beside.cases import CASES, Peer
+from benchmarks.beside.link import HANDLE, Link
+from benchmarks.beside.ours import CALLBACK
+from benchmarks.beside.peers import graph_operations
+from benchmarks.beside.results import ratio_of, write_case, write_page
+from benchmarks.beside.rounds import attempt, order
+from benchmarks.beside.sides import OURS, Side, SideFailedError, Wanted, start
+from src.errors import UserError
+from src.published.tables import read
+from src.report.docs import write_docs
+from tests.support import ROOT
+from tests.support.tiny_mobilenet import tiny_mobilenet
+
+CASE = CASES["mobilenet_v1"][0]
+GPU = {"sm_mhz": {"min": 1900, "mean": 1950, "max": 1980}, "celsius": {"min": 40, "mean": 41, "max": 42},
+       "power_w": None, "throttled": ["power cap"]}  # fmt: skip
+
+
+def test_every_side_has_its_turn_in_each_round_and_each_place() -> None:
+    rounds = [order(3, number) for number in range(3)]
+    assert all(sorted(each) == [0, 1, 2] for each in rounds)
+    assert [sorted(places) for places in zip(*rounds, strict=True)] == [[0, 1, 2]] * 3
+
+
+def test_the_ratio_is_the_geometric_mean_with_its_t_interval() -> None:
+    assert ratio_of([2.0, 4.0, 8.0], [1.0, 2.0, 4.0]) == pytest.approx((2.0, 2.0, 2.0))
+    ratio = ratio_of([1.0, 2.0, 4.0], [1.0, 1.0, 1.0])
+    half = 4.302653 * math.log(2) / math.sqrt(3)  # t of 2 degrees of freedom; the deviation of 0, log 2, log 4 is log 2
+    assert ratio == pytest.approx((2.0, 2 * math.exp(-half), 2 * math.exp(half)), rel=1e-6)
+    assert ratio_of([3.0], [1.0]) == (pytest.approx(3.0), None, None)
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_cases_have_names_of_their_own_and_peers_that_are_there(model: str) -> None:
+    names = [case.name for case in CASES[model]]
+    assert len(set(names)) == len(names)
+    for case in CASES[model]:
+        assert any(option.endswith(f"batch_size={case.batch_size}") for option in case.command(tiny=False))
+        for peer in case.peers:
+            assert callable(resolve_name(f"benchmarks.beside.peers.{peer.prepare}"))
+
+
+def wanted(out: Path, **changes: Any) -> Wanted:
+    return replace(Wanted(out, 2, 1.0, None, False, None, [], 60.0), **changes)
+
+
+def finished(name: str, rates: list[float], **about: Any) -> Side:
+    """Returns a side as it is after its rounds."""
+    process: Any = None
+    rounds = [
+        {"steps": 10, "samples": 10 * rate, "seconds": 10.0, "step_s": 1.0, "throughput": rate, "gpu": GPU}
+        for rate in rates
+    ]
+    return Side(name, ["python", "x.py"], Path("log"), process, process, {"includes": "all", **about}, rounds)
+
+
+def test_results_have_a_record_of_each_side_and_the_ratios(tmp_path: Path) -> None:
+    failed = replace(finished("timm, eager", []), error="no GPU")
+    sides = [finished(OURS, [300.0, 310.0]), finished("timm, graph", [100.0, 102.0], versions={"timm": "1"}), failed]
+    content = write_case(CASE, sides, wanted(tmp_path))
+    folder = tmp_path / CASE.name
+    record = json.loads((folder / "side_1.json").read_text())
+    assert record["throughput"] == 101 and len(record["rounds"]) == 2 and record["versions"] == {"timm": "1"}
+    assert {"command", "git", "libraries"} <= set(record["environment"]) and record["gpu"]["celsius"]["max"] == 42
+    ratio = json.loads((folder / "beside.json").read_text())["sides"][1]["ours_over_it"]
+    assert ratio["low"] < ratio["mean"] < ratio["high"] and ratio["mean"] == pytest.approx((3 * 310 / 102) ** 0.5)
+    text = write_page(tmp_path, "mobilenet_v1", [content]).read_text()
+    assert "| 101 images |" in text and "failed: no GPU" in text and "1900 to 1980" in text
+    assert json.loads((folder / "side_2.json").read_text())["status"] == "failed"
+
+
+def test_a_side_that_ends_is_said_to_in_one_line(tmp_path: Path) -> None:
+    side = start(
+        "broken", [sys.executable, "-c", "print('first'); raise SystemExit('no such thing')"], tmp_path / "log"
+    )
+    lines: list[str] = []
+    assert attempt(side, lines.append, lambda: side.ask(None, "ready", 30)) is None
+    assert side.error and "exit code 1" in side.error and "no such thing" in side.error
+    assert len(lines) == 1 and "broken: failed" in lines[0] and side.process.poll() == 1
+
+
+def test_a_side_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+    side = start("slow", [sys.executable, "-c", "import signal; signal.pause()"], tmp_path / "log")
+    with pytest.raises(SideFailedError, match="no answer"):
+        side.ask(None, "ready", 0.1)
+    side.error = "no answer"
+    side.process.terminate()
+    side.end()
+    assert side.process.poll() is not None
+
+
+def test_a_turn_is_as_many_steps_as_asked_for() -> None:
+    here, there = socket.socketpair()
+    parent, link = Connection(here.detach()), Link(there.detach())
+    parent.send({"steps": 3})
+    assert link.begin(samples=10)
+    assert [link.step(10 + 4 * done) for done in (1, 2, 3)] == [False, False, True]
+    answer = parent.recv()
+    assert (answer["steps"], answer["samples"]) == (3, 12) and 0 < answer["step_s"] <= answer["seconds"]
+    parent.send({})
+    assert not link.begin(22) and "mem" in parent.recv()["ended"]
+    parent.close()
+    link.connection.close()
+
+
+def test_ours_trains_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from src.run import train
+
+    here, there = socket.socketpair()
+    parent = Connection(here.detach())
+    monkeypatch.setenv(HANDLE, str(there.fileno()))
+    answers: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        for message in (None, {"steps": 2}, {"steps": 5}, {}):  # an epoch has 8 steps, so none ends with a turn
+            if message is not None:
+                parent.send(message)
+            answers.append(parent.recv())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    options = "fit.max_epochs=100", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", CALLBACK
+    config = tiny_mobilenet(tmp_path, *options)
+    record = train(config)
+    thread.join(timeout=60)
+    assert not thread.is_alive() and there.detach() and not parent.close()
+    assert "loading" in answers[0]["ready"]["includes"]
+    assert [(each["steps"], each["samples"]) for each in answers[1:3]] == [(2, 16), (5, 40)]
+    assert record.status == "done" and record.samples == 56
+
+
+def command(model: str, case: str, peers: str, out: Path) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Rehearses a case with some of its peers; returns its beside.json and the ended process."""
+    words = [sys.executable, "-m", "benchmarks.beside", model, case, "--tiny", "--steps", "2", "--rounds", "2",
+             "--peers", peers, "--out", str(out)]  # fmt: skip
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return json.loads((out / case / "beside.json").read_text()), ended
+
+
+@pytest.mark.slow
+def test_the_command_measures_ours_and_says_which_peer_failed(tmp_path: Path) -> None:
+    content, ended = command("mobilenet_v1", CASE.name, "*channels_last", tmp_path)
+    ours, peer = content["sides"]
+    assert ours["throughput"] > 0 and (tmp_path / CASE.name / "ours/result.json").exists(), ended.stderr
+    assert content["tiny"] and content["case"]["precision"] == "fp32"
+    if find_spec("timm") is None:
+        assert ended.returncode == 1 and "No module named" in peer["error"] and "failed" in ended.stdout
+    else:
+        assert ended.returncode == 0 and peer["ours_over_it"]["mean"] > 0
+
+
+@pytest.mark.slow
+def test_ours_predicts_in_turns_without_any_peer(tmp_path: Path) -> None:
+    content, ended = command("moflow", "generate_512_amp", "none", tmp_path)
+    (ours,) = content["sides"]
+    assert ended.returncode == 1 and ours["status"] == "done" and ours["throughput"] > 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "case", "peers"),
+    [
+        ("distilbert", "train_packed_96_bf16", "*, packed"),
+        ("distilbert", "train_full_96_fp32", "*, sdpa"),
+        ("dlrm", "train_65536_amp", "TorchRec*eager"),
+        ("se3_transformer", "convolution_8960_tf32", "e3nn"),
+    ],
+)
+def test_peers_that_are_installed_run(model: str, case: str, peers: str, tmp_path: Path) -> None:
+    content, ended = command(model, case, peers, tmp_path)
+    assert ended.returncode == 0 and len(content["sides"]) == 2, ended.stdout + ended.stderr
+    assert all(side["status"] == "done" and len(side["throughputs"]) == 2 for side in content["sides"])
+    assert content["sides"][1]["final_loss"] != "not finite" and content["sides"][1]["includes"]
+
+
+def test_the_operations_in_place_of_dgl_agree_with_sums_over_edges() -> None:
+    torch.manual_seed(0)
+    dst = torch.tensor([0, 0, 2, 2, 2, 4])
+    graph = graph_operations.DGLGraph(dst.flip(0), dst, torch.tensor([3, 2]))
+    edges = torch.randn(6, 3, 4, dtype=torch.float64, requires_grad=True)
+    nodes = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(5, 3, 4, dtype=torch.float64).index_add(0, dst, edges)
+    torch.testing.assert_close(graph_operations.copy_e_sum(graph, edges), expected)
+    torch.testing.assert_close(
+        graph_operations.e_dot_v(graph, edges, nodes), (edges * nodes[dst]).sum(-1, keepdim=True)
+    )
+    softmax = graph_operations.edge_softmax(graph, edges)
+    torch.testing.assert_close(softmax[2:5], edges[2:5].softmax(0))
+    pooled = graph_operations.MaxPooling()(graph, nodes)
+    torch.testing.assert_close(pooled, torch.stack([nodes[:3].amax(0), nodes[3:].amax(0)]))
+    for function in (graph_operations.copy_e_sum, graph_operations.edge_softmax):
+        assert torch.autograd.gradcheck(lambda values, f=function: f(graph, values), (edges,))
+    assert torch.autograd.gradcheck(lambda *both: graph_operations.e_dot_v(graph, *both), (edges, nodes))
+
+
+def results(out: Path, **changes: Any) -> Path:
+    """Writes results of timm beside ours, as of an H200 and a clean commit."""
+    case = replace(CASE, peers=(Peer("timm mobilenetv1_100, graph", ""),))
+    sides = [finished(OURS, [300.0, 310.0]), finished("timm mobilenetv1_100, graph", [100.0, 102.0])]
+    content = write_case(case, sides, wanted(out))
+    content |= {"gpus": ["NVIDIA H200"], "git": {"commit": "a" * 40, "dirty": False, "digest": "d"}} | changes
+    (out / case.name / "beside.json").write_text(json.dumps(content))
+    return out
+
+
+def test_collecting_replaces_the_rows_of_the_measured_models_alone(tmp_path: Path) -> None:
+    file = tmp_path / "reference.yaml"
+    file.write_text(collect.FILE.read_text())
+    before = [row for row in read(file) if row.model != "mobilenet_v1"]
+    kept, gone = (tmp_path / "results" / name for name in ("dlrm_a.json", "mobilenet_v1_old.json"))
+    kept.parent.mkdir()
+    for path in (kept, gone):
+        path.write_text("{}")
+    collect.main([str(results(tmp_path / "out"))], file, tmp_path / "results")
+    assert sorted(path.name for path in kept.parent.iterdir()) == [kept.name, f"mobilenet_v1_{CASE.name}.json"]
+    rows = read(file)
+    assert [row for row in rows if row.model != "mobilenet_v1"] == before
+    (row,) = (row for row in rows if row.model == "mobilenet_v1")
+    assert (row.throughput, row.batch_size, row.precision, row.measured) == (101.0, 64, "amp", True)
+    assert "ours 3.02 times as fast" in row.note and row.command.startswith("python -m benchmarks.beside")
+    assert "commit aaaaaaa" in row.environment
+    assert yaml.safe_load(file.read_text())["tables"][-1]["source"] == "measured reference: timm mobilenetv1_100"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"tiny": True}, "rehearsal"), ({"gpus": []}, "a CPU"),
+     ({"git": {"commit": "a", "dirty": True, "digest": "d"}}, "changed or unknown code")],
+)  # fmt: skip
+def test_collecting_refuses_what_no_row_may_come_from(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        collect.main([str(results(tmp_path, **change))], tmp_path / "reference.yaml", tmp_path / "results")
+    assert not (tmp_path / "reference.yaml").exists() and not (tmp_path / "results").exists()
+
+
+def test_committed_comparisons_are_a_generated_page(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    shutil.copy(ROOT / "docs/results/records/moflow_train_512_amp.json", tmp_path / "records")
+    collect.main([str(results(tmp_path / "out"))], Path(shutil.copy(collect.FILE, tmp_path)), tmp_path / "beside")
+    (page,) = (path for path in write_docs(tmp_path) if path.name == "beside.md")
+    text = page.read_text()
+    assert text.startswith("# Comparisons") and "Generated by" in text and "| 3.0" in text and "## mobilenet_v1" in text
+    assert write_docs(tmp_path)  # which replaces a page of its own
+    (tmp_path / "beside" / "broken.json").write_text('{"case": 1}')
+    with pytest.raises(UserError, match=r"broken\.json: not a beside\.json"):
+        write_docs(tmp_path)
