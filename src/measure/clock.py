@@ -10,6 +10,7 @@ and the stream's time between the events is divided in proportion.
 """
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,11 +41,11 @@ def run_begin_s() -> float:
 
 @dataclass
 class Steps:
-    """One entry per finished optimiser step of this rank."""
+    """One entry per finished optimiser step of this rank, 24 bytes: a run may have many millions."""
 
-    iteration_s: list[float] = field(default_factory=list)  # fetch, transfer, compute, communication and other
-    compute_s: list[float] = field(default_factory=list)  # compute with the communication it did not hide
-    samples: list[int] = field(default_factory=list)
+    iteration_s: array = field(default_factory=lambda: array("d"))  # fetch, transfer, compute, communication, other
+    compute_s: array = field(default_factory=lambda: array("d"))  # compute with the communication it did not hide
+    samples: array = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -1,0 +1,28 @@
+"""Long runs do not grow; `soak.py` says how, and trains for longer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reliability.soak import MIB, READINGS, judge, soak
+
+
+def readings(**slopes: float) -> list[dict[str, Any]]:
+    """Returns readings of a run whose figures grow by so much from one to the next."""
+    figures = {"memory": 300.0 * MIB, "threads": 4.0, "descriptors": 9.0, "rows": 0.0}
+    return [{name: base + i * slopes.get(name, 0) for name, base in figures.items()} for i in range(READINGS)]
+
+
+def test_growth_is_told_from_what_is_kept() -> None:
+    assert judge(readings()) == ""
+    assert judge(readings(memory=0.2 * MIB, rows=50)) == ""  # the history of the record
+    assert judge(readings(memory=0.2 * MIB)).startswith("memory by 16.0 MiB (limit 8.0)")
+    assert judge(readings(threads=0.1)) == "threads by 8" and judge(readings(descriptors=1)) == "descriptors by 80"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dlrm", "mobilenet_v1"])
+def test_a_hundred_epochs_do_not_grow(model: str, tmp_path: Path) -> None:
+    found = soak(model, tmp_path, 100, None)
+    assert len(found) > 90 and judge(found) == ""
