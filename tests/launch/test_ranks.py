@@ -21,24 +21,35 @@ def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_is_killed_ends_the_run_with_a_record(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="dies", step=3))
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 3)])
+def test_a_rank_that_is_killed_ends_the_run_with_a_record(ranks: int, rank: int, tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, f"trainer=1x{ranks}", LONG, provoked(what="dies", step=3, rank=rank))
     assert code == 1
-    assert "rank 0 of 2 failed and ended the others\nended by SIGKILL" in err
+    assert f"rank {rank} of {ranks} failed and ended the others\nended by SIGKILL" in err
     record = read_record(tmp_path / "run")
     assert record.status == "failed" and record.error is not None
-    assert (record.error.type, record.error.message) == ("RankDied", "rank 0: ended by SIGKILL (lack of memory?)")
+    assert (record.error.type, record.error.message) == ("RankDied", f"rank {rank}: ended by SIGKILL (lack of memory?)")
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_ends_the_run_with_a_record(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "trainer=1x2", "trainer.patience_s=3", LONG, provoked(what="stops", step=3, rank=1))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_stopped_ends_the_run_with_a_record(ranks: int, tmp_path: Path) -> None:
+    stopped = provoked(what="stops", step=3, rank=1)
+    code, _, err = run(tmp_path, f"trainer=1x{ranks}", "trainer.patience_s=3", LONG, stopped)
     assert code == 1
     why = "ended because it was stopped for 3 s (SIGSTOP or a debugger; trainer.patience_s)"
-    assert f"rank 1 of 2 failed and ended the others\n{why}" in err
+    assert f"rank 1 of {ranks} failed and ended the others\n{why}" in err
     record = read_record(tmp_path / "run")
     assert record.status == "failed" and record.error is not None
     assert (record.error.type, record.error.message) == ("RankDied", f"rank 1: {why}")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    paused = provoked(what="pauses", step=3, rank=1)
+    code, _, err = run(tmp_path, "trainer=1x4", "trainer.patience_s=30", paused)
+    assert code == 0, err
+    assert read_record(tmp_path / "run").status == "done"
 
 
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:

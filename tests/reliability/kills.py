@@ -24,6 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +69,13 @@ def writes(event: str, arguments: tuple[Any, ...]) -> bool:
     return event in ("os.rename", "os.remove", "os.mkdir")
 
 
-def run_train(overrides: Sequence[str], log: Path, kill_at: int | None, count: Path | None) -> None:
-    """Executes train.py in this process, a fork, and leaves it; `count` gets the number of file operations."""
+def train_py(overrides: Sequence[str]) -> None:
+    sys.argv = ["train.py", *overrides]
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+
+
+def execute(act: Callable[[], None], log: Path, kill_at: int | None, count: Path | None) -> None:
+    """Does something in this process, a fork, and leaves it; `count` gets the number of file operations."""
     seen = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -86,9 +92,8 @@ def run_train(overrides: Sequence[str], log: Path, kill_at: int | None, count: P
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         torch.set_num_threads(1)
-        sys.argv = ["train.py", *overrides]
         sys.addaudithook(hook)
-        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+        act()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -103,12 +108,12 @@ def run_train(overrides: Sequence[str], log: Path, kill_at: int | None, count: P
         os._exit(code)
 
 
-def run(overrides: Sequence[str], log: Path, kill: Kill = Kill(), count: Path | None = None) -> tuple[int, float]:  # noqa: B008
-    """Returns the exit code of one run, negative for a signal, and its seconds. Raises TimeoutError if it hangs."""
+def run(act: Callable[[], None], log: Path, kill: Kill = Kill(), count: Path | None = None) -> tuple[int, float]:  # noqa: B008
+    """Returns the exit code of a fork, negative for a signal, and its seconds. Raises TimeoutError if it hangs."""
     begun = time.monotonic()
     process = os.fork()
     if process == 0:
-        run_train(overrides, log, kill.operation, count)
+        execute(act, log, kill.operation, count)
     due, left = begun + kill.seconds, list(kill.signals)
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -142,9 +147,13 @@ def kill_often(model: str, home: Path, kills: int, seed: int) -> Counter[str]:
     overrides = [*MODELS[model](home), *ALWAYS]
     log, count = home / "log.txt", home / "count"
     straight = home / "straight"
-    code, seconds = run([*overrides, f"output_dir={straight}"], log, count=count)
+
+    def training(folder: Path) -> Callable[[], None]:
+        return partial(train_py, [*overrides, f"output_dir={folder}"])
+
+    code, seconds = run(training(straight), log, count=count)
     assert code == 0, f"the undisturbed run failed: {log}"
-    code, seconds = run([*overrides, f"output_dir={home / 'again'}"], log, count=count)  # now with prepared data
+    code, seconds = run(training(home / "again"), log, count=count)  # now with prepared data
     expected, operations = what_is_left(straight), int(count.read_text())
     assert_same_bits(what_is_left(home / "again"), expected, "a second undisturbed run")
     survived: Counter[str] = Counter()
@@ -161,7 +170,7 @@ def kill_often(model: str, home: Path, kills: int, seed: int) -> Counter[str]:
                 kill = Kill(operation=rng.randint(1, operations))
             else:
                 kill = Kill(tuple(each for each in kind if isinstance(each, signal.Signals)), rng.uniform(0, seconds))
-            code, _ = run([*overrides, f"output_dir={folder}"], log, kill)
+            code, _ = run(training(folder), log, kill)
             done = code == 0
             if done:
                 continue

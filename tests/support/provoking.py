@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -77,6 +78,11 @@ class At(pl.Callback):
 
     def stops(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+    def pauses(self) -> None:
+        """Is stopped for a second, as by a machine that has something else to do."""
+        subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({os.getpid()}, 18)"])
+        self.stops()
 
     def is_terminated(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
