@@ -29,7 +29,7 @@ WHAT = """Print the results of runs next to the published ones, one row per run.
   python report.py published moflow                       # published rows, with their corrections
   python report.py wandb RUN RUN ...                      # W&B runs of records, and a W&B report of their comparison
   python report.py RUN --format paddle                    # a file in Paddle's form in the run's folder
-  python report.py --docs                                 # the tables of docs/results/full, from their records
+  python report.py --docs                                 # README and docs/results, from records and templates
 
 RUN is a run's folder, its result.json, a record file, a sweep, or a folder of runs. Each command has its own --help.
 """
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         const=DOCS,
         metavar="FOLDER",
-        help=f"write the tables of {DOCS}/full from {DOCS}/records",
+        help=f"write the pages of {DOCS} and README from {DOCS}/records and docs/templates",
     )
     return parser
 

@@ -22,14 +22,26 @@ PAGES = sorted(RESULTS.glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_generated_pages_are_what_their_records_say(tmp_path: Path) -> None:
+def pages(root: Path) -> dict[str, str]:
+    """Returns the texts of README and of all pages of results, by their paths."""
+    files = [
+        root / "README.md",
+        *(root / "docs" / "results").glob("*.md"),
+        *(root / "docs" / "results" / "full").iterdir(),
+    ]
+    return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files if file.exists()}
+
+
+def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path) -> None:
     """After a change here: `python report.py --docs`. Records of every age must be readable."""
-    copy = shutil.copytree(RESULTS, tmp_path / "results")
-    write_docs(copy)
-    made, kept = ({path.name: path.read_text(encoding="utf-8") for path in (folder / "full").iterdir()}
-                  for folder in (copy, RESULTS))  # fmt: skip
+    for name in ("results", "templates"):
+        shutil.copytree(ROOT / "docs" / name, tmp_path / "docs" / name)
+    for file in (tmp_path / "docs" / "results").rglob("*.md"):
+        file.unlink()
+    write_docs(tmp_path / "docs" / "results")
+    made, kept = pages(tmp_path), pages(ROOT)
     assert [name for name in made | kept if made.get(name) != kept.get(name)] == []
-    assert len(kept) == 5
+    assert len(kept) == 12
 
 
 def printed(values: Iterable[float | None]) -> set[str]:

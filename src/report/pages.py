@@ -1,0 +1,256 @@
+"""Pages made of templates: their figures are those of records and of published rows.
+
+`docs/templates/PATH.jinja` makes PATH, counted from the repository's root. `Figures` holds what a template can call.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jinja2
+
+from src.errors import UserError, shortened
+from src.published import PublishedRow, rows
+from src.report.record import Record, read_record
+from src.report.scaling import Point, commit_of, published_points, rate_of
+
+NOTE = "<!-- Made by `python report.py --docs` from {}: edit that. -->\n\n"
+Row = TypeVar("Row", PublishedRow, Point)
+RATES = ("p_core", "throughput")  # of a published row, the first that it has
+METRICS = {"nuv": ".1f"}  # how a quality is printed, where not with four decimals
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and how it is printed.
+
+    Attributes:
+        corrected: its correct value, where a publisher's was wrong.
+        record: the name of the record that it stems from.
+        suffix: what is printed behind it.
+    """
+
+    value: float
+    style: str = ",.0f"
+    factor: float = 1.0
+    corrected: float | None = None
+    record: str = ""
+    suffix: str = ""
+
+    @property
+    def best(self) -> float:
+        return self.value if self.corrected is None else self.corrected
+
+    def __str__(self) -> str:
+        text = format(self.value * self.factor, self.style)
+        if self.corrected is not None:
+            text += f" ({format(self.corrected * self.factor, self.style)} corrected)"
+        return text + self.suffix
+
+
+class Figures:
+    """What a template can call; each name of a record is that of a file in `folder`/records, without its ending.
+
+    Raises UserError where there is no such record, or where a published row is not given by what is said of it.
+    """
+
+    def __init__(self, folder: Path, page: Path) -> None:
+        self.folder = folder
+        self.records = "/".join([*[".."] * (len(page.parents) - 1), "docs/results/records"])
+        if page.parts[:2] == ("docs", "results"):
+            self.records = "records"
+        self.read: dict[str, Record] = {}
+
+    def names(self) -> dict[str, Any]:
+        """Returns the public functions by their names."""
+        own = [name for name in dir(type(self)) if name[0] != "_" and name not in ("names", "file", "record")]
+        return {name: getattr(self, name) for name in own if callable(getattr(self, name))}
+
+    def file(self, name: str) -> Path:
+        return self.folder / "records" / f"{name}.json"
+
+    def record(self, name: str) -> Record:
+        if name not in self.read:
+            self.read[name] = read_record(self.file(name))
+        return self.read[name]
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a record."""
+        return self.file(name).exists()
+
+    def rate(self, name: str) -> Figure:
+        """Samples per second: of steady training, or of prediction."""
+        record = self.record(name)
+        return self._figure(name, record.throughput if record.kind == "predict" else rate_of(record))
+
+    def whole(self, name: str) -> Figure:
+        """Samples per second of the whole training run."""
+        return self._figure(name, self.record(name).p_whole)
+
+    def quality(self, name: str, style: str = "") -> Figure:
+        """The final metric."""
+        metric = self.record(name).final_metric
+        known = METRICS.get(metric.name, ".4f") if metric else ""
+        return self._figure(name, metric.value if metric else None, style or known)
+
+    def seconds(self, name: str) -> Figure:
+        """From the start of the process to its record."""
+        return self._figure(name, self.record(name).e2e_time_s)
+
+    def gib(self, name: str) -> Figure:
+        """The most memory that the run reserved on a GPU."""
+        mem = self.record(name).mem
+        return self._figure(name, mem.peak_reserved_gib if mem else None, ".1f")
+
+    def latency_ms(self, name: str) -> Figure:
+        """The mean time of a batch."""
+        latency = self.record(name).latency_s
+        return self._figure(name, latency.mean if latency else None, ".2f", 1e3)
+
+    def exposed_ms(self, name: str) -> Figure:
+        """Communication of a step that compute did not hide, mean of the ranks."""
+        exchange = self.record(name).communication
+        exposed = exchange.exposed_s if exchange else None
+        return self._figure(name, exposed["mean"] if exposed else None, ".2f", 1e3)
+
+    def speed_up(self, name: str, one: str = "") -> Figure:
+        """The rate over that of one device: of the record of the same name with _x1, or of `one`."""
+        alone = self.rate(one or f"{name.rpartition('_x')[0]}_x1")
+        return Figure(self.rate(name).value / alone.value, ".2f", record=name)
+
+    def over_one(self, name: str, one: str = "") -> Figure:
+        """The rate, and its speed-up behind it."""
+        return replace(self.rate(name), suffix=f" ({self.speed_up(name, one)}x)")
+
+    def commit(self, name: str) -> str:
+        """A link to the record, by its commit."""
+        return f"[{(commit_of(self.record(name)) or 'unknown')[:7]}]({self.records}/{name}.json)"
+
+    def linked(self, figure: Figure) -> str:
+        """The figure, as a link to its record."""
+        text = str(replace(figure, suffix=""))
+        return f"[{text}]({self.records}/{figure.record}.json){figure.suffix.replace('(', '').replace(')', '')}"
+
+    def row(self, case: str, figure: Figure | str, *cells: object, record: str = "") -> str:
+        """A table's row: the case, our figure, its record, and further cells."""
+        record = figure.record if isinstance(figure, Figure) else record
+        return "|".join(
+            ["", *(f" {cell} " if str(cell) else " " for cell in (case, figure, self.commit(record), *cells)), ""]
+        )
+
+    def published(self, model: str, kind: str = "train", name: str = "", source: str = "", **fields: Any) -> Figure:
+        """A figure of the one published row of a model whose fields are these; `source` is a part of its source.
+
+        `name` is p_core, throughput, final_metric, latency_s.mean ...: by default the row's rate.
+        """
+        fields = {"trainer": "1x1", "measured": False, **fields}
+        names = [name] if name else RATES
+        known = [row for row in rows(model, kind) if source in row.source and any(map(row.figure, names))]
+        row = _one(known, fields)
+        return _of_row(row, next(each for each in names if row.figure(each)))
+
+    def published_speed_up(self, model: str, samples: int, config: str, precision: str, source: str = "") -> Figure:
+        """The published speed-up of a configuration, such as "A100-80G 1x8", with as many samples on each device."""
+        known = [point for point in published_points(model) if point.kind == "weak" and source in point.source]
+        found = _one(known, {"samples": samples, "config": config, "precision": precision})
+        return Figure(found.speed_up, ".2f", suffix="x")
+
+    def reference(self, model: str, batch_size: int, precision: str, kind: str = "train") -> Figure:
+        """The rate of the fastest other code that was measured on the same chip."""
+        known = [row for row in rows(model, kind) if row.measured]
+        known = [row for row in known if (row.batch_size, row.precision) == (batch_size, precision)]
+        if not known:
+            raise UserError(f"no measured reference of {model}, {kind}, batch {batch_size}, {precision}")
+        return max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
+
+    def millions(self, figure: Figure, digits: int = 3) -> Figure:
+        """The figure in millions."""
+        return replace(figure, style=f".{digits}g", factor=1e-6)
+
+    def styled(self, figure: Figure, style: str) -> Figure:
+        """The figure by a format of Python's."""
+        return replace(figure, style=style)
+
+    def gain(self, own: Figure, other: Figure) -> Figure:
+        """How many times the other a figure is, by corrected values: with one decimal below ten, else with none."""
+        ratio = own.best / other.best
+        return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
+
+    def each(self, figure: Callable[[str], Figure], pattern: str) -> list[Figure]:
+        """A figure of each record of the names that match a pattern."""
+        return [figure(file.stem) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
+
+    def mean(self, figures: Sequence[Figure]) -> Figure:
+        return replace(figures[0], value=statistics.mean(figure.value for figure in figures))
+
+    def least(self, figures: Sequence[Figure]) -> Figure:
+        return min(figures, key=lambda figure: figure.best)
+
+    def greatest(self, figures: Sequence[Figure]) -> Figure:
+        return max(figures, key=lambda figure: figure.best)
+
+    def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
+        if value is None:
+            raise UserError(f"{self.file(name)}: does not have this figure")
+        return Figure(value, style, factor, record=name)
+
+
+def _of_row(row: PublishedRow, name: str) -> Figure:
+    """Returns a figure that a row has, with its correction."""
+    value, best = row.figure(name), row.best(name)
+    assert value is not None
+    of_metric = row.final_metric and name == "final_metric"
+    style = METRICS.get(row.final_metric.name, ".4f") if of_metric and row.final_metric else ",.0f"
+    style, factor = (".2f", 1e3) if name.startswith("latency_s") else (style, 1.0)
+    return Figure(value, style, factor, corrected=None if best == value else best)
+
+
+def _one(known: Sequence[Row], fields: dict[str, Any]) -> Row:
+    """Returns the one row with these fields."""
+    found = [row for row in known if all(getattr(row, name) == value for name, value in fields.items())]
+    if len(found) != 1:
+        said = ", ".join(f"{name}={value}" for name, value in fields.items())
+        sources = "; ".join(shortened(row.source, 80) for row in found)
+        raise UserError(f"{len(found)} published rows have {said}, one is needed" + (f": {sources}" if found else ""))
+    return found[0]
+
+
+def made_pages(folder: Path) -> dict[Path, str]:
+    """Returns the text of each page that `folder`/../templates makes, by its path; nothing where there are none.
+
+    Raises UserError that names the template's line for whatever is wrong in it.
+    """
+    templates = folder.parent / "templates"
+    root, found = folder.parent.parent, {}
+    for file in sorted(templates.rglob("*.jinja")):
+        page = file.relative_to(templates).with_suffix("")
+        found[root / page] = NOTE.format(file.relative_to(root).as_posix()) + _made(file, Figures(folder, page))
+    return found
+
+
+def _made(file: Path, figures: Figures) -> str:
+    environment = jinja2.Environment(
+        extensions=["jinja2.ext.do"],
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    try:
+        template = environment.from_string(file.read_text(encoding="utf-8"), globals=figures.names())
+        return template.render()
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"{file}: line {error.lineno}: {error.message}") from None
+    except (jinja2.TemplateError, AttributeError, TypeError, UserError) as error:
+        raise UserError(f"{file}: line {_line(error)}: {error}") from None
+
+
+def _line(error: BaseException) -> int:
+    """Returns the line of the template in which a call failed: the innermost one that jinja compiled."""
+    found, place = 0, error.__traceback__
+    while place:
+        found = place.tb_lineno if place.tb_frame.f_code.co_filename == "<template>" else found
+        place = place.tb_next
+    return found

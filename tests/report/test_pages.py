@@ -1,0 +1,94 @@
+"""Pages made of templates: their figures, and the mistakes in them."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from src.errors import UserError
+from src.report.pages import Figure, Figures, made_pages
+from tests.support import ROOT
+
+TEMPLATES = ROOT / "docs" / "templates"
+
+
+def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
+    """Returns the page that a template makes beside the records of this repository."""
+    results, file = tmp_path / "docs" / "results", tmp_path / "docs" / "templates" / f"{page}.jinja"
+    if not results.exists():
+        shutil.copytree(ROOT / "docs" / "results" / "records", results / "records")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return made_pages(results)[tmp_path / page].split("\n\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "printed"),
+    [
+        ('rate("moflow_weak_512_x1")', "32,171"),
+        ('millions(rate("dlrm_train_65536_amp"))', "19.5"),
+        ('rate("se3_transformer_predict_400_amp")', "157,172"),
+        ('whole("dlrm_disk_65536_amp") | string | length', "10"),
+        ('quality("mobilenet_v1_cifar10")', "0.9319"),
+        ('latency_ms("dlrm_predict_amp_graph_on_64")', "0.10"),
+        ('over_one("moflow_weak_512_x4")', "122,074 (3.79x)"),
+        ('linked(over_one("moflow_weak_512_x4"))', "[122,074](records/moflow_weak_512_x4.json) 3.79x"),
+        ('row("case", rate("moflow_weak_512_x1"), "", 7)',
+         "| case | 32,171 | [82a3be7](records/moflow_weak_512_x1.json) | | 7 |"),
+        ('published("moflow", batch_size=3584, precision="amp")', "6,387 (6,320 corrected)"),
+        ('published_speed_up("dlrm", 262144, "A100-40G 1x8", "amp")', "2.01x"),
+        ('reference("dlrm", 65536, "amp")', "8,920,000"),
+        ('gain(rate("moflow_weak_512_x1"), reference("moflow", 512, "amp"))', "3.5"),
+        ('mean(each(quality, "distilbert_minilm_seed_*"))', "0.9073"),
+    ],
+)  # fmt: skip
+def test_a_call_prints_its_figure(tmp_path: Path, call: str, printed: str) -> None:
+    """The figures are those that the pages had when they were written by hand."""
+    assert made(tmp_path, f"{{{{ {call} }}}}\n") == printed + "\n"
+
+
+def test_a_link_leads_from_its_page_to_the_record(tmp_path: Path) -> None:
+    for page in ("README.md", "docs/results/one.md", "docs/guides/deep/two.md"):
+        target = re.findall(r"\((.*)\)", made(tmp_path, '{{ commit("moflow_weak_512_x1") }}\n', page))[0]
+        assert (tmp_path / page).parent.joinpath(target).resolve() == (
+            tmp_path / "docs" / "results" / "records" / "moflow_weak_512_x1.json"
+        ), page
+
+
+def test_a_corrected_figure_compares_by_its_correction() -> None:
+    ours, theirs = Figure(300.0), Figure(200.0, corrected=100.0)
+    figures = Figures(ROOT / "docs" / "results", Path("README.md"))
+    assert str(figures.gain(ours, theirs)) == "3.0" and str(theirs) == "200 (100 corrected)"
+    assert figures.least([ours, theirs]) is theirs and figures.greatest([ours, theirs]) is ours
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\n{{ rate('moflow_weak_512_x9') }}\n", "line 2: .*moflow_weak_512_x9.json: no such file"),
+        ("{{ rates('moflow_weak_512_x1') }}\n", "line 1: 'rates' is undefined"),
+        ("{{ rate( }}\n", "line 1: unexpected"),
+        ("\n\n{{ rate() }}\n", "line 3: .*missing .*argument"),
+        ("{{ exposed_ms('moflow_weak_512_x1') }}\n", "line 1: .*moflow_weak_512_x1.json: does not have this figure"),
+        ("{{ published('moflow', batch_size=512) }}\n", "line 1: [0-9]+ published rows have .*one is needed: "),
+        ("{{ published('moflow', batch_size=7) }}\n", "line 1: 0 published rows have .*batch_size=7"),
+        ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
+        ("{{ reference('moflow', 7, 'amp') }}\n", "line 1: no measured reference of moflow, train, batch 7, amp"),
+    ],
+)
+def test_a_mistake_in_a_template_is_one_line_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=f"one.md.jinja: {words}"):
+        made(tmp_path, text)
+
+
+def test_no_figure_stands_in_a_template_table_itself() -> None:
+    """Cells that begin with a number come of records and published rows; counts of samples may be in words."""
+    for file in sorted(TEMPLATES.rglob("*.jinja")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            texts = re.sub(r"{{.*?}}", "", line).split("|") if line.startswith("|") else []
+            texts += re.findall(r"'([^']*)'", line) if "row(" in line else []
+            assert not [text for text in texts if re.match(r"\s*\d[\d,.]*( s| GiB| eV| ms|x|%)?\s*($|\()", text)], (
+                file.name,
+                line,
+            )
