@@ -137,7 +137,7 @@ def test_the_readme_says_of_every_reference_that_its_command_was_not_kept() -> N
 
 def test_the_readme_prints_the_references_and_published_figures_of_its_rows() -> None:
     known = {f"{row.figure(name):,.0f}" for row in rows() for name in FIGURES if row.figure(name)}
-    cells = [line.split("|")[3:5] for line in README.splitlines() if line.startswith("| [")]
+    cells = [line.split("|")[4:6] for line in README.splitlines() if line.startswith("| [")]
     figures = [cell.split()[0] for row in cells for cell in row if cell.strip()]
     assert len(figures) == 9 and set(figures) <= known
 

@@ -8,6 +8,8 @@ import pytest
 
 from src.errors import UserError
 from src.report.pages import Figure, Figures, made_pages
+from src.report.record import read_record
+from src.report.scaling import commit_of
 from tests.support import ROOT
 
 TEMPLATES = ROOT / "docs" / "templates"
@@ -92,3 +94,22 @@ def test_no_figure_stands_in_a_template_table_itself() -> None:
                 file.name,
                 line,
             )
+
+
+def test_a_table_row_names_the_record_of_its_figure() -> None:
+    """So that a table of several commits says in each row which one; scaling.md names them above its table."""
+    figures = re.compile(r"\b(rate|whole|quality|seconds|gib|latency_ms|over_one|exposed_ms)\(")
+    for file in sorted(TEMPLATES.rglob("*.jinja")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith("|") and figures.search(line):
+                assert re.search(r"\b(commit|shown)\(", line), (file.name, line)
+
+
+def test_the_runs_of_a_row_of_scaling_are_of_one_commit_which_the_page_names() -> None:
+    page = (ROOT / "docs" / "results" / "scaling.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"Commit\s([0-9a-f]{7}); DLRM ([0-9a-f]{7})\.", page)
+    lines = [line for line in page.splitlines() if "](records/" in line]
+    assert len(lines) == 10
+    for line in lines:
+        runs = [read_record(ROOT / "docs" / "results" / name) for name in re.findall(r"\((records/.*?)\)", line)]
+        assert {str(commit_of(run))[:7] for run in runs} == {named["DLRM" in line]}, line
