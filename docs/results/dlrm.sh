@@ -37,7 +37,7 @@ case $what in
     train train_262144_amp precision=amp hp.batch_size=262144
     train profile_65536_amp precision=amp callbacks=profile fit.max_steps=60 ;;
   predict)
-    for precision in amp tf32; do
+    for precision in amp tf32 fp16; do
       for graph in on off; do
         predict "predict_${precision}_graph_$graph" "precision=$precision" "execution.graph=$graph"
       done

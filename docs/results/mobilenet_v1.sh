@@ -24,6 +24,7 @@ case $what in
       speed "train_64_$precision" "precision=$precision" "${plain[@]}"
     done
     speed train_256_amp precision=amp hp.batch_size=256 "${plain[@]}"
+    speed train_768_fp32 precision=fp32 hp.batch_size=768 "${plain[@]}"
     speed augmented_64_amp precision=amp
     speed augmented_256_amp precision=amp hp.batch_size=256 ;;
   predict)

@@ -27,7 +27,9 @@ case $what in
       train "train_512_$precision" hp.batch_size=512 "precision=$precision"
     done
     train train_2048_amp hp.batch_size=2048
-    train train_3584_amp hp.batch_size=3584 hp.lr=1e-4
+    for precision in amp tf32; do
+      train "train_3584_$precision" hp.batch_size=3584 hp.lr=1e-4 "precision=$precision"
+    done
     train train_512_amp_exact hp.batch_size=512 model.task.network.logdet=exact
     train profile_512_amp hp.batch_size=512 callbacks=profile fit.max_steps=60
     for precision in amp tf32; do

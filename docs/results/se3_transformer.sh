@@ -26,6 +26,10 @@ case $what in
     train train_240_amp hp.batch_size=240 precision=amp
     train train_240_tf32 hp.batch_size=240 precision=tf32
     train train_120_amp hp.batch_size=120 precision=amp
+    train train_120_tf32 hp.batch_size=120 precision=tf32
+    for precision in amp tf32; do  # NVIDIA's protocol: the mean of five epochs after a first one
+      train "train_240_${precision}_epochs" "precision=$precision" fit.max_steps=-1 fit.max_epochs=6 measure.warmup_steps=417
+    done
     train train_1600_amp hp.batch_size=1600 precision=amp
     train train_1600_tf32 hp.batch_size=1600 precision=tf32
     train profile_240_amp hp.batch_size=240 precision=amp callbacks=profile fit.max_steps=60

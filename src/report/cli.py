@@ -15,6 +15,7 @@ from src.report.paddle import paddle_record
 from src.report.record import check_file_names
 from src.report.table import as_csv, as_json, markdown, tables
 from src.system.files import write_text
+from src.system.pipes import outlive_readers
 
 DOCS = Path("docs/results")
 VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns 0, or 2 after one line on stderr for a mistake of the user, or 1 where `compare` found a regression.
     """
+    outlive_readers()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
