@@ -34,22 +34,23 @@ def training_choices(config: DictConfig) -> dict[str, Any]:
 
 
 def name_model(arguments: Sequence[str]) -> list[str]:
-    """Returns predict.py's arguments, with the checkpoint's model=... and datamodule=... in front where not given.
+    """Returns predict.py's arguments, with the checkpoint's model=... and datamodule=... before it where not given.
 
-    The other arguments can then name these groups' keys.
+    The other arguments can then name these groups' keys. Options such as -m stay in front: argparse wants it so.
     """
-    paths = [text.partition("=")[2] for text in arguments if text.startswith("ckpt_path=")]
+    paths = [text for text in arguments if text.startswith("ckpt_path=")]
     if len(paths) != 1:
         return list(arguments)
+    at, path = list(arguments).index(paths[0]), paths[0].partition("=")[2].strip("'\"")
     import torch  # after the arguments are known to need it
 
     try:
-        checkpoint = torch.load(paths[0].strip("'\""), map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
     except Exception:  # the prediction reads it again and says what is wrong
         return list(arguments)
     known = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
-    return [*(f"{group}={name}" for group, name in known.items()), *arguments]
+    return [*arguments[:at], *(f"{group}={name}" for group, name in known.items()), *arguments[at:]]
 
 
 def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:

@@ -93,6 +93,7 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
     torch.save({"model_config": {"name": "dlrm"}, "run_config": {"group": "criteo"}}, path)
     assert name_model([f"ckpt_path={path}"]) == ["model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
     assert name_model([f"ckpt_path={path}", "datamodule=x"]) == ["model=dlrm", f"ckpt_path={path}", "datamodule=x"]
+    assert name_model(["-m", f"ckpt_path={path}"]) == ["-m", "model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
     own = [f"ckpt_path={path}", "model=dlrm", "datamodule.raw=x"]  # a key that other datamodules lack
     assert name_model(own) == ["datamodule=criteo", *own]
     torch.save({"model_config": {"name": "dlrm"}}, path)
