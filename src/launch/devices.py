@@ -59,7 +59,8 @@ def set_execution(execution: DictConfig) -> None:
         torch.backends.cudnn.benchmark = False
         memory: Any = torch.utils.deterministic
         memory.fill_uninitialized_memory = False  # it takes time, and no result may depend on such memory
-    torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
+    if execution.deterministic != torch.are_deterministic_algorithms_enabled():  # the call loads torch's compiler
+        torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
 
 
 def without_order(error: BaseException, model: str) -> BaseException:
