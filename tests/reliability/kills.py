@@ -63,7 +63,9 @@ KINDS = ("file", signal.SIGKILL), (signal.SIGKILL,), (signal.SIGTERM,), (signal.
 
 
 def writes(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Returns whether an audit event is a file operation that leaves something on disk."""
+    """Returns whether an audit event is a file operation that leaves something on disk but Python's bytecode."""
+    if arguments and (isinstance(arguments[0], int) or "__pycache__" in str(arguments[0])):
+        return False  # a descriptor that is open already; what only the first run of a checkout writes
     if event == "open":
         return isinstance(arguments[2], int) and bool(arguments[2] & WRITING)
     return event in ("os.rename", "os.remove", "os.mkdir")
