@@ -70,7 +70,7 @@ def test_every_batch_is_whole_and_only_those_after_the_warm_up_count(
 
     monkeypatch.setattr(MoFlow, "sample", counted)
     record = predicted(tmp_path, f"ckpt_path={checkpoint}", "benchmark=true", "warmup_batches=2")
-    assert sizes == [4] * (2 + 3)
+    assert sizes == [4] * (2 + 3 + 3)  # warm-up, timed, timed once more together with the building
     assert record.samples == 12
     assert len(rows_of(tmp_path / "molecules.csv")) == 10
 
@@ -108,7 +108,8 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert order == sorted(order, key=float)  # type: ignore[arg-type]
     assert record.final_metric is not None and record.final_metric.value == 100
     assert record.quality is not None
-    validity, uniqueness = record.quality
+    validity, uniqueness, made = record.quality
+    assert (made.name, made.unit) == ("from noise to SMILES", "/s") and 0 < (made.value or 0) < throughput
     assert (validity.value, validity.of) == (
         100,
         "10 of 10 molecules are valid after correction; molecules.csv holds these",
@@ -184,6 +185,31 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
     assert (mixed["temperature"], mixed["bond_temperature"]) == (1.5, 0.01)
     assert hot["uniqueness"] > 50 and hot["median_qed"] != cold["median_qed"]
     assert (tmp_path / "molecules_temperatures.png").stat().st_size > 1000
+
+
+def test_molecules_are_judged_by_those_of_the_training(checkpoint: Path, tmp_path: Path) -> None:
+    """NUV is the mean over batches of four; of ten molecules here, none of which is in the training set."""
+    given = f"ckpt_path={checkpoint}", "model.predict.judge=true", "model.predict.temperatures=[0.01,1.5]"
+    record = predicted(tmp_path, *given)
+    figures = {(each.group, each.name): each.value for each in record.quality or []}
+    corrected = [row["smiles"] for row in rows_of(tmp_path / "molecules.csv")]  # as the training has it
+    batches = corrected[:4], corrected[4:8], corrected[8:]
+    nuv = sum(len(set(batch)) / len(batch) for batch in batches) / 3
+    assert figures["corrected", "validity"] == 100
+    assert figures["corrected", "nuv"] == figures["corrected", "canonical_nuv"] == pytest.approx(100 * nuv)
+    assert (figures["drawn", "validity"] or 0) < 100
+    assert figures["at 0.01", "pool_uniqueness"] == 10  # one molecule ten times
+    assert figures["at 0.01", "nuv"] == pytest.approx(100 * (1 / 4 + 1 / 4 + 1 / 2) / 3)
+    assert min(figures[group, "fcd"] or 0 for group in ("corrected", "training", "at 1.5")) > 0
+    for name in ("properties", "temperatures"):
+        assert (tmp_path / f"molecules_{name}.png").stat().st_size > 1000
+    header = (tmp_path / "molecules_temperatures.csv").read_text().splitlines()[0]
+    assert header.endswith("median_plogp,nuv,canonical_nuv,fcd,nspdk")
+
+
+def test_judging_needs_the_molecules_of_the_training(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model.predict.judge needs the molecules of the training, and .* has none"):
+        predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.judge=true", f"data_root={tmp_path / 'none'}")
 
 
 def test_a_prediction_is_a_run_of_wandb_with_its_tables(

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
-#   docs/results/moflow.sh OUT speed|training|quality [option=value ...]
+#   docs/results/moflow.sh OUT speed|training|quality|published|judged [option=value ...]
 # Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
 # ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
-[ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training|quality [option=value ...]" >&2; exit 2; }
+[ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training|quality|published|judged [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
 python=${PYTHON:-.venv/bin/python}
@@ -45,5 +45,16 @@ case $what in
       "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
         model.task.distances=true "$@"
     done ;;
-  *) echo "moflow.sh: '$what' is none of speed, training, quality" >&2; exit 2 ;;
+  published)  # the 1x8 case on one GPU: 300 epochs, 512 molecules normalised together; repeat it where fit.max_time_s=S ended it
+    for seed in ${SEEDS:-1 2 3}; do
+      "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true hp.batch_size=4096 \
+        model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
+        model.task.eval_batch=2048 model.task.distances=true
+    done ;;
+  judged)  # NAMES=... in the environment: the runs whose last weights are judged
+    for name in ${NAMES:-published_1 quality_1}; do
+      "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" "output_dir=$out/judged_$name" num_samples=10000 \
+        batch_size=512 model.predict.judge=true 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.5,0.7,[0.5,0.15],[0.5,0.2]]' "$@"
+    done ;;
+  *) echo "moflow.sh: '$what' is none of speed, training, quality, published, judged" >&2; exit 2 ;;
 esac

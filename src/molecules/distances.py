@@ -126,5 +126,6 @@ def needed(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise UserError(
-            f"model.task.distances=true needs the package {error.name}; install the extra distances, or leave it false"
+            f"FCD and NSPDK need the package {error.name}; install the extra distances, or leave "
+            "model.task.distances and model.predict.judge false"
         ) from None

@@ -132,6 +132,7 @@ class Scorer:
     ) -> None:
         self.vocabulary, self.published, self.canonical = vocabulary, published, canonical
         self._pool = WorkerPool(workers)
+        self.workers = self._pool.workers
 
     def build(self, nodes: NodeBatch, edges: EdgeBatch, correct_validity: bool = False) -> Pending[str | None]:
         """Starts building a batch of graphs: the canonical SMILES of each, or None if it is no valid molecule."""

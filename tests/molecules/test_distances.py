@@ -76,5 +76,5 @@ def test_processes_number_features_alike() -> None:
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eden", None)
-    with pytest.raises(UserError, match="needs the package eden; install the extra distances"):
+    with pytest.raises(UserError, match="need the package eden; install the extra distances"):
         check_installed()

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.datamodules.molecules.datamodule import MoleculeDataModule
-from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
 from src.gpu.exact_products import exact_products
+from src.models.moflow.judge import training_molecules
 from src.models.moflow.network import Edges, MoFlow, Nodes
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import Scorer, smiles_of
@@ -94,30 +93,6 @@ def checked_plan(
     return Plan(goal, starts if isinstance(starts, int) else tuple(starts), molecules, steps, deltas)
 
 
-def training_molecules(job: PredictionJob, vocabulary: Vocabulary) -> MolecularData:
-    """Returns the configured molecules, up to the network's number of atoms.
-
-    Raises UserError where they are not prepared, or are not what the network was trained on.
-    """
-    datamodule = job.datamodule()
-    if not isinstance(datamodule, MoleculeDataModule):
-        raise UserError(f"{KEY} needs the molecules of the training; give datamodule=zinc250k, qm9_molecules, ...")
-    if not any(datamodule.data_dir.rglob("prepared_*/meta.json")):
-        way_out = (
-            f"run python prepare.py datamodule={datamodule.name}, or give data_root or the datamodule of the training"
-        )
-        raise UserError(f"{KEY} needs the molecules of the training, and {datamodule.data_dir} has none: {way_out}")
-    data = datamodule.source(datamodule.data_dir)
-    if data.vocabulary != vocabulary:
-        raise UserError(
-            f"{KEY}: {datamodule.name} has other elements than the network ({', '.join(vocabulary.elements)}) or "
-            f"molecules of other sizes (up to {vocabulary.max_atoms} atoms); give the datamodule of the training"
-        )
-    if len(data.train_index) < LEAST_MOLECULES:
-        raise UserError(f"{KEY} needs {LEAST_MOLECULES} training molecules, and {data.folder} has fewer: prepare more")
-    return data
-
-
 def given_starts(smiles: Sequence[str], vocabulary: Vocabulary) -> tuple[list[str], Nodes, Edges]:
     """Returns these molecules as canonical SMILES and as the network's input. Raises UserError for an invalid one."""
     graphs = []
@@ -142,7 +117,7 @@ class Search:
     def __init__(self, plan: Plan, job: PredictionJob, vocabulary: Vocabulary) -> None:
         self.plan, self.batch_size = plan, job.batch_size
         self.given = None if isinstance(plan.starts, int) else given_starts(plan.starts, vocabulary)
-        self.data = training_molecules(job, vocabulary)
+        self.data = training_molecules(job, vocabulary, KEY, LEAST_MOLECULES)
 
     def run(self, network: MoFlow, scorer: Scorer, correct_validity: bool) -> Optimised:
         """Returns what was found. Computes in full float32, with the network in evaluation mode."""

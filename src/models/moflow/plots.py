@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,29 +48,35 @@ def properties_picture(sets: dict[str, Sequence[Properties]], path: Path) -> Non
 
 
 def temperatures_picture(rows: Sequence[dict[str, float]], path: Path) -> None:
-    """Writes validity, uniqueness and their product by temperature. Raises UserError if it cannot be written.
+    """Writes validity, uniqueness and their product by temperature, and FCD if it is there, in a second panel.
 
-    Temperatures that differ between atoms and bonds stand side by side, as they were given.
+    Temperatures that differ between atoms and bonds stand side by side, as they were given. Raises UserError if the
+    picture cannot be written.
     """
-    picture = new_picture(5.6, 3.6)
-    axes = picture.subplots()
+    judged = any(row.get("fcd", np.nan) == row.get("fcd") for row in rows)
+    picture = new_picture(9.6 if judged else 5.6, 3.6)
+    axes, *further = np.atleast_1d(picture.subplots(1, 1 + judged))
     pairs = [(row["temperature"], row["bond_temperature"]) for row in rows]
     names = [f"{atoms:g}" if atoms == bonds else f"{atoms:g}, {bonds:g}" for atoms, bonds in pairs]
     is_line = all(atoms == bonds for atoms, bonds in pairs)
     places = [atoms for atoms, _ in pairs] if is_line else range(len(rows))
+    look: Any = {"linewidth": 1.6 if is_line else 0, "marker": "o", "markersize": 4}
     for colour, (name, label) in zip(CURVES, LINES.items(), strict=False):
-        axes.plot(places, [row[name] for row in rows], color=colour, linewidth=1.6 if is_line else 0, marker="o",
-                  markersize=4, label=label)  # fmt: skip
-    if not is_line:
-        axes.set_xticks(places, names)
+        axes.plot(places, [row[name] for row in rows], color=colour, label=label, **look)
+    for panel in further:
+        panel.plot(places, [row["fcd"] for row in rows], color=CURVES[0], **look)
+        panel.set_ylim(0, 1.08 * max(row["fcd"] for row in rows if row["fcd"] == row["fcd"]))
+        panel.set_title("FCD from held-out molecules", loc="left", size=11, weight="bold", color=INK)
+    for panel in (axes, *further):
+        if not is_line:
+            panel.set_xticks(places, names)
+        what = "temperature" if is_line else "temperature of atoms, of bonds"
+        panel.set_xlabel(what, size=8, color=FAINT, loc="right", labelpad=1)
+        style_axes(panel)
     axes.set(ylim=(-2, 104))
     axes.set_yticks(range(0, 101, 20), [f"{share}%" for share in range(0, 101, 20)])
-    axes.set_xlabel(
-        "temperature" if is_line else "temperature of atoms, of bonds", size=8, color=FAINT, loc="right", labelpad=1
-    )
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
     share, best = max((row["valid_unique"], name) for row, name in zip(rows, names, strict=True))
     title = f"best at {best}: {share:.1f}% valid and unique"
     axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
-    style_axes(axes)
     save_picture(picture, path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,17 +19,16 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
+from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
 from src.models.moflow.temperatures import Given, temperature_of
-from src.molecules.distances import check_installed, distances
+from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
-RATED = 1000  # molecules whose properties are drawn
-POOL = 10_000  # molecules of the scores that do not depend on the batch size
 Batch = tuple[Tensor, Tensor]
 
 
@@ -167,7 +165,7 @@ class MoFlowTask(Task):
             self.metrics |= self._distances([text for text in smiles if text is not None])
         if self.trainer.is_global_zero and self.output_dir is not None:
             self.artifacts |= picture_of(smiles, self.scorer(), self.output_dir / "molecules.png")
-            self.artifacts |= self._properties_picture(smiles, self.output_dir / "properties.png")
+            self.artifacts |= self._judge_of_data().picture(smiles, self.output_dir / "properties.png")
 
     def _judge(self, count: int) -> list[str | None]:
         """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
@@ -193,31 +191,18 @@ class MoFlowTask(Task):
         self.metrics |= scorer.score(smiles, self.sample_batch, pool=POOL)
         return smiles
 
-    def _properties_picture(self, smiles: Sequence[str | None], path: Path) -> dict[str, Path]:
-        """Draws the properties of distinct valid molecules beside those of held-out ones; nothing without molecules."""
-        from src.models.moflow.plots import properties_picture  # it takes a while and runs once
-
-        data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
-        texts = {"generated": smiles, "held out": [data.canonical[row] for row in data.valid_index[: 2 * RATED]]}
-        distinct = {name: list(dict.fromkeys(filter(None, each)))[:RATED] for name, each in texts.items()}
-        if not all(distinct.values()):
-            return {}
-        properties_picture({name: self.scorer().properties(each).result() for name, each in distinct.items()}, path)
-        return {"properties": path}
-
     def _distances(self, smiles: list[str]) -> dict[str, float]:
         """Returns distances from the held-out molecules, of `smiles` and of real ones; nothing for fewer than two."""
         found: list[dict[str, float]] = [{}]
         if self.trainer.is_global_zero and len(smiles) > 1:
-            data: MolecularData = self.trainer.datamodule.data  # type: ignore[attr-defined]
-            rows = np.random.default_rng(0).permutation(data.train_index)[: len(smiles)]
-            texts = smiles, [data.canonical[row] for row in rows], [data.canonical[row] for row in data.valid_index]
-            own, real, held_out = (self.scorer().statistics([*filter(None, each)], self.device) for each in texts)
-            floor = {f"floor_{name}": value for name, value in distances(real, held_out).items()}
-            found = [distances(own, held_out) | floor]
+            judge = self._judge_of_data()
+            found = [judge.distances(smiles) | judge.floor(len(smiles))]
         if self.trainer.world_size > 1:
             distributed.broadcast_object_list(found)
         return found[0]
+
+    def _judge_of_data(self) -> Judge:
+        return Judge(self.trainer.datamodule.data, self.scorer(), self.device)  # type: ignore[attr-defined]
 
     def _reconstruction(self, datamodule: MoleculeDataModule, rows: Int64[Tensor, " molecules"]) -> float:
         """Returns the percentage of these molecules that encoding and decoding reproduce, in full float32."""

@@ -9,9 +9,11 @@ import torch
 
 from src.config.ranges import Positive
 from src.errors import UserError
+from src.models.moflow.judge import Judge, reported
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Properties, Scorer, score_batch
 from src.system.files import write_csv
+from src.training.prediction import Quality
 
 KEY = "model.predict.temperatures"
 RATED = 1000  # distinct valid molecules whose properties are computed
@@ -25,6 +27,7 @@ COLUMNS = (
     "valid_unique",
     *(f"median_{name}" for name in Properties._fields),
 )
+JUDGED = ("nuv", "canonical_nuv", "fcd", "nspdk")
 
 
 def temperature_of(value: Given) -> Temperature:
@@ -38,12 +41,18 @@ def temperature_of(value: Given) -> Temperature:
 
 @torch.no_grad()
 def over_temperatures(
-    network: MoFlow, scorer: Scorer, temperatures: Sequence[Temperature], count: int, batch: int, correct_validity: bool
+    network: MoFlow,
+    scorer: Scorer,
+    temperatures: Sequence[Temperature],
+    count: int,
+    batch: int,
+    correct_validity: bool,
+    judge: Judge | None = None,
 ) -> list[dict[str, float]]:
-    """Generates `count` molecules at each temperature; returns what COLUMNS names of each.
+    """Generates `count` molecules at each temperature; returns what COLUMNS names of each, with a judge JUDGED too.
 
-    Percentages: validity of generated, uniqueness of valid, `valid_unique` the distinct valid ones of generated. A
-    median without valid molecules is NaN.
+    Percentages: validity of generated, uniqueness of valid, `valid_unique` the distinct valid ones of generated. What
+    cannot be computed of no or one valid molecule is NaN.
     """
     rows = []
     for temperature in temperatures:
@@ -57,8 +66,25 @@ def over_temperatures(
         medians = [median(column) for column in zip(*rated, strict=True)] or [float("nan")] * len(Properties._fields)
         pair = (temperature, temperature) if isinstance(temperature, int | float) else temperature
         values = *pair, scores.validity, scores.uniqueness, scores.nuv, *medians
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
+        row = dict(zip(COLUMNS, values, strict=True))
+        if judge is not None:
+            found = judge.scores(smiles, batch)
+            row |= {name: found.get(name, float("nan")) for name in JUDGED}
+        rows.append(row)
     return rows
+
+
+def of_temperatures(rows: Sequence[dict[str, float]], count: int) -> list[Quality]:
+    """Returns validity, uniqueness and what a judge adds as figures, a group for each temperature."""
+    found = []
+    for row in rows:
+        atoms, bonds = row["temperature"], row["bond_temperature"]
+        name = f"at {atoms:g}" if atoms == bonds else f"at {atoms:g}, {bonds:g}"
+        scores = {key: value for key, value in row.items() if value == value}
+        scores["pool_uniqueness"] = scores.pop("uniqueness")
+        which = f"{count:,} molecules {name.replace(', ', ' of atoms and ')}"
+        found += reported(scores, name, which)
+    return found
 
 
 def write_temperatures(rows: Sequence[dict[str, float]], output: Path) -> dict[str, Path]:
@@ -66,6 +92,6 @@ def write_temperatures(rows: Sequence[dict[str, float]], output: Path) -> dict[s
     from src.models.moflow.plots import temperatures_picture  # it takes a while, and few predictions draw it
 
     table, picture = (output.with_name(f"{output.stem}_temperatures{ending}") for ending in (".csv", ".png"))
-    write_csv(table, COLUMNS, ([f"{row[name]:.4f}" for name in COLUMNS] for row in rows))
+    write_csv(table, list(rows[0]), ([f"{value:.4f}" for value in row.values()] for row in rows))
     temperatures_picture(rows, picture)
     return {"temperatures": table, "temperatures drawn": picture}
