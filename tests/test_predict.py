@@ -208,7 +208,7 @@ def test_molecules_are_judged_by_those_of_the_training(checkpoint: Path, tmp_pat
 
 
 def test_judging_needs_the_molecules_of_the_training(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model.predict.judge needs the molecules of the training, and .* has none"):
+    with pytest.raises(UserError, match=r"model\.predict\.judge needs the molecules of the training, and .* has none"):
         predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.judge=true", f"data_root={tmp_path / 'none'}")
 
 

@@ -95,9 +95,19 @@ class Figures:
         known = METRICS.get(metric.name, ".4f") if metric else ""
         return self._figure(name, metric.value if metric else None, style or known)
 
-    def seconds(self, name: str) -> Figure:
+    def metric(self, name: str, key: str, style: str = ".4f") -> Figure:
+        """A metric of the last evaluation."""
+        found = [row[key] for row in self.record(name).history if key in row]
+        return self._figure(name, found[-1] if found else None, style)
+
+    def seconds(self, name: str, phase: str = "") -> Figure:
+        """From the start of the process to its record; of a phase, those spent in it."""
+        record = self.record(name)
+        return self._figure(name, record.phases_s.get(phase) if phase else record.e2e_time_s)
+
+    def minutes(self, name: str) -> Figure:
         """From the start of the process to its record."""
-        return self._figure(name, self.record(name).e2e_time_s)
+        return replace(self.seconds(name), style=".1f", factor=1 / 60)
 
     def gib(self, name: str) -> Figure:
         """The most memory that the run reserved on a GPU."""
@@ -119,6 +129,10 @@ class Figures:
         """The rate over that of one device: of the record of the same name with _x1, or of `one`."""
         alone = self.rate(one or f"{name.rpartition('_x')[0]}_x1")
         return Figure(self.rate(name).value / alone.value, ".2f", record=name)
+
+    def efficiency(self, name: str, devices: int, one: str = "") -> Figure:
+        """The speed-up over one device in percent of the number of devices."""
+        return Figure(self.speed_up(name, one).value / devices, ".1f", 100.0, record=name)
 
     def over_one(self, name: str, one: str = "") -> Figure:
         """The rate, and its speed-up behind it."""
@@ -172,6 +186,10 @@ class Figures:
     def styled(self, figure: Figure, style: str) -> Figure:
         """The figure by a format of Python's."""
         return replace(figure, style=style)
+
+    def percent(self, figure: Figure, digits: int = 2) -> Figure:
+        """A share in percent."""
+        return replace(figure, style=f".{digits}f", factor=100.0, suffix="%")
 
     def gain(self, own: Figure, other: Figure) -> Figure:
         """How many times the other a figure is, by corrected values: with one decimal below ten, else with none."""
