@@ -51,10 +51,14 @@ case $what in
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
         model.task.eval_batch=2048 model.task.distances=true
     done ;;
-  judged)  # NAMES=... in the environment: the runs whose last weights are judged
+  judged)  # NAMES=... in the environment: the runs whose last weights are judged, at the published temperatures and others
     for name in ${NAMES:-published_1 quality_1}; do
-      "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" "output_dir=$out/judged_$name" num_samples=10000 \
-        batch_size=512 model.predict.judge=true 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.5,0.7,[0.5,0.15],[0.5,0.2]]' "$@"
+      for temperature in 0.3 0.85 '[0.5,0.15]'; do
+        "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" num_samples=10000 batch_size=512 model.predict.judge=true \
+          "output_dir=$out/judged_${name}_$(tr , _ <<< "${temperature//[\[\]]}")" "model.predict.temperature=$temperature" "$@"
+      done
+      "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" num_samples=10000 batch_size=512 model.predict.judge=true \
+        "output_dir=$out/temperatures_$name" 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0]' "$@"
     done ;;
   *) echo "moflow.sh: '$what' is none of speed, training, quality, published, judged" >&2; exit 2 ;;
 esac

@@ -13,6 +13,7 @@ import tests.support.lean_start  # noqa: F401, I001
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -104,10 +105,11 @@ def judge(readings: list[dict[str, Any]]) -> str:
 
 
 def soak(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[dict[str, Any]]:
-    """Returns the readings of a run in a process of its own."""
+    """Returns the readings of a run in a process of its own, on one thread: several would wait for busy cores."""
     command = [sys.executable, "-m", "tests.reliability.soak", "run", *overrides(model, home, epochs, seconds)]
     with (home / "log.txt").open("w") as log:
-        done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
     assert done.returncode == 0, f"the run failed: {home / 'log.txt'}"
     return [json.loads(line) for line in (home / "readings.jsonl").read_text().splitlines()]
 
