@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
+from omegaconf import OmegaConf
 
 from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
 from src.report.record import Record, read_record
 from src.report.scaling import Point, commit_of, published_points, rate_of
 
+PAPERS = Path(__file__).parents[1] / "published" / "papers"
 NOTE = "<!-- Made by `python report.py --docs` from {}: edit that. -->\n\n"
 Row = TypeVar("Row", PublishedRow, Point)
 RATES = ("p_core", "throughput")  # of a published row, the first that it has
@@ -179,6 +181,17 @@ class Figures:
             raise UserError(f"no measured reference of {model}, {kind}, batch {batch_size}, {precision}")
         return max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
 
+    def papers(self, name: str) -> str:
+        """The table in src/published/papers/`name`.yaml."""
+        if not (PAPERS / f"{name}.yaml").exists():
+            raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
+        found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+        columns, lines = found["columns"], found["rows"]
+        texts = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
+        return "\n".join(
+            f"| {' | '.join(map(str, line))} |".replace("|  |", "| |").replace("|  |", "| |") for line in texts
+        )
+
     def millions(self, figure: Figure, digits: int = 3) -> Figure:
         """The figure in millions."""
         return replace(figure, style=f".{digits}g", factor=1e-6)
@@ -202,6 +215,11 @@ class Figures:
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
         return replace(figures[0], value=statistics.mean(figure.value for figure in figures))
+
+    def spread(self, figures: Sequence[Figure]) -> str:
+        """Mean and standard deviation of figures of several seeds."""
+        deviation = replace(figures[0], value=statistics.stdev(figure.value for figure in figures))
+        return f"{self.mean(figures)} ± {deviation}"
 
     def least(self, figures: Sequence[Figure]) -> Figure:
         return min(figures, key=lambda figure: figure.best)

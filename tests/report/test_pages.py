@@ -47,6 +47,7 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('published_speed_up("dlrm", 262144, "A100-40G 1x8", "amp")', "2.01x"),
         ('reference("dlrm", 65536, "amp")', "8,920,000"),
         ('gain(rate("moflow_weak_512_x1"), reference("moflow", 512, "amp"))', "3.5"),
+        ('spread(each(quality, "distilbert_minilm_seed_*"))', "0.9073 ± 0.0022"),
         ('mean(each(quality, "distilbert_minilm_seed_*"))', "0.9073"),
     ],
 )  # fmt: skip
