@@ -21,7 +21,6 @@ from src.errors import UserError
 from src.system import lean
 from src.system.group import rank, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
-from src.system.pipes import outlive_readers
 from src.system.printable import printable
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
@@ -66,7 +65,6 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     Args:
         complete: adds to the command's arguments what they imply.
     """
-    outlive_readers()
     schema.register()
     lean.install()
     if message := unknown_option(sys.argv[1:]):

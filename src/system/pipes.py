@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as in `python train.py | head`: a run goes on without it."""
+"""Output that nobody reads any more, as in `python report.py published dlrm | head`: the command goes on without it."""
 
 import io
 import os
