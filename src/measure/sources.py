@@ -54,7 +54,8 @@ def blob(content: bytes) -> str:
 
 
 def git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]  # a killed `git status` would leave its lock
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def read(path: Path) -> dict[str, Any] | None:
