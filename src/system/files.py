@@ -37,22 +37,27 @@ def written_atomically(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_left_over(path.parent, path.name)
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
+        with locked(temporary):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error}): choose another output folder") from error
-    finally:
-        if temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
 
 
 def remove_left_over(folder: Path, name: str | None = None) -> None:
     """Removes temporary files in a folder, of the file `name` alone if given, whose processes were killed here."""
     for path in folder.glob(f".{'*' if name is None else glob.escape(name)}.{glob.escape(HOST)}-*.tmp"):
         number = path.name.removesuffix(".tmp").rpartition("-")[2]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            path.unlink(missing_ok=True)
+        ended = number.isdecimal() and not psutil.pid_exists(int(number))
+        with suppress(OSError):
+            file = os.open(path, os.O_RDWR)
+            try:
+                if not ended:  # or nearly so, or its number is another process's now
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)
 
 
 @contextmanager

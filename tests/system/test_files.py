@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from src.datamodules.clicks.prepare import prepare_criteo
@@ -21,7 +22,7 @@ from src.datamodules.download import from_package, from_url
 from src.datamodules.prepared import atomic_folder, prepare
 from src.errors import UserError
 from src.models.distilbert.convert import convert
-from src.system.files import HOST, locked, sole_maker, sole_run, try_lock, write_text
+from src.system.files import HOST, locked, sole_maker, sole_run, try_lock, write_text, written_atomically
 from tests.support import ROOT
 from tests.support.limits import limited_files
 
@@ -112,10 +113,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
             pass
         assert part.read_text() == "half"
         process.kill()
-    living = part.with_name(f".last.ckpt.{HOST}-{os.getpid()}.tmp")
-    living.touch()
-    with sole_run(tmp_path / "run"):
-        assert names(tmp_path / "run") == [living.name]
+    living = tmp_path / "run" / "best.ckpt"
+    with written_atomically(living) as half:
+        with sole_run(tmp_path / "run"):
+            assert names(tmp_path / "run") == [half.name]
+        half.write_text("whole")
+    assert names(tmp_path / "run") == [living.name]
 
 
 def test_a_write_removes_what_a_killed_one_of_the_same_file_left(tmp_path: Path) -> None:
@@ -126,6 +129,18 @@ def test_a_write_removes_what_a_killed_one_of_the_same_file_left(tmp_path: Path)
         path.touch()
     write_text(tmp_path / "a.txt", "whole")
     assert names(tmp_path) == [other.name, "a.txt"]
+
+
+def test_what_was_left_goes_although_its_process_can_still_be_seen(tmp_path: Path) -> None:
+    """It is killed but nobody has waited for it, or its number is this process's, as in containers."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as zombie:
+        left = [tmp_path / f".a.txt.{HOST}-{number}.tmp" for number in (zombie.pid, os.getpid())]
+        for path in left:
+            path.touch()
+        zombie.kill()
+        write_text(tmp_path / "a.txt", "whole")
+        assert psutil.pid_exists(zombie.pid)
+    assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_folder_without_room_is_found(tmp_path: Path) -> None:

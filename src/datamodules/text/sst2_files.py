@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from src.batches.tokens import UNLABELLED
 from src.datamodules.download import from_url, sha256_of
 from src.errors import UserError
-from src.system.files import written_atomically
+from src.system.files import sole_maker, written_atomically
 
 URL = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"  # 7 MB; GLUE publishes no checksum
 SHA256 = {
@@ -26,23 +26,29 @@ FIRST_LINE = 2  # of the sentences; the header is line 1
 def glue_files(folder: Path) -> dict[str, Path]:
     """GLUE's files in `folder` by split; downloads missing ones. Raises UserError for a file with another checksum."""
     paths = {split: folder / f"{split}.tsv" for split in SPLITS}
-    missing = [split for split in SPLITS if not paths[split].exists()]
-    if missing:
-        try:
-            archive = from_url(URL, None, folder / Path(URL).name)
-        except UserError as error:
-            raise UserError(f"{error}, or give train.tsv and dev.tsv as datamodule.raw=FOLDER") from error
-        try:
-            with ZipFile(archive) as members:
-                for split in missing:
-                    with written_atomically(paths[split]) as part, part.open("wb") as target:
-                        shutil.copyfileobj(members.open(f"SST-2/{split}.tsv"), target)
-        except (BadZipFile, KeyError, EOFError) as error:
-            raise UserError(f"{archive} is truncated or altered ({error}): delete it to download it again") from error
+    with sole_maker(*paths.values()):
+        missing = {f"SST-2/{split}.tsv": path for split, path in paths.items() if not path.exists()}
+        if missing:
+            _unpack(missing, folder)
     for split, path in paths.items():
         if sha256_of(path) != SHA256[split]:
             raise UserError(f"{path} is not GLUE's file: delete it, or give your own files as datamodule.raw=FOLDER")
     return paths
+
+
+def _unpack(targets: dict[str, Path], folder: Path) -> None:
+    """Writes members of GLUE's archive to their targets; downloads it first if `folder` has none."""
+    try:
+        archive = from_url(URL, None, folder / Path(URL).name)
+    except UserError as error:
+        raise UserError(f"{error}, or give train.tsv and dev.tsv as datamodule.raw=FOLDER") from error
+    try:
+        with ZipFile(archive) as members:
+            for name, path in targets.items():
+                with written_atomically(path) as part, members.open(name) as source, part.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    except (BadZipFile, KeyError, EOFError) as error:
+        raise UserError(f"{archive} is truncated or altered ({error}): delete it to download it again") from error
 
 
 def own_files(folder: Path) -> dict[str, Path]:
