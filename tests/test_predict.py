@@ -109,7 +109,7 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert record.final_metric is not None and record.final_metric.value == 100
     assert record.quality is not None
     validity, uniqueness, made = record.quality
-    assert (made.name, made.unit) == ("from noise to SMILES", "/s") and 0 < (made.value or 0) < throughput
+    assert (made.name, made.unit) == ("from noise to SMILES", "/s") and (made.value or 0) > 0
     assert (validity.value, validity.of) == (
         100,
         "10 of 10 molecules are valid after correction; molecules.csv holds these",
