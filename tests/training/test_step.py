@@ -27,8 +27,8 @@ def trained(home: Path, fused: bool, *overrides: str) -> tuple[dict[str, torch.T
     ("overrides", "overflows"),
     [
         ((*SGD, "precision=fp32"), 0),
-        ((*SGD, "precision=bf16"), 0),
-        ((*SGD, "precision=amp"), 0),
+        pytest.param((*SGD, "precision=bf16"), 0, marks=pytest.mark.slow),
+        pytest.param((*SGD, "precision=amp"), 0, marks=pytest.mark.slow),
         ((*SGD, "precision=amp", "precision.loss_scale=3e5"), 2),
         ((*ADAM, "precision=amp"), 0),
     ],

@@ -23,7 +23,9 @@ def check(folder: Path, cardinalities: list[int], rows: dict[str, list[criteo_ro
     assert sorted(found) == sorted(rows["train"])
 
 
-@pytest.mark.parametrize(("vocabulary", "frequency_limit"), [("train", 2), ("all", 3)])
+@pytest.mark.parametrize(
+    ("vocabulary", "frequency_limit"), [("train", 2), pytest.param("all", 3, marks=pytest.mark.slow)]
+)
 def test_24_days_equal_the_reference(tmp_path: Path, vocabulary: str, frequency_limit: int) -> None:
     days = criteo_rows.write_days(tmp_path / "raw", criteo_rows.lines(1500, 0))
     folder = prepare_criteo(

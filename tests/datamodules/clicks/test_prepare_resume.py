@@ -45,7 +45,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict
     return raw.read_bytes(), contents(home / "out")
 
 
-@pytest.mark.parametrize("note", ["deal", "bucket"])
+@pytest.mark.parametrize("note", [pytest.param("deal", marks=pytest.mark.slow), "bucket"])
 def test_a_killed_preparation_resumes_with_the_same_settings(
     tmp_path: Path, note: str, uninterrupted: tuple[bytes, dict[str, bytes]]
 ) -> None:
