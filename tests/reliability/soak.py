@@ -1,12 +1,13 @@
 """Trains tiny models for long, and fails where memory, threads or open files grow.
 
     python -m tests.reliability.soak --epochs 10000 [MODEL ...]       # epochs of a few steps
-    python -m tests.reliability.soak --seconds 3600 MODEL             # steps of one long epoch
+    python -m tests.reliability.soak --seconds 3600 MODEL             # steps alone
 
-Each epoch ends with an evaluation, a checkpoint and lines of the csv logger. Read 200 times are threads, descriptors
-and memory without mapped files (how much of those counts depends on other processes). Growth is that from the middle
-to the end, by the medians (of threads and descriptors the least) of a tenth of the readings at each. Prints a line for
-each model; exits with 1 where one grows.
+With `--epochs` each epoch ends with an evaluation, a checkpoint and lines of the csv logger; with `--seconds` there are
+steps and, every thousand of them, a line of the logger. Read 200 times are threads, descriptors and memory without
+mapped files (how much of those counts depends on other processes). Growth is that from the middle to the end, by the
+medians (of threads and descriptors the least) of a tenth of the readings at each. Prints a line for each model; exits
+with 1 where one grows.
 """
 
 import tests.support.lean_start  # noqa: F401, I001
@@ -73,13 +74,13 @@ def anonymous_memory() -> int:
 
 
 def overrides(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[str]:
-    """Returns the command of a run; a long epoch has steps alone, and windows of a thousand."""
+    """Returns the command of a run of `epochs`, or of `seconds` of steps alone; with windows of a thousand steps."""
     given = f"file:{home / 'readings.jsonl'},epochs:{epochs or 'null'},seconds:{seconds or 'null'}"
     common = [*MODELS[model](home), f"output_dir={home / 'run'}", "logger=csv",
               f"+callbacks.watching={{_target_:tests.reliability.soak.Watching,{given}}}"]  # fmt: skip
     if epochs is None:
         return [*common, f"fit.max_epochs={LONG}", "fit.eval_every_n_epochs=null", f"fit.max_time_s={seconds}",
-                "measure.window=1000"]  # fmt: skip
+                f"fit.checkpoint_every_n_epochs={LONG}", "measure.window=1000"]  # fmt: skip
     return [*common, f"fit.max_epochs={epochs}", "fit.eval_every_n_epochs=1", "fit.checkpoint_every_n_epochs=1",
             "measure.window=1000"]  # fmt: skip
 
