@@ -49,7 +49,7 @@ case $what in
     for seed in ${SEEDS:-1 2 3}; do
       "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true hp.batch_size=4096 \
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
-        model.task.eval_batch=2048 model.task.distances=true
+        model.task.eval_batch=2048
     done ;;
   judged)  # NAMES=... in the environment: the runs whose last weights are judged, at the published temperatures and others
     for name in ${NAMES:-published_1 quality_1}; do
