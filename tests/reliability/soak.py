@@ -23,61 +23,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytorch_lightning as pl
-
-from src.run import train
 from tests.reliability.kills import MODELS
 from tests.support import ROOT
-from tests.support.composing import composed
 
-READINGS = 200
 MIB = 2**20
 LONG = 10**9
-# The record and the csv logger keep a row of each evaluation, the clock 24 bytes a step: DLRM took 3.8 KB an epoch.
-BYTES_OF_ROW = 5_000
+# The record and the csv logger keep a row of each evaluation, the clock 24 bytes a step: DLRM took 0.7 KB an epoch.
+BYTES_OF_ROW = 1_000
 FREE_MIB = 8.0  # what an allocator may take and keep
-
-
-class Watching(pl.Callback):
-    """Reads the process's memory, threads and descriptors at even distances of epochs or seconds.
-
-    Args:
-        file: of the readings, as JSON lines.
-        epochs: of the whole run; None for a run of `seconds`.
-    """
-
-    def __init__(self, file: str, epochs: int | None = None, seconds: float | None = None) -> None:
-        self.file, self.process = Path(file), psutil.Process()
-        self.every = (epochs or seconds or 1) / READINGS
-        self.by_epochs = epochs is not None
-        self.begun, self.next, self.rows = time.monotonic(), self.every, 0
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.rows += 1
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        at = trainer.current_epoch if self.by_epochs else time.monotonic() - self.begun
-        if at < self.next:
-            return
-        self.next = at + self.every
-        found = {"at": at, "step": trainer.global_step, "rows": self.rows, "memory": anonymous_memory(),
-                 "threads": self.process.num_threads(), "descriptors": self.process.num_fds()}  # fmt: skip
-        with self.file.open("a") as file:
-            file.write(json.dumps(found) + "\n")
-
-
-def anonymous_memory() -> int:
-    """Returns the bytes of this process in memory that are of no file."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
 
 
 def overrides(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[str]:
     """Returns the command of a run of `epochs`, or of `seconds` of steps alone; with windows of a thousand steps."""
     given = f"file:{home / 'readings.jsonl'},epochs:{epochs or 'null'},seconds:{seconds or 'null'}"
     common = [*MODELS[model](home), f"output_dir={home / 'run'}", "logger=csv",
-              f"+callbacks.watching={{_target_:tests.reliability.soak.Watching,{given}}}"]  # fmt: skip
+              f"+callbacks.watching={{_target_:tests.reliability.watching.Watching,{given}}}"]  # fmt: skip
     if epochs is None:
         return [*common, f"fit.max_epochs={LONG}", "fit.eval_every_n_epochs=null", f"fit.max_time_s={seconds}",
                 f"fit.checkpoint_every_n_epochs={LONG}", "measure.window=1000"]  # fmt: skip
@@ -111,7 +71,7 @@ def judge(readings: list[dict[str, Any]]) -> str:
 
 def soak(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[dict[str, Any]]:
     """Returns the readings of a run in a process of its own, on one thread: several would wait for busy cores."""
-    command = [sys.executable, "-m", "tests.reliability.soak", "run", *overrides(model, home, epochs, seconds)]
+    command = [sys.executable, "train.py", *overrides(model, home, epochs, seconds)]
     with (home / "log.txt").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -144,7 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["run"]:
-        train(composed("train", *sys.argv[2:]))
-    else:
-        main()
+    main()
