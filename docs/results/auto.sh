@@ -8,7 +8,8 @@ set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: docs/results/auto.sh OUT [MODEL ...] [option=value ...]" >&2; exit 2; }
 out=$1
 shift
-python=${PYTHON:-.venv/bin/python} models=() options=()
+. "$(dirname "$0")/rows.sh"
+models=() options=()
 for word in "$@"; do
   case $word in *=*) options+=("$word") ;; *) models+=("$word") ;; esac
 done
@@ -24,6 +25,7 @@ for model in "${models[@]}"; do
     mobilenet_v1) given=(datamodule=image_synthetic datamodule.pool_batches=2) ;;
     *) echo "auto.sh: there is no model '$model'" >&2; exit 2 ;;
   esac
+  wanted "$model" || continue
   "$python" train.py "model=$model" trainer=1x1 precision=amp +fix_hp=auto "fix_hp.file=$out/fix_hp.yaml" fix_hp.choose=batch_size \
     "output_root=$out/hydra" "output_dir=$out/$model" logger=none callbacks=bare fit.max_steps=30 fit.eval_every_n_epochs=null \
     fit.evaluate_first=false fit.final_evaluation=false "${given[@]}" ${options[@]+"${options[@]}"}

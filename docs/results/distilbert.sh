@@ -10,11 +10,11 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/distilbert.sh OUT padded|full|packed|minilm [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
-python=${PYTHON:-.venv/bin/python}
+. "$(dirname "$0")/rows.sh"
 common=("output_root=$out/hydra" logger=none callbacks=bare "$@")
 
 train() {  # NAME option=value ...
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" train.py "${common[@]}" "output_dir=$out/$1" "${@:2}"
 }
 speed() {  # NAME option=value ...: the published row of 96 sentences in 512 places; rates do not depend on the weights

@@ -9,7 +9,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/dlrm.sh OUT speed|predict|training|scaling|torchrec [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
-python=${PYTHON:-.venv/bin/python}
+. "$(dirname "$0")/rows.sh"
 common=("model=dlrm" "output_root=$out/hydra" "$@")
 
 train() {  # NAME option=value ...: synthetic clicks that are on the GPU already, published tables
@@ -18,12 +18,12 @@ train() {  # NAME option=value ...: synthetic clicks that are on the GPU already
 ranks() {  # GPUS NAME option=value ...: the same on several GPUs
   local gpus=$1
   shift
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" train.py "${common[@]}" "trainer=1x$gpus" datamodule=criteo_resident datamodule.steps_per_epoch=820 datamodule.pool_batches=8 \
     logger=none "output_dir=$out/$1" callbacks=bare hp.lr=1 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained; rates do not depend on the weights. One record for each batch size
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" "${1}_32768" || return 0
   "$python" predict.py -m hydra/launcher=basic "${common[@]}" datamodule=criteo_resident datamodule.pool_batches=1 datamodule.test_batches=1 \
     datamodule.steps_per_epoch=1 benchmark=true "hydra.sweep.dir=$out" "hydra.sweep.subdir=$1_\${batch_size}" \
     batch_size=2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384,32768 "${@:2}"
@@ -44,8 +44,8 @@ case $what in
     done ;;
   training)
     teacher=("experiment=dlrm_teacher" logger=none callbacks=bare)
-    "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/teacher_16384_amp"
-    "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/disk_65536_amp" hp.batch_size=65536 hp.lr=1 \
+    ! wanted teacher_16384_amp || "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/teacher_16384_amp"
+    ! wanted disk_65536_amp || "$python" train.py "${common[@]}" "${teacher[@]}" "output_dir=$out/disk_65536_amp" hp.batch_size=65536 hp.lr=1 \
       model.task.schedule.decay_start_step=2400 model.task.schedule.decay_steps=1696 ;;
   scaling)
     for gpus in ${GPUS:-1 2 4 8}; do

@@ -8,11 +8,11 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/mobilenet_v1.sh OUT speed|predict|cifar10 [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
-python=${PYTHON:-.venv/bin/python}
+. "$(dirname "$0")/rows.sh"
 common=("output_root=$out/hydra" "$@")
 
 speed() {  # NAME option=value ...: synthetic images that are on the GPU already
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" train.py "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic logger=none callbacks=bare \
     "output_dir=$out/$1" fit.max_steps=600 fit.max_epochs=2 fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
@@ -28,9 +28,9 @@ case $what in
     speed augmented_64_amp precision=amp
     speed augmented_256_amp precision=amp hp.batch_size=256 ;;
   predict)
-    "$python" predict.py -m hydra/launcher=basic "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic benchmark=true \
+    ! wanted predict predict_256 || "$python" predict.py -m hydra/launcher=basic "${common[@]}" model=mobilenet_v1 datamodule=image_synthetic benchmark=true \
       precision=amp "hydra.sweep.dir=$out" 'hydra.sweep.subdir=predict_${batch_size}' batch_size=1,8,64,256 ;;
   cifar10)
-    "$python" train.py "${common[@]}" experiment=mobilenet_cifar10 logger=none callbacks=bare "output_dir=$out/cifar10" ;;
+    ! wanted cifar10 || "$python" train.py "${common[@]}" experiment=mobilenet_cifar10 logger=none callbacks=bare "output_dir=$out/cifar10" ;;
   *) echo "mobilenet_v1.sh: '$what' is none of speed, predict and cifar10" >&2; exit 2 ;;
 esac

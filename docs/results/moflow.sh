@@ -8,17 +8,22 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/moflow.sh OUT speed|training|quality|published|judged [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
-python=${PYTHON:-.venv/bin/python}
+. "$(dirname "$0")/rows.sh"
 common=("hp.lr=5e-4" "output_root=$out/hydra" "logger=none" "$@")
 
 train() {  # NAME option=value ...
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" train.py "${common[@]}" "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
     fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 generate() {  # NAME option=value ...
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" predict.py "output_root=$out/hydra" "output_dir=$out/$1" benchmark=true num_samples=204800 "${@:2}"
+}
+judge() {  # NAME RUN option=value ...
+  wanted "$1" || return 0
+  "$python" predict.py "ckpt_path=$out/$2/checkpoints/last.ckpt" "output_dir=$out/$1" num_samples=10000 batch_size=512 \
+    model.predict.judge=true "${@:3}"
 }
 
 case $what in
@@ -38,15 +43,17 @@ case $what in
       done
     done ;;
   training)
-    "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
+    ! wanted training_amp || "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
       model.task.eval_batch=1000 ;;
   quality)  # SEEDS=... in the environment takes other seeds
     for seed in ${SEEDS:-1 2 3}; do
+      wanted "quality_$seed" || continue
       "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
         model.task.distances=true "$@"
     done ;;
   published)  # the 1x8 case on one GPU: 300 epochs, 512 molecules normalised together; repeat it where fit.max_time_s=S ended it
     for seed in ${SEEDS:-1 2 3}; do
+      wanted "published_$seed" || continue
       "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true hp.batch_size=4096 \
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
         model.task.eval_batch=2048
@@ -54,11 +61,9 @@ case $what in
   judged)  # NAMES=... in the environment: the runs whose last weights are judged, at the published temperatures and others
     for name in ${NAMES:-published_1 quality_1}; do
       for temperature in 0.3 0.85 '[0.5,0.15]'; do
-        "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" num_samples=10000 batch_size=512 model.predict.judge=true \
-          "output_dir=$out/judged_${name}_$(tr , _ <<< "${temperature//[\[\]]}")" "model.predict.temperature=$temperature" "$@"
+        judge "judged_${name}_$(tr , _ <<< "${temperature//[\[\]]}")" "$name" "model.predict.temperature=$temperature" "$@"
       done
-      "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" num_samples=10000 batch_size=512 model.predict.judge=true \
-        "output_dir=$out/temperatures_$name" 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0]' "$@"
+      judge "temperatures_$name" "$name" 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0]' "$@"
     done ;;
   *) echo "moflow.sh: '$what' is none of speed, training, quality, published, judged" >&2; exit 2 ;;
 esac

@@ -9,7 +9,8 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]" >&2; exit 2; }
 out=$1 model=$2
 shift 2
-python=${PYTHON:-.venv/bin/python} precision=${PRECISION:-amp}
+. "$(dirname "$0")/rows.sh"
+precision=${PRECISION:-amp}
 common=("model=$model" "output_root=$out/hydra" "precision=$precision" logger=none callbacks=bare hp.accumulate=1
   fit.eval_every_n_epochs=null fit.evaluate_first=false fit.final_evaluation=false)
 plain=(model.task.augment.flip=false model.task.augment.jitter=0 model.task.augment.lighting=0)  # as in mobilenet_v1.sh
@@ -19,7 +20,7 @@ weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
   for gpus in ${GPUS:-1 2 4 8}; do
     [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
     row=weak_$1_${precision}_x$gpus
-    [[ $row == ${ROWS:-*} ]] || continue
+    wanted "$row" || continue
     "$python" train.py "${common[@]}" "trainer=1x$gpus" "output_dir=$out/$row" "hp.batch_size=$1" \
       "fit.max_steps=$2" "${@:3}"
   done

@@ -8,16 +8,16 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/se3_transformer.sh OUT speed|training|targets [option=value ...]" >&2; exit 2; }
 out=$1 what=$2
 shift 2
-python=${PYTHON:-.venv/bin/python}
+. "$(dirname "$0")/rows.sh"
 common=("model=se3_transformer" "output_root=$out/hydra" "$@")
 
 train() {  # NAME option=value ...
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" train.py "${common[@]}" logger=none "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
     fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
 }
 predict() {  # NAME option=value ...: untrained, as published; rates do not depend on the weights
-  [[ $1 == ${ROWS:-*} ]] || return 0
+  wanted "$1" || return 0
   "$python" predict.py "${common[@]}" "output_dir=$out/$1" benchmark=true datamodule.predict=train num_samples=200000 "${@:2}"
 }
 
@@ -41,10 +41,11 @@ case $what in
       done
     done ;;
   training)
-    "$python" train.py "${common[@]}" experiment=se3_homo "output_dir=$out/training_amp" ;;
+    ! wanted training_amp || "$python" train.py "${common[@]}" experiment=se3_homo "output_dir=$out/training_amp" ;;
   targets)  # TARGETS=... and SEEDS=... in the environment take others
     for target in ${TARGETS:-alpha gap homo lumo mu cv}; do
       for seed in ${SEEDS:-1}; do
+        wanted "${target}_$seed" || continue
         "$python" train.py "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" "datamodule.task=$target" \
           "seed=$seed"
       done

@@ -1,14 +1,19 @@
 """The scripts of the result pages, and `make test-gpu`, run in the environment of the project."""
 
 import os
+import re
+import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from src.report.record import Record, read_record, write_record
 from tests.support import ROOT
 
 ARGUMENTS = {
+    "all.sh": (),
     "auto.sh": ("moflow",),
     "comparisons.sh": (),
     "distilbert.sh": ("full",),
@@ -21,7 +26,8 @@ ARGUMENTS = {
 
 
 def test_every_script_is_tested() -> None:
-    assert sorted(ARGUMENTS) == sorted(path.name for path in (ROOT / "docs" / "results").glob("*.sh"))
+    there = {path.name for path in (ROOT / "docs" / "results").glob("*.sh")}
+    assert set(ARGUMENTS) == there - {"rows.sh"}  # the others source it
 
 
 def program(path: Path, text: str) -> Path:
@@ -46,6 +52,31 @@ def test_a_script_runs_the_projects_python_or_the_one_that_is_given(tmp_path: Pa
         subprocess.run(command, cwd=tmp_path, env=environment | own, check=True)
         assert set((tmp_path / "called").read_text().split()) == {expected}
         (tmp_path / "called").unlink()
+
+
+def test_rows_that_are_done_are_left_out_and_those_that_failed_are_not(tmp_path: Path, trained: Record) -> None:
+    given = program(tmp_path / "given", f'echo "$@" >> {tmp_path}/called')
+    for name, status in (("train_512_amp", "done"), ("train_512_tf32", "failed")):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        write_record(replace(trained, status=status), tmp_path / "out" / name / "result.json")
+    command = ["bash", str(ROOT / "docs" / "results" / "moflow.sh"), "out", "speed"]
+    own = {**os.environ, "PYTHON": str(given), "ROWS": "train_512_@(amp|tf32|bf16)"}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=True)
+    assert done.stdout == "train_512_amp is done: out/train_512_amp\n"
+    called = re.findall(r"output_dir=(\S+)", (tmp_path / "called").read_text())
+    assert called == ["out/train_512_tf32", "out/train_512_bf16"]
+
+
+def test_all_rows_leave_their_records_without_paths_of_the_machine(tmp_path: Path, trained: Record) -> None:
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results", ignore=shutil.ignore_patterns("*.json"))
+    done = tmp_path / "out" / "moflow" / "train_512_amp"
+    done.mkdir(parents=True)
+    write_record(replace(trained, config={"output_dir": str(done)}), done / "result.json")
+    own = {**os.environ, "PYTHON": "true"}
+    subprocess.run(["bash", "docs/results/all.sh", "out"], cwd=tmp_path, env=own, capture_output=True, check=True)
+    (found,) = (tmp_path / "docs" / "results" / "records").glob("*.json")
+    assert found.name == "moflow_train_512_amp.json"
+    assert read_record(found).config == {"output_dir": "out/moflow/train_512_amp"}
 
 
 @pytest.mark.parametrize("script", ARGUMENTS)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Every row of README and docs/results, one after another, on the GPUs that the machine has:
+#   docs/results/all.sh OUT [option=value ...]
+# Each row's record is OUT/MODEL/NAME/result.json. Rows whose record is complete are left out, so the same command goes on
+# where it was ended. At last the records are copied to docs/results/records, of which `report.py --docs` makes the pages.
+# Further options go to every run, for example data_root=DIR; the environment is that of the other scripts: ROWS, SEEDS, GPUS.
+# It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
+set -euo pipefail
+[ $# -ge 1 ] || { echo "usage: docs/results/all.sh OUT [option=value ...]" >&2; exit 2; }
+here=$(dirname "$0") out=$1
+shift
+rows() {  # MODEL KIND ...
+  for kind in "${@:2}"; do
+    "$here/$1.sh" "$out/$1" "$kind" "${options[@]}"
+  done
+}
+options=("$@")
+
+rows moflow speed training quality published judged
+rows se3_transformer speed training targets
+rows distilbert padded full packed minilm
+rows dlrm speed predict training scaling
+[ "$(nvidia-smi -L | wc -l)" -lt 2 ] || rows dlrm torchrec
+rows mobilenet_v1 speed predict cifar10
+for model in moflow se3_transformer distilbert mobilenet_v1; do
+  "$here/scaling.sh" "$out/$model" "$model" "${options[@]}"
+done
+PRECISION=fp32 "$here/scaling.sh" "$out/mobilenet_v1" mobilenet_v1 "${options[@]}"
+
+shopt -s nullglob
+for record in "$out"/*/*/result.json; do
+  name=$(basename "$(dirname "$record")") model=$(basename "$(dirname "$(dirname "$record")")")
+  sed "s#$PWD/##g" "$record" > "$here/records/${model}_$name.json"
+done
