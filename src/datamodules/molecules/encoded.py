@@ -17,7 +17,7 @@ from src.errors import UserError, shortened
 from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
 from src.molecules.vocabulary import Vocabulary, of_elements
 
-LAYOUT = 1
+LAYOUT = 2
 ARRAYS = ("nodes.npy", "edges.npy", "rows.npy")
 TEXTS = ("smiles.txt", "published.txt", "canonical.txt")
 
