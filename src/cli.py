@@ -18,6 +18,7 @@ from src.config import schema
 from src.config.explain import explain, unknown_option
 from src.config.hydra_files import remove_unbegun, save_run
 from src.errors import UserError
+from src.launch.failures import is_told
 from src.system import lean
 from src.system.group import rank, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
@@ -130,7 +131,7 @@ def end_now(error: BaseException) -> NoReturn:
     """
     faulthandler.dump_traceback_later(LEAVING_S, exit=True)
     code = error.code if isinstance(error, SystemExit) else 1
-    if not isinstance(error, SystemExit):
+    if not isinstance(error, SystemExit) and (DEBUGGING or not is_told()):
         sys.excepthook(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     sys.stdout.flush()

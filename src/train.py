@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from src.cli import DEBUGGING, fail
+from src.config.hydra_files import remove_unbegun
 from src.config.settings import given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
@@ -119,6 +120,7 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
         status = "oom" if memory_ran_out(f"{error.type}: {error.message}") else "failed"
         write_record(replace(record, status=status, error=error), file)
     if failure.error["type"] == "UserError":
+        remove_unbegun()
         return fail(failure.error["message"])
     print(f"rank {failure.rank} of {config.trainer.devices} failed and ended the others", file=sys.stderr)
     print(failure.traceback or failure.error["message"], file=sys.stderr)

@@ -20,7 +20,7 @@ from torch import distributed
 from src.errors import UserError
 from src.launch.failures import cause_of
 from src.launch.watchdog import Watchdog
-from src.system.group import give_up, started_by
+from src.system.group import give_up, rank, started_by
 from src.system.workers import end_with_parent
 from src.training.task import Task
 
@@ -143,7 +143,8 @@ class Ending:
             return
         self.asked, self._asked_s = number, now_s
         if self._held:
-            os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
+            if rank() == 0:  # the others are also told to end where rank 0 failed
+                os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
         elif not (first and self._waits):
             self.hold()
             self.interrupted = Interrupted(number, "before the next step" if self._waits else "outside of training")

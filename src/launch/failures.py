@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from src.system.files import write_text
+from src.system.group import ANSWERED_FOR
 
 ASKED = {
     -signal.SIGTERM,
@@ -48,6 +49,11 @@ def note(error: BaseException, described: dict[str, Any]) -> None:
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
     message = {"message": f"{described['type']}: {described['message']}", "extraInfo": extra}
     write_text(Path(file), json.dumps({"message": message, "error": described, "time_s": time.time()}))
+
+
+def is_told() -> bool:
+    """Returns whether this rank's launcher says why it ended: from what `note` wrote."""
+    return ANSWERED_FOR in os.environ and Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).is_file()
 
 
 def memory_ran_out(error: str) -> bool:

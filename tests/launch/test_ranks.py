@@ -1,12 +1,15 @@
 """`train.py trainer=1x2` by itself: what its ranks leave, and how all of them end when one does."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from src.report.record import read_record
+from tests.support import ROOT
 from tests.support.started import LONG, provoked, run
 
 
@@ -59,6 +62,16 @@ def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
         "error: nowhere.ckpt: there is no such checkpoint; give the path of a last.ckpt or best.ckpt"
     ]
     assert "Traceback" not in err
+
+
+def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """It prepares the data; the other rank loses its connection."""
+    data = ("datamodule=smiles_file", f"datamodule.source.file={tmp_path}/none.smi", f"output_root={tmp_path}/outputs")
+    command = [sys.executable, "train.py", "experiment=quickstart", *data, "trainer=1x2", "hardware=cpu", "logger=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = f"error: datamodule.source.file={tmp_path}/none.smi does not exist; give a file with one SMILES a line\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    assert not list(tmp_path.rglob("*.*")) and not list(tmp_path.glob("outputs/*"))
 
 
 def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) -> None:
