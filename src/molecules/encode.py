@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from rdkit import Chem, RDLogger
 
 from src.molecules.build import Edges, Nodes, build_molecule, canonical_smiles, published_smiles
-from src.molecules.kekule import kekule_orders
+from src.molecules.kekule import kekulize
 from src.molecules.vocabulary import Vocabulary
 from src.system.progress import item_progress
 from src.system.workers import WorkerPool
@@ -62,7 +62,7 @@ class Encoded:
 def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
     """Returns atom classes and bond orders, the atoms in the order of RDKit's canonical SMILES without stereo.
 
-    Drops hydrogens, charges and stereo; aromatic bonds become those of `kekule_orders`. Raises EncodingError.
+    Drops hydrogens, charges and stereo; aromatic bonds become single and double ones. Raises EncodingError.
     """
     if len(smiles) > LONGEST_SMILES:
         raise EncodingError(Reason.TOO_LONG, f": {len(smiles):,} characters, and at most {LONGEST_SMILES:,} are read")
@@ -78,7 +78,8 @@ def encode(smiles: str, vocabulary: Vocabulary) -> tuple[Nodes, Edges]:
         raise EncodingError(Reason.UNKNOWN_ATOM, f" of {vocabulary.name}: {symbol}")
     if num_atoms > vocabulary.max_atoms:
         raise EncodingError(Reason.TOO_LARGE, f": {num_atoms}, and at most {vocabulary.max_atoms} fit")
-    orders = kekule_orders(molecule)
+    kekulize(molecule)
+    orders = Chem.GetAdjacencyMatrix(molecule, useBO=True)
     if not np.isin(orders, (0, 1, 2, 3)).all():
         raise EncodingError(Reason.UNSUPPORTED_BOND)
     nodes = np.zeros(vocabulary.max_atoms, np.uint8)

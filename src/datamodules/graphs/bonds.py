@@ -8,6 +8,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
 from src.datamodules.graphs.data import Molecule, MoleculeError, checked
+from src.molecules.kekule import kekulize
 
 ORDERS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: 4}
 STRETCH = 1.3  # longest bond, as a multiple of the sum of its atoms' covalent radii
@@ -20,7 +21,7 @@ Positions = Float[np.ndarray, "atoms 3"]
 def molecule_of(mol: Chem.Mol) -> Molecule:
     """Converts RDKit's molecule with hydrogens and conformer; aromatic bonds become single and double ones."""
     try:
-        Chem.Kekulize(mol, clearAromaticFlags=True)
+        kekulize(mol)
     except Chem.KekulizeException as error:
         raise MoleculeError("has aromatic bonds that cannot be kekulized into single and double ones") from error
     numbers = np.array([atom.GetAtomicNum() for atom in mol.GetAtoms()], np.uint8)
@@ -90,7 +91,7 @@ def _on_skeleton(skeleton: Chem.Mol, numbers: Numbers, positions: Positions, in_
     expected_hs = np.array([atom.GetTotalNumHs() for atom in skeleton.GetAtoms()])
     near = _near(numbers[heavy], positions[heavy])
     mol = Chem.Mol(skeleton)
-    Chem.Kekulize(mol, clearAromaticFlags=True)
+    kekulize(mol)
     table = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), ORDERS[bond.GetBondType()]) for bond in mol.GetBonds()]
     begin, end, orders = np.array(table, np.int32).reshape(-1, 3).T
     if in_order:

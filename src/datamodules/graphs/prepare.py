@@ -20,7 +20,7 @@ from src.errors import UserError
 from src.system.progress import item_progress
 from src.system.workers import WorkerPool, cpu_count
 
-LAYOUT = 1
+LAYOUT = 2
 CHUNK = 16  # molecules that a worker parses at a time
 BAD, NOTED = "bad.txt", "unmatched.txt"
 Parse = Callable[[Any], tuple[Molecule, str]]
