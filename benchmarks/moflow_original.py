@@ -112,6 +112,8 @@ def main() -> None:
     for name, value in (("steps", 3), ("batch", 16), ("group", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()
+    if asked.batch % asked.group:
+        parser.error(f"--group {asked.group} does not divide --batch {asked.batch}: change one of them")
     folder = asked.reference / FOLDERS["moflow"]
     if not folder.is_dir():
         parser.error(f"{asked.reference} has no {FOLDERS['moflow']}")

@@ -9,6 +9,7 @@ set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: docs/results/all.sh OUT [option=value ...]" >&2; exit 2; }
 here=$(dirname "$0") out=$1
 shift
+. "$here/rows.sh"
 rows() {  # MODEL KIND ...
   for kind in "${@:2}"; do
     "$here/$1.sh" "$out/$1" "$kind" "${options[@]}"
@@ -29,6 +30,7 @@ PRECISION=fp32 "$here/scaling.sh" "$out/mobilenet_v1" mobilenet_v1 "${options[@]
 
 shopt -s nullglob
 for record in "$out"/*/*/result.json; do
+  complete "$(dirname "$record")" || continue
   name=$(basename "$(dirname "$record")") model=$(basename "$(dirname "$(dirname "$record")")")
   sed "s#$PWD/##g" "$record" > "$here/records/${model}_$name.json"
 done

@@ -67,11 +67,13 @@ def test_rows_that_are_done_are_left_out_and_those_that_failed_are_not(tmp_path:
     assert called == ["out/train_512_tf32", "out/train_512_bf16"]
 
 
-def test_all_rows_leave_their_records_without_paths_of_the_machine(tmp_path: Path, trained: Record) -> None:
+def test_all_rows_copy_complete_records_without_paths_of_the_machine(tmp_path: Path, trained: Record) -> None:
     shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results", ignore=shutil.ignore_patterns("*.json"))
     done = tmp_path / "out" / "moflow" / "train_512_amp"
-    done.mkdir(parents=True)
-    write_record(replace(trained, config={"output_dir": str(done)}), done / "result.json")
+    failed = done.with_name("train_512_tf32")
+    for folder, status in ((done, "done"), (failed, "failed")):
+        folder.mkdir(parents=True)
+        write_record(replace(trained, status=status, config={"output_dir": str(folder)}), folder / "result.json")
     own = {**os.environ, "PYTHON": "true"}
     subprocess.run(["bash", "docs/results/all.sh", "out"], cwd=tmp_path, env=own, capture_output=True, check=True)
     (found,) = (tmp_path / "docs" / "results" / "records").glob("*.json")
