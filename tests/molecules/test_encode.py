@@ -20,6 +20,7 @@ def test_a_molecule_becomes_classes_and_orders():
 def test_aromatic_bonds_alternate_and_charges_are_dropped():
     _, edges = encode("c1ccccc1", QM9)
     assert sorted(edges[np.tril_indices(6, -1)].tolist())[-6:] == [1, 1, 1, 2, 2, 2]
+    assert edges[0, 1] == edges[2, 3] == edges[4, 5] == 2  # the published form; test_kekule.py has more
     charged, neutral = encode("CC(=O)[O-]", QM9), encode("CC(=O)O", QM9)
     assert all(np.array_equal(a, b) for a, b in zip(charged, neutral, strict=True))
 

@@ -25,6 +25,10 @@ def bonds_of(molecule: Molecule) -> list[tuple[int, int, int]]:
     return [(*bond, int(order)) for bond, order in zip(molecule.bonds.tolist(), molecule.orders, strict=True)]
 
 
+def double_bonds(molecule: Molecule) -> list[list[int]]:
+    return sorted(sorted((start, end)) for start, end, order in bonds_of(molecule) if order == 2)
+
+
 def positions_of(number: int) -> np.ndarray:
     return parse(content(number))[0].positions
 
@@ -116,8 +120,15 @@ def test_aromatic_bonds_become_single_and_double_ones() -> None:
     for atom in range(12):
         conformer.SetAtomPosition(atom, [float(atom), 0, 0])
     mol.AddConformer(conformer)
-    orders = [order for _, end, order in bonds_of(molecule_of(mol)) if end < 6]
-    assert sorted(orders) == [1, 1, 1, 2, 2, 2]
+    assert double_bonds(molecule_of(mol)) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_ring_begins_with_its_double_bond_whatever_form_rdkit_takes() -> None:
+    for smiles in ("c1ccccc1", "Cc1ccc(F)cc1"):
+        embedded = from_smiles(smiles)
+        molecule, _ = bonded_by_smiles(smiles, embedded.numbers, embedded.positions)
+        assert double_bonds(molecule) == double_bonds(embedded)
+        assert double_bonds(molecule)[0] == ([0, 1] if smiles[0] == "c" else [1, 2])
 
 
 @pytest.mark.parametrize(
