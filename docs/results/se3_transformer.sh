@@ -43,7 +43,7 @@ case $what in
   training)
     ! wanted training_amp || "$python" train.py "${common[@]}" experiment=se3_homo "output_dir=$out/training_amp" ;;
   targets)  # TARGETS=... and SEEDS=... in the environment take others
-    for target in ${TARGETS:-alpha gap homo lumo mu cv}; do
+    for target in ${TARGETS:-alpha gap homo lumo mu Cv}; do
       for seed in ${SEEDS:-1}; do
         wanted "${target}_$seed" || continue
         "$python" train.py "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" "datamodule.task=$target" \
