@@ -3,6 +3,7 @@
 `docs/templates/PATH.jinja` makes PATH, counted from the repository's root. `Figures` holds what a template can call.
 """
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -97,10 +98,22 @@ class Figures:
         known = METRICS.get(metric.name, ".4f") if metric else ""
         return self._figure(name, metric.value if metric else None, style or known)
 
-    def metric(self, name: str, key: str, style: str = ".4f") -> Figure:
-        """A metric of the last evaluation."""
+    def metric(self, name: str, key: str, style: str = ".4f", factor: float = 1.0) -> Figure:
+        """A metric of the last evaluation, in another unit where `factor` is one."""
         found = [row[key] for row in self.record(name).history if key in row]
+        return self._figure(name, found[-1] if found else None, style, factor)
+
+    def judged(self, name: str, key: str, group: str, style: str = ".1f") -> Figure:
+        """A figure of a prediction's quality, such as the `nuv` of the molecules as `drawn`."""
+        found = [each.value for each in self.record(name).quality or () if (each.name, each.group) == (key, group)]
         return self._figure(name, found[-1] if found else None, style)
+
+    def gpus(self, name: str) -> str:
+        """The GPUs that the run used: H200, or 2 x H100."""
+        record = self.record(name)
+        models = [re.sub(r"NVIDIA |[ -]\d+GB.*", "", each) for each in record.environment["gpus"]]
+        used = record.ranks or 1
+        return f"{used} x {models[0]}" if used > 1 else models[0]
 
     def seconds(self, name: str, phase: str = "") -> Figure:
         """From the start of the process to its record; of a phase, those spent in it."""
@@ -191,6 +204,14 @@ class Figures:
         return "\n".join(
             f"| {' | '.join(map(str, line))} |".replace("|  |", "| |").replace("|  |", "| |") for line in texts
         )
+
+    def paper(self, name: str, method: str, column: str) -> str:
+        """The cell of a method in the table in src/published/papers/`name`.yaml."""
+        found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+        cells = [row[found["columns"].index(column)] for row in found["rows"] if row[0] == method]
+        if len(cells) != 1:
+            raise UserError(f"papers/{name}.yaml has {len(cells)} rows {method!r}, one is needed")
+        return str(cells[0])
 
     def millions(self, figure: Figure, digits: int = 3) -> Figure:
         """The figure in millions."""

@@ -48,6 +48,10 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('reference("dlrm", 65536, "amp")', "8,920,000"),
         ('gain(rate("moflow_weak_512_x1"), reference("moflow", 512, "amp"))', "3.5"),
         ('spread(each(quality, "distilbert_minilm_seed_*"))', "0.9073 ± 0.0022"),
+        ('metric("se3_transformer_lumo_1", "test_lumo_mae_ev", ".1f", 1000)', "26.9"),
+        ('judged("moflow_judged_published_1_0.3", "fcd", "at 0.7")', "24.6"),
+        ('gpus("moflow_published_1") ~ ", " ~ gpus("mobilenet_v1_cifar10")', "2 x H100, H200"),
+        ('paper("qm9", "Cormorant", "homo, meV")', "34"),
         ('mean(each(quality, "distilbert_minilm_seed_*"))', "0.9073"),
     ],
 )  # fmt: skip
