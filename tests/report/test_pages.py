@@ -28,7 +28,7 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
 @pytest.mark.parametrize(
     ("call", "printed"),
     [
-        ('rate("moflow_weak_512_x1")', "32,171"),
+        ('rate("moflow_weak_512_amp_x1")', "32,171"),
         ('millions(rate("dlrm_train_65536_amp"))', "19.5"),
         ('rate("se3_transformer_predict_400_amp")', "157,172"),
         ('whole("dlrm_disk_65536_amp") | string | length', "10"),
@@ -37,16 +37,16 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('seconds("se3_transformer_training_amp", "compute")', "227"),
         ('minutes("mobilenet_v1_cifar10")', "8.4"),
         ('percent(quality("mobilenet_v1_cifar10"))', "93.19%"),
-        ('efficiency("moflow_weak_512_x4", 4)', "94.9"),
+        ('efficiency("moflow_weak_512_amp_x4", 4)', "94.9"),
         ('latency_ms("dlrm_predict_amp_graph_on_64")', "0.10"),
-        ('over_one("moflow_weak_512_x4")', "122,074 (3.79x)"),
-        ('linked(over_one("moflow_weak_512_x4"))', "[122,074](records/moflow_weak_512_x4.json) 3.79x"),
-        ('row("case", rate("moflow_weak_512_x1"), "", 7)',
-         "| case | 32,171 | [82a3be7](records/moflow_weak_512_x1.json) | | 7 |"),
+        ('over_one("moflow_weak_512_amp_x4")', "122,074 (3.79x)"),
+        ('linked(over_one("moflow_weak_512_amp_x4"))', "[122,074](records/moflow_weak_512_amp_x4.json) 3.79x"),
+        ('row("case", rate("moflow_weak_512_amp_x1"), "", 7)',
+         "| case | 32,171 | [82a3be7](records/moflow_weak_512_amp_x1.json) | | 7 |"),
         ('published("moflow", batch_size=3584, precision="amp")', "6,387 (6,320 corrected)"),
         ('published_speed_up("dlrm", 262144, "A100-40G 1x8", "amp")', "2.01x"),
         ('reference("dlrm", 65536, "amp")', "8,920,000"),
-        ('gain(rate("moflow_weak_512_x1"), reference("moflow", 512, "amp"))', "3.5"),
+        ('gain(rate("moflow_weak_512_amp_x1"), reference("moflow", 512, "amp"))', "3.5"),
         ('spread(each(quality, "distilbert_minilm_seed_*"))', "0.9073 ± 0.0022"),
         ('metric("se3_transformer_lumo_1", "test_lumo_mae_ev", ".1f", 1000)', "26.9"),
         ('judged("moflow_judged_published_1_0.3", "fcd", "at 0.7")', "24.6"),
@@ -62,9 +62,9 @@ def test_a_call_prints_its_figure(tmp_path: Path, call: str, printed: str) -> No
 
 def test_a_link_leads_from_its_page_to_the_record(tmp_path: Path) -> None:
     for page in ("README.md", "docs/results/one.md", "docs/guides/deep/two.md"):
-        target = re.findall(r"\((.*)\)", made(tmp_path, '{{ commit("moflow_weak_512_x1") }}\n', page))[0]
+        target = re.findall(r"\((.*)\)", made(tmp_path, '{{ commit("moflow_weak_512_amp_x1") }}\n', page))[0]
         assert (tmp_path / page).parent.joinpath(target).resolve() == (
-            tmp_path / "docs" / "results" / "records" / "moflow_weak_512_x1.json"
+            tmp_path / "docs" / "results" / "records" / "moflow_weak_512_amp_x1.json"
         ), page
 
 
@@ -78,11 +78,11 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a\n{{ rate('moflow_weak_512_x9') }}\n", "line 2: .*moflow_weak_512_x9.json: no such file"),
-        ("{{ rates('moflow_weak_512_x1') }}\n", "line 1: 'rates' is undefined"),
+        ("a\n{{ rate('moflow_weak_512_amp_x9') }}\n", "line 2: .*moflow_weak_512_amp_x9.json: no such file"),
+        ("{{ rates('moflow_weak_512_amp_x1') }}\n", "line 1: 'rates' is undefined"),
         ("{{ rate( }}\n", "line 1: unexpected"),
         ("\n\n{{ rate() }}\n", "line 3: .*missing .*argument"),
-        ("{{ exposed_ms('moflow_weak_512_x1') }}\n", "line 1: .*moflow_weak_512_x1.json: does not have this figure"),
+        ("{{ exposed_ms('moflow_weak_512_amp_x1') }}\n", "line 1: .*moflow_weak_512_amp_x1.json: does not have this figure"),
         ("{{ published('moflow', batch_size=512) }}\n", "line 1: [0-9]+ published rows have .*one is needed: "),
         ("{{ published('moflow', batch_size=7) }}\n", "line 1: 0 published rows have .*batch_size=7"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
