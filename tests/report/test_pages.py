@@ -82,7 +82,7 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
         ("{{ rates('moflow_weak_512_amp_x1') }}\n", "line 1: 'rates' is undefined"),
         ("{{ rate( }}\n", "line 1: unexpected"),
         ("\n\n{{ rate() }}\n", "line 3: .*missing .*argument"),
-        ("{{ exposed_ms('moflow_weak_512_amp_x1') }}\n", "line 1: .*moflow_weak_512_amp_x1.json: does not have this figure"),
+        ("{{ exposed_ms('moflow_weak_512_amp_x1') }}\n", "line 1: .*_amp_x1.json: does not have this figure"),
         ("{{ published('moflow', batch_size=512) }}\n", "line 1: [0-9]+ published rows have .*one is needed: "),
         ("{{ published('moflow', batch_size=7) }}\n", "line 1: 0 published rows have .*batch_size=7"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
