@@ -236,7 +236,7 @@ def main() -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     if world > 1:
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device)
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     data = load(asked.data, split_file=asked.split)
     nodes, edges = (torch.from_numpy(np.array(each)).to(device) for each in (data.nodes, data.edges))
     rows = torch.from_numpy(np.asarray(data.train_index)).to(device)
