@@ -7,19 +7,21 @@ The first argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d, 
 are used as they are. A step has `--batch` molecules in groups of `--group`, each as on a device of its own: gradients
 are averaged, and BatchNorm's running statistics are those of the first group of rank 0, as DistributedDataParallel
 keeps them. In place of apex's fused Adam and clipping it takes torch's, and our batches on the GPU in place of its
-loader, after checking one of them against its own encoding. `--network ours` trains our network in the same loop,
-without our kernels' CUDA graph, and so tells a difference of the networks from one of the trainings.
+loader, after checking one of them against its own encoding. ActNorm starts from one group; on eight devices it would
+start from their mean. `--network ours` trains our network in the same loop, without compilation and CUDA graph, and
+tells a difference of the networks from one of the trainings.
 
-Every `--every` epochs rank 0 prints a line: bits per dimension of held-out molecules with noise, and validity,
-uniqueness and NUV of `--molecules` generated ones, by batches of 512. `--out` also writes them as csv.
+After the first epoch and every `--every` epochs rank 0 prints a line: bits per dimension of held-out molecules with
+noise, and validity, uniqueness and NUV of `--molecules` generated ones, by batches of 512. `--out` also writes a csv.
+`--steps` ends each epoch early and judges few held-out molecules: a rehearsal, which a CPU can do.
 """
 
 import argparse
-import csv
 import os
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +33,10 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.beside.peers.reference import FOLDERS, identity, stand_in
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.molecules.zinc250k import load
+from src.errors import UserError
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Scorer
+from src.system.files import write_csv
 
 EAGER_STEPS = 20  # before NVIDIA's graphs are captured, its own default
 SAMPLED = 512  # molecules generated at once
@@ -53,7 +57,7 @@ class Trained(Protocol):
 class Theirs:
     """NVIDIA's network and loss, with its own way to sample."""
 
-    def __init__(self, folder: Path, first: Batch) -> None:
+    def __init__(self, folder: Path, first: Batch, amp: bool) -> None:
         sys.path.insert(0, str(folder))
         stand_in(["dllogger"])
         from moflow.config import ZINC250K_CONFIG  # pyright: ignore[reportMissingImports]
@@ -68,7 +72,8 @@ class Theirs:
         device = first[0].device
         self.encoder.to(device)
         self.model, self.loss = Original(self.config).to(device), MoFlowLoss(self.config).to(device)
-        initialize(self.model, self.inputs(first))
+        with torch.autocast(device.type, torch.float16, amp):
+            initialize(self.model, self.inputs(first))
         self.model.to(memory_format=torch.channels_last)
         self.modules: Any = nn.ModuleList([self.model, self.loss])
         self.clipped, self.ln_var = list(self.model.parameters()), self.loss.ln_var
@@ -79,6 +84,7 @@ class Theirs:
         return bonds.contiguous(memory_format=torch.channels_last), atoms
 
     def check_encoding(self, batch: Batch) -> None:
+        """Raises UserError where its own code encodes the first of these molecules in another way."""
         from moflow.data.transform import transform_fn  # pyright: ignore[reportMissingImports]
 
         numbers = np.array(list(self.config.dataset_config.code_to_atomic.values()), dtype=np.uint8)
@@ -86,7 +92,8 @@ class Theirs:
         bonds, atoms = self.inputs((nodes, edges))
         for index, pair in enumerate(zip(numbers[nodes.numpy()], edges.numpy(), strict=True)):
             x, adj = transform_fn(pair, self.config)
-            assert np.array_equal(atoms[index], x) and np.array_equal(bonds[index], adj), "another encoding"
+            if not (np.array_equal(atoms[index], x) and np.array_equal(bonds[index], adj)):
+                raise UserError("the clone encodes molecules in another way: check out commit 729963d")
 
     def bits(self, batch: Batch, graph: bool) -> Tensor:
         adj, x = self.inputs(batch)
@@ -112,9 +119,10 @@ class Theirs:
 class Ours:
     """Our network; its groups are trained one by one, as NVIDIA's are."""
 
-    def __init__(self, first: Batch) -> None:
+    def __init__(self, first: Batch, amp: bool) -> None:
         self.modules: Any = MoFlow().to(first[0].device)
-        self.modules.initialize(*first)
+        with torch.autocast(first[0].device.type, torch.float16, amp):
+            self.modules.initialize(*first)
         self.clipped = [value for name, value in self.modules.named_parameters() if name != "ln_var"]
         self.ln_var: nn.Parameter = self.modules.ln_var
 
@@ -148,19 +156,7 @@ class Training:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a share of a batch; returns its bits of atoms and bonds."""
-        graph = self.device.type == "cuda" and self.asked.network == "theirs" and self.steps >= EAGER_STEPS
-        groups = list(zip(*(each.split(self.asked.group) for each in batch), strict=True))
-        kept, bits = [buffer.clone() for buffer in self.buffers], torch.zeros(2).to(self.flat)
-        self.flat.zero_()
-        for number, group in enumerate(groups):
-            with self.autocast(graph):
-                found = self.trained.bits(group, graph)
-            self.scaler.scale(found.sum() / (len(groups) * self.world)).backward()
-            torch._foreach_add_(self.grads, [parameter.grad for parameter in self.parameters])  # pyright: ignore
-            for parameter in self.parameters:
-                parameter.grad = None  # it may lie in the graph's memory, which the next group overwrites
-            bits += found.detach() / len(groups)
-            torch._foreach_copy_(*((kept, self.buffers) if number == 0 else (self.buffers, kept)))  # pyright: ignore
+        bits = self.gradients(batch)
         if self.world > 1:
             distributed.all_reduce(self.flat)
         for parameter, grad in zip(self.parameters, self.grads, strict=True):
@@ -172,6 +168,26 @@ class Training:
         for parameter in self.parameters:
             parameter.grad = None
         self.steps += 1
+        return bits
+
+    def gradients(self, batch: Batch) -> Tensor:
+        """Sets `grads` to this share's part of the mean over all groups, times the loss scale; returns its bits."""
+        graph = self.device.type == "cuda" and self.asked.network == "theirs" and self.steps >= EAGER_STEPS
+        groups = list(zip(*(each.split(self.asked.group) for each in batch), strict=True))
+        kept, bits = list[Tensor](), torch.zeros(2).to(self.flat)
+        self.flat.zero_()
+        for group in groups:
+            with self.autocast(graph):
+                found = self.trained.bits(group, graph)
+            self.scaler.scale(found.sum() / (len(groups) * self.world)).backward()
+            found_grads = [parameter.grad for parameter in self.parameters]
+            torch._foreach_add_(self.grads, found_grads)  # pyright: ignore
+            for parameter in self.parameters:
+                parameter.grad = None  # it may lie in the graph's memory, which the next group overwrites
+            bits += found.detach() / len(groups)
+            kept = kept or [buffer.clone() for buffer in self.buffers]  # after the first group
+        for buffer, value in zip(self.buffers, kept, strict=True):
+            buffer.copy_(value)
         return bits
 
     def share_statistics(self) -> None:
@@ -188,7 +204,7 @@ def shares(index: Tensor, nodes: Tensor, edges: Tensor, batch: int, rank: int, w
 
 
 def judged(training: Training, data: MolecularData, held_out: Batch, scorer: Scorer | None) -> dict[str, float] | None:
-    """Returns rank 0's scores; every rank generates the same number of molecules, of which rank 0's are judged."""
+    """Returns held-out bits and scores of generated molecules on the rank with a scorer, None on the others."""
     training.share_statistics()
     training.trained.modules.eval()
     found: dict[str, float] | None = None
@@ -222,13 +238,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["amp", "tf32"], default="amp")
     asked = parser.parse_args()
     if not (asked.reference / FOLDERS["moflow"]).is_dir():
-        parser.error(f"{asked.reference} has no {FOLDERS['moflow']}")
+        parser.error(f"{asked.reference} has no {FOLDERS['moflow']}: give a clone of NVIDIA/DeepLearningExamples")
+    at_once = asked.group * int(os.environ.get("WORLD_SIZE", "1"))
+    if asked.batch % at_once:
+        parser.error(f"--batch {asked.batch} is no multiple of {at_once}, --group times the processes: change one")
     return asked
 
 
-def main() -> None:
-    asked = arguments()
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def started(rank: int, world: int) -> torch.device:
+    """Returns this rank's device, and joins the other ranks."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -237,46 +255,57 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     if world > 1:
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    data = load(asked.data, split_file=asked.split)
+    return device
+
+
+def train(asked: argparse.Namespace, rank: int, world: int) -> None:
+    data, device = load(asked.data, split_file=asked.split), started(rank, world)
     nodes, edges = (torch.from_numpy(np.array(each)).to(device) for each in (data.nodes, data.edges))
-    rows = torch.from_numpy(np.asarray(data.train_index)).to(device)
-    held = torch.from_numpy(np.asarray(data.valid_index)).to(device)[: asked.group if asked.steps else None]
+    rows, held = (torch.from_numpy(np.asarray(each)).to(device) for each in (data.train_index, data.valid_index))
+    held = held[: asked.group if asked.steps else None]
 
     torch.manual_seed(asked.seed)
-    first = rows[: asked.group]
+    order = torch.Generator(device).manual_seed(asked.seed)
+    first = rows[torch.randperm(len(rows), generator=order, device=device)[: asked.group]]
+    start, amp = (nodes[first], edges[first]), device.type == "cuda" and asked.precision == "amp"
     folder = asked.reference / FOLDERS["moflow"]
-    start = nodes[first], edges[first]
-    trained: Trained = Theirs(folder, start) if asked.network == "theirs" else Ours(start)
+    trained: Trained = Theirs(folder, start, amp) if asked.network == "theirs" else Ours(start, amp)
     training = Training(trained, asked, device, world)
     torch.manual_seed(asked.seed + 1000 * (rank + 1))  # the noise, of each rank
-    order = torch.Generator(device).manual_seed(asked.seed)
     scorer = Scorer(data.vocabulary, data.train_published, data.train_canonical) if rank == 0 else None
     if scorer is not None:
-        print(f"{asked.network} network, NVIDIA's {identity(folder)}, world {world}, {vars(asked)}", flush=True)
+        commit = identity(folder)["commit"] or "of another commit"
+        print(f"{asked.network}, NVIDIA's MoFlow {commit}, world size {world}, {vars(asked)}", flush=True)
     lines, bits, began = [], torch.zeros(2), time.perf_counter()
     for epoch in range(1, asked.epochs + 1):
         shuffled = rows[torch.randperm(len(rows), generator=order, device=device)]
-        for step, batch in enumerate(shares(shuffled, nodes, edges, asked.batch, rank, world)):
+        batches = shares(shuffled, nodes, edges, asked.batch, rank, world)
+        for batch in islice(batches, asked.steps or None):
             bits = training(batch)
-            if asked.steps and step + 1 == asked.steps:
-                break
-        if epoch % asked.every == 0 or epoch == asked.epochs or epoch == 1:
-            atom, bond = bits.tolist()
-            line = {"epoch": epoch, "seconds": round(time.perf_counter() - began, 1), "bits_atom": atom,
-                    "bits_bond": bond, "ln_var": trained.ln_var.item()}  # fmt: skip
-            found = judged(training, data, (nodes[held], edges[held]), scorer)
-            if scorer is not None and found is not None:
-                lines.append(line | found)
-                print(", ".join(f"{key} {value:.4g}" for key, value in lines[-1].items()), flush=True)
-                if asked.out is not None:
-                    with asked.out.open("w", newline="", encoding="utf-8") as file:
-                        writer = csv.DictWriter(file, list(lines[0]))
-                        writer.writeheader()
-                        writer.writerows(lines)
+        if epoch % asked.every and epoch not in (1, asked.epochs):
+            continue
+        atom, bond = bits.tolist()
+        line = {"epoch": epoch, "seconds": round(time.perf_counter() - began, 1), "bits_atom": atom,
+                "bits_bond": bond, "ln_var": trained.ln_var.item()}  # fmt: skip
+        found = judged(training, data, (nodes[held], edges[held]), scorer)
+        if found is not None:
+            lines.append(line | found)
+            print(", ".join(f"{key} {value:.4g}" for key, value in lines[-1].items()), flush=True)
+            if asked.out is not None:
+                write_csv(asked.out, list(lines[0]), [list(each.values()) for each in lines])
     if scorer is not None:
         scorer.close()
     if world > 1:
         distributed.destroy_process_group()
+
+
+def main() -> None:
+    asked = arguments()
+    try:
+        train(asked, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
