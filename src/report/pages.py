@@ -111,9 +111,10 @@ class Figures:
     def gpus(self, name: str) -> str:
         """The GPUs that the run used: H200, or 2 x H100."""
         record = self.record(name)
-        models = [re.sub(r"NVIDIA |[ -]\d+GB.*", "", each) for each in record.environment["gpus"]]
-        used = record.ranks or 1
-        return f"{used} x {models[0]}" if used > 1 else models[0]
+        models = {re.sub(r"NVIDIA |[ -]\d+GB.*", "", each) for each in record.environment["gpus"]}
+        if len(models) != 1:
+            raise UserError(f"{self.file(name)}: names {len(models)} models of GPUs, one is needed")
+        return f"{record.ranks} x {models.pop()}" if record.ranks > 1 else models.pop()
 
     def seconds(self, name: str, phase: str = "") -> Figure:
         """From the start of the process to its record; of a phase, those spent in it."""
@@ -196,9 +197,7 @@ class Figures:
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
-        if not (PAPERS / f"{name}.yaml").exists():
-            raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
-        found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+        found = _paper_table(name)
         columns, lines = found["columns"], found["rows"]
         texts = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
         return "\n".join(
@@ -207,10 +206,11 @@ class Figures:
 
     def paper(self, name: str, method: str, column: str) -> str:
         """The cell of a method in the table in src/published/papers/`name`.yaml."""
-        found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
-        cells = [row[found["columns"].index(column)] for row in found["rows"] if row[0] == method]
+        found = _paper_table(name)
+        cells = [cell for row in found["rows"] if row[0] == method
+                 for title, cell in zip(found["columns"], row, strict=True) if title == column]  # fmt: skip
         if len(cells) != 1:
-            raise UserError(f"papers/{name}.yaml has {len(cells)} rows {method!r}, one is needed")
+            raise UserError(f"papers/{name}.yaml has {len(cells)} cells of {method!r} under {column!r}, one is needed")
         return str(cells[0])
 
     def millions(self, figure: Figure, digits: int = 3) -> Figure:
@@ -252,6 +252,14 @@ class Figures:
         if value is None:
             raise UserError(f"{self.file(name)}: does not have this figure")
         return Figure(value, style, factor, record=name)
+
+
+def _paper_table(name: str) -> dict[str, Any]:
+    """Returns the `columns` and `rows` of src/published/papers/`name`.yaml."""
+    if not (PAPERS / f"{name}.yaml").exists():
+        raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
+    found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+    return found
 
 
 def _of_row(row: PublishedRow, name: str) -> Figure:
