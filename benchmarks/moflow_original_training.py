@@ -12,7 +12,10 @@ start from their mean. `--network ours` trains our network in the same loop, wit
 tells a difference of the networks from one of the trainings.
 
 After the first epoch and every `--every` epochs rank 0 prints a line: bits per dimension of held-out molecules with
-noise, and validity, uniqueness and NUV of `--molecules` generated ones, by batches of 512. `--out` also writes a csv.
+noise, and validity, uniqueness and NUV of `--molecules` generated ones, by batches of 512. Where NVIDIA's modules are
+trained, the line also has the validity that our network reaches with their weights, in this precision and in float32
+(`ours_validity`, `ours_fp32_validity`), and how many of 512 molecules its own rules and ours judge differently
+(`judged_differently`). `--out` also writes a csv, `--weights` the last weights by our names.
 `--steps` ends each epoch early and judges few held-out molecules: a rehearsal, which a CPU can do.
 """
 
@@ -31,6 +34,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.beside.peers.reference import FOLDERS, identity, stand_in
+from benchmarks.moflow_original import weights_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.molecules.zinc250k import load
 from src.errors import UserError
@@ -52,6 +56,7 @@ class Trained(Protocol):
 
     def bits(self, batch: Batch, graph: bool) -> Tensor: ...  # of atoms and bonds, with noise
     def sample(self, count: int, temperature: float) -> tuple[np.ndarray, np.ndarray]: ...
+    def checked(self, scorer: Scorer, temperature: float) -> dict[str, float]: ...  # what else there is to compare
 
 
 class Theirs:
@@ -110,10 +115,38 @@ class Theirs:
         adj, numbers = self._infer(
             self.model, self.config, device=device, ln_var=ln_var, temp=temperature, batch_size=count
         )
+        self.sampled = adj, numbers
         known = np.array(list(self.config.dataset_config.code_to_atomic.values()))
         edges = adj.astype(np.uint8)
         edges[:, np.arange(edges.shape[1]), np.arange(edges.shape[1])] = 0  # its construct_mol reads none of these
         return np.searchsorted(known, numbers).astype(np.uint8), edges
+
+    def ours(self) -> MoFlow:
+        """Returns our network with these weights, for evaluation."""
+        network = MoFlow().to(self.ln_var.device)
+        state = network.state_dict() | {"ln_var": self.ln_var.detach()} | weights_of(self.model)
+        network.load_state_dict({name: value.view_as(network.state_dict()[name]) for name, value in state.items()})
+        return network.eval()
+
+    def checked(self, scorer: Scorer, temperature: float) -> dict[str, float]:
+        """Returns the validity of our network with these weights, and how many samples its own rules judge otherwise.
+
+        The weights are those of evaluation mode; call it under the autocast of the training.
+        """
+        from moflow.utils import check_validity, convert_predictions_to_mols  # pyright: ignore[reportMissingImports]
+
+        network, found = self.ours(), dict[str, float]()
+        for name, autocast in (("ours_validity", torch.is_autocast_enabled(self.ln_var.device.type)),
+                               ("ours_fp32_validity", False)):  # fmt: skip
+            with torch.autocast(self.ln_var.device.type, torch.float16, autocast):
+                arrays = [[each.cpu().numpy() for each in network.sample(SAMPLED, temperature)] for _ in range(4)]
+            smiles = [text for nodes, edges in arrays for text in scorer.build(nodes, edges).result()]
+            found[name] = 100 * sum(text is not None for text in smiles) / len(smiles)
+        nodes, edges = self.sample(SAMPLED, temperature)
+        by_ours = scorer.build(nodes, edges).result()
+        by_theirs = [check_validity([each])["valid_smiles"] for each in convert_predictions_to_mols(*self.sampled)]
+        return found | {"judged_differently": sum(
+            (text is None) != (not own) for text, own in zip(by_ours, by_theirs, strict=True))}  # fmt: skip
 
 
 class Ours:
@@ -135,6 +168,9 @@ class Ours:
     def sample(self, count: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         nodes, edges = self.modules.sample(count, temperature)
         return nodes.cpu().numpy(), edges.cpu().numpy()
+
+    def checked(self, scorer: Scorer, temperature: float) -> dict[str, float]:
+        return {}
 
 
 class Training:
@@ -214,12 +250,13 @@ def judged(training: Training, data: MolecularData, held_out: Batch, scorer: Sco
             bits = torch.stack([training.trained.bits(part, False) * len(part[0]) for part in parts]).sum(0)
             pending = [scorer.build(*training.trained.sample(SAMPLED, training.asked.temperature))
                        for _ in range(-(-training.asked.molecules // SAMPLED))]  # fmt: skip
+            checked = training.trained.checked(scorer, training.asked.temperature)
         smiles = [text for each in pending for text in each.result()]
         scores = scorer.score(smiles, SAMPLED, pool=len(smiles))
         atom, bond = (bits / len(held_out[0])).tolist()
         found = {"val_bits_atom": atom, "val_bits_bond": bond} | {
             name: scores[name] for name in ("validity", "uniqueness", "nuv", "pool_uniqueness")
-        }
+        } | checked  # fmt: skip
     training.trained.modules.train()
     return found
 
@@ -227,7 +264,7 @@ def judged(training: Training, data: MolecularData, held_out: Batch, scorer: Sco
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains NVIDIA's MoFlow by the published 1x8 recipe.")
     parser.add_argument("reference", type=Path)
-    for name, value in (("data", Path("data/zinc250k")), ("split", None), ("out", None)):
+    for name, value in (("data", Path("data/zinc250k")), ("split", None), ("out", None), ("weights", None)):
         parser.add_argument(f"--{name}", type=Path, default=value)
     for name, value in (("epochs", 300), ("every", 25), ("batch", 4096), ("group", 512), ("seed", 1),
                         ("molecules", 2048), ("steps", 0)):  # fmt: skip
@@ -295,6 +332,9 @@ def train(asked: argparse.Namespace, rank: int, world: int) -> None:
                 write_csv(asked.out, list(lines[0]), [list(each.values()) for each in lines])
     if scorer is not None:
         scorer.close()
+        if asked.weights is not None:
+            network = trained.ours() if isinstance(trained, Theirs) else trained.modules
+            torch.save(network.state_dict(), asked.weights)
     if world > 1:
         distributed.destroy_process_group()
 
