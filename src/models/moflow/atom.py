@@ -1,7 +1,7 @@
 """The atom flow: a step transforms one node row, given the other rows and the graph."""
 
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -148,6 +148,13 @@ class AtomFlow(FlowChain):
     ) -> Float[Tensor, "batch nodes classes"]:
         """Inverts `forward`; returns continuous atom classes."""
         return self.run_reverse(z, relations_of(adj))
+
+    def scaled(self, x: Float[Tensor, "batch rows classes"], first: int) -> Float[Tensor, "batch rows classes"]:
+        """Returns the latents of the node rows from `first` on where no step transforms them: the ActNorms' part."""
+        norms = [cast(AtomStep, step).actnorm for step in self.steps]
+        scale, loc = (torch.stack([getattr(norm, name)[first:] for norm in norms]) for name in ("scale", "loc"))
+        products = scale.flip(0).cumprod(0).flip(0)  # of this ActNorm and all after it
+        return products[0] * x + (products * loc).sum(0)
 
     def initialize(
         self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]

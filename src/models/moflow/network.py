@@ -21,6 +21,7 @@ Nodes = UInt8[Tensor, "batch atoms"]
 Edges = UInt8[Tensor, "batch atoms atoms"]
 Atoms = Float[Tensor, "batch nodes classes"]
 Bonds = Float[Tensor, "batch kinds nodes nodes"]
+Padding = Literal["prior", "encoded"]
 
 
 class Latent(NamedTuple):
@@ -44,6 +45,8 @@ class MoFlow(nn.Module):
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
         norm_batch: molecules that BatchNorm normalises together in training; None: the batch of the device.
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
+        padding: latents of the node rows beyond `max_atoms` that no step transforms, when sampling. `prior` draws them
+            as published, although no molecule has them there; `encoded` takes those that the rows of no atom have.
         execution: `reference` computes the published products literally, `fast` the same with less work.
     """
 
@@ -63,6 +66,7 @@ class MoFlow(nn.Module):
         noise_scale: Share = 0.6,
         norm_batch: Count | None = None,
         logdet: LogDet = "published",
+        padding: Padding = "prior",
         execution: Execution = "fast",
     ) -> None:
         self._arguments: dict[str, Any] = {
@@ -79,6 +83,7 @@ class MoFlow(nn.Module):
         sizes = (num_nodes, num_atom_classes, num_bond_classes)
         self.atom_flow = AtomFlow(*sizes, num_atom_flows, gnn_channels, tuple(atom_hidden), logdet, execution)
         self.ln_var = nn.Parameter(torch.zeros(()))
+        self.first_padding = num_nodes if padding == "prior" else max(max_atoms, min(num_atom_flows, num_nodes))
         self.norm_batch = norm_batch
         if norm_batch is not None:
             positions = (num_nodes // bond_squeeze) ** 2
@@ -241,7 +246,21 @@ class MoFlow(nn.Module):
         shapes = (self.num_nodes, self.num_atom_classes), (self.num_bond_classes, self.num_nodes, self.num_nodes)
         drawn = [torch.randn(batch_size, *shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
         z_atom, z_bond = (z * (sigma * factor) for z, factor in zip(drawn, factors, strict=True))
+        if self.first_padding < self.num_nodes:
+            z_atom[:, self.first_padding :] = self._padding(batch_size, factors[0], generator)
         return self.decode(z_atom, z_bond)
+
+    def _padding(
+        self, batch_size: int, temperature: float, generator: torch.Generator | None
+    ) -> Float[Tensor, "batch rows classes"]:
+        """Returns latents of rows without an atom, with the noise of training times `temperature` around its mean."""
+        shape = batch_size, self.num_nodes - self.first_padding, self.num_atom_classes
+        noise = torch.rand(*shape, generator=generator, device=self.ln_var.device, dtype=self.ln_var.dtype)
+        clean = torch.zeros_like(noise)
+        clean[:, :, 0] = 1
+        width = self.noise_scale or 0.4
+        clean = clean / 2 - 0.5 if self.noise_scale == 0 else clean
+        return self.atom_flow.scaled(clean + width * (0.5 + temperature * (noise - 0.5)), self.first_padding)
 
     @torch.no_grad()
     def encode(self, nodes: Nodes, edges: Edges) -> Latent:

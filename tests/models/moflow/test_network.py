@@ -142,6 +142,35 @@ def test_samples_scale_with_temperature_and_prior() -> None:
         assert z.std().item() == pytest.approx(sigma, rel=0.02)
 
 
+@pytest.mark.parametrize("scale", [0.6, 0])
+def test_encoded_padding_samples_the_latents_that_rows_without_an_atom_have(scale: float) -> None:
+    network = make_network(num_nodes=6, num_atom_flows=4, padding="encoded", noise_scale=scale).eval()
+    drawn = []
+    network.decode = lambda z_atom, z_bond: drawn.append(z_atom) or make_molecules(3)  # type: ignore
+    for temperature in (1, (1e-9, 1)):
+        network.sample(2000, temperature, torch.Generator().manual_seed(4))
+    warm, cold = (each[:, 4:] for each in drawn)  # the rows that no step transforms
+    molecules = make_molecules(2000)
+    clean = network.one_hot(*molecules)
+    noised, _ = network.dequantise(*clean, noise=True)
+    expected = network.atom_flow(noised, clean[1])[0][:, 4:]
+    assert_close(warm.mean(0), expected.mean(0), rtol=0.02, atol=0.02)
+    assert_close(warm.std(0), expected.std(0), rtol=0.1, atol=1e-3)
+    width = scale or 0.4
+    middle = network.dequantise(*clean, noise=False)[0] + width / 2
+    assert_close(cold, network.atom_flow(middle, clean[1])[0][:, 4:], rtol=1e-6, atol=1e-6)
+    assert drawn[0][:, :4].std().item() == pytest.approx(math.exp(network.ln_var.item() / 2), rel=0.05)
+
+
+def test_rows_that_a_step_transforms_keep_the_prior() -> None:
+    transformed, published = make_network(padding="encoded"), make_network(num_nodes=6, num_atom_flows=4)
+    for network in (transformed.eval(), published.eval()):
+        drawn = []
+        network.decode = lambda z_atom, z_bond, drawn=drawn: drawn.append(z_atom) or make_molecules(3)  # type: ignore
+        network.sample(4000, 1)
+        assert_close(drawn[0].mean(0), torch.zeros_like(drawn[0][0]), rtol=0, atol=0.1)
+
+
 def test_samples_are_molecules() -> None:
     network = make_network().eval()
     nodes, edges = network.sample(7, 0.5, torch.Generator().manual_seed(0))
