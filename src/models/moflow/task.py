@@ -21,7 +21,7 @@ from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
-from src.models.moflow.temperatures import Given, temperature_of
+from src.models.moflow.temperatures import Given, Temperature, temperature_of
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
@@ -39,6 +39,8 @@ class MoFlowTask(Task):
         network, optimizer, schedule: see Task.
         target: NUV in percent that counts as reached, or None.
         temperature: of sampling; the latent's standard deviation is multiplied by it. Two: of atoms and of bonds.
+        temperatures: after training, `temperature` becomes the one of these at which `eval_batch` molecules, taken as
+            one batch, have the highest NUV. None keeps it.
         correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
         eval_batch: molecules generated at each evaluation, over all ranks.
         final_molecules: molecules generated after training, over all ranks.
@@ -62,6 +64,7 @@ class MoFlowTask(Task):
         schedule: Schedule | None = None,
         target: Annotated[float, Range(0, 100)] | None = 87.9,
         temperature: Given = 0.3,
+        temperatures: Sequence[Given] | None = None,
         correct_validity: bool = False,
         eval_batch: Count = 100,
         final_molecules: Count = 10_000,
@@ -74,6 +77,7 @@ class MoFlowTask(Task):
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
         self.temperature = temperature_of(temperature)
+        self.temperatures = [temperature_of(each) for each in temperatures or ()]
         self.correct_validity = correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
         self.reconstructed, self.distances = reconstructed, distances
@@ -156,7 +160,9 @@ class MoFlowTask(Task):
         self._judge(self.eval_batch)
 
     def on_test_epoch_end(self) -> None:
+        chosen = self._choose_temperature() if self.temperatures else {}
         smiles = self._judge(self.final_molecules)
+        self.metrics |= chosen
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = torch.from_numpy(datamodule.data.train_index[: self.reconstructed])
         if len(rows):
@@ -167,8 +173,19 @@ class MoFlowTask(Task):
             self.artifacts |= picture_of(smiles, self.scorer(), self.output_dir / "molecules.png")
             self.artifacts |= self._judge_of_data().picture(smiles, self.output_dir / "properties.png")
 
-    def _judge(self, count: int) -> list[str | None]:
-        """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
+    def _choose_temperature(self) -> dict[str, float]:
+        """Takes the best of `self.temperatures`, on every rank; returns it as metrics."""
+        found = dict[Temperature, float]()
+        for each in self.temperatures:
+            self.temperature = each
+            smiles = self._drawn(self.eval_batch)
+            found[each] = self.scorer().score(smiles, len(smiles), pool=len(smiles))["pool_nuv"]
+        self.temperature = max(found, key=found.__getitem__)
+        pair = (self.temperature,) * 2 if isinstance(self.temperature, int | float) else self.temperature
+        return dict(zip(("temperature", "bond_temperature"), pair, strict=True))
+
+    def _drawn(self, count: int) -> list[str | None]:
+        """Generates `count` molecules over all ranks; returns their SMILES on every rank."""
         world, rank = self.trainer.world_size, self.trainer.global_rank
         scorer = self.scorer()
         mine = len(range(rank, count, world))
@@ -182,13 +199,18 @@ class MoFlowTask(Task):
             parts: list[Any] = [None] * world
             distributed.all_gather_object(parts, smiles)
             smiles = [text for part in parts for text in part]
+        return smiles
+
+    def _judge(self, count: int) -> list[str | None]:
+        """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
+        smiles = self._drawn(count)
         self.metrics = {
             "val_bits_atom": float(self.held_out_atom.compute()),
             "val_bits_bond": float(self.held_out_bond.compute()),
         }
         self.held_out_atom.reset()
         self.held_out_bond.reset()
-        self.metrics |= scorer.score(smiles, self.sample_batch, pool=POOL)
+        self.metrics |= self.scorer().score(smiles, self.sample_batch, pool=POOL)
         return smiles
 
     def _distances(self, smiles: list[str]) -> dict[str, float]:

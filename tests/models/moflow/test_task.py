@@ -80,6 +80,27 @@ class TestMoFlow(TaskContract):
         for name in ("molecules", "properties"):
             assert (home / "judged" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
+    def test_the_temperature_with_the_most_new_distinct_molecules_is_taken(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Held-out molecules as the generated ones: one, over and over, at 0.2; half of them distinct at the pair."""
+        drawn: list[tuple[object, int]] = []
+
+        def generate(task: MoFlowTask, size: int) -> tuple[np.ndarray, np.ndarray]:
+            drawn.append((task.temperature, size))
+            data = task.trainer.datamodule.data  # type: ignore[attr-defined]
+            distinct = {0.3: 3, (0.4, 0.2): 4}.get(task.temperature, 1)  # type: ignore[arg-type]
+            rows = np.sort(data.valid_index[np.arange(size) % distinct])
+            return np.array(data.nodes[rows]), np.array(data.edges[rows])
+
+        monkeypatch.setattr(MoFlowTask, "generate", generate)
+        overrides = "model.task.eval_batch=8", "model.task.temperatures=[0.2,[0.4,0.2],0.3]"
+        record = run(tiny_config(home, f"output_dir={home / 'chosen'}", *overrides))
+        pair = (0.4, 0.2)
+        assert drawn == [(0.3, 8), (0.2, 8), (pair, 8), (0.3, 8), (pair, 16), (pair, 8)]
+        evaluation, final = (row for row in record.history if "validity" in row)
+        assert (final["temperature"], final["bond_temperature"]) == pair and "temperature" not in evaluation
+
     def test_without_valid_molecules_there_is_no_picture(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
