@@ -58,12 +58,17 @@ case $what in
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
         model.task.eval_batch=2048
     done ;;
-  judged)  # NAMES=... in the environment: the runs whose last weights are judged, at the published temperatures and others
+  judged)  # NAMES=... in the environment: the runs of which the last weights are judged, generate and optimise properties
     for name in ${NAMES:-published_1 quality_1}; do
       for temperature in 0.3 0.85 '[0.5,0.15]'; do
         judge "judged_${name}_$(tr , _ <<< "${temperature//[\[\]]}")" "$name" "model.predict.temperature=$temperature" "$@"
       done
       judge "temperatures_$name" "$name" 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0]' "$@"
+      generate "generate_$name" batch_size=2048 "ckpt_path=$out/$name/checkpoints/last.ckpt" "$@"
+      for property in qed plogp; do
+        ! wanted "optimise_${name}_$property" || "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" \
+          "output_dir=$out/optimise_${name}_$property" num_samples=1000 batch_size=512 "model.predict.optimise=$property" "$@"
+      done
     done ;;
   *) echo "moflow.sh: '$what' is none of speed, training, quality, published, judged" >&2; exit 2 ;;
 esac

@@ -46,8 +46,10 @@ case $what in
     for target in ${TARGETS:-alpha gap homo lumo mu Cv}; do
       for seed in ${SEEDS:-1}; do
         wanted "${target}_$seed" || continue
+        own=()
+        [ "$target" != Cv ] || own=(model.task.network.pooling=mean)  # docs/notes/2026-11-25-qm9-targets.md
         "$python" train.py "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" "datamodule.task=$target" \
-          "seed=$seed"
+          "seed=$seed" "${own[@]}"
       done
     done ;;
   *) echo "se3_transformer.sh: '$what' is none of speed, training, targets" >&2; exit 2 ;;

@@ -46,8 +46,8 @@ def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path
 
 def printed(values: Iterable[float | None]) -> set[str]:
     """Returns how the summaries print a figure: whole, in millions, with decimals, seconds as milliseconds."""
-    whole, millions = [(1, style) for style in (",.0f", ",.1f", ".4f", ".5f")], [(1e-6, f".{n}f") for n in range(3)]
-    formats = [*whole, *millions, (1e3, ".2f"), (1e3, ".1f")]
+    whole, millions = [(1, style) for style in (",.0f", ",.1f")], [(1e-6, f".{digits}f") for digits in range(3)]
+    formats = [*whole, *((1, f".{digits}f") for digits in (3, 4, 5)), *millions, (1e3, ".2f"), (1e3, ".1f")]
     return {f"{value * factor:{style}}" for value in values if value is not None for factor, style in formats}
 
 
@@ -56,7 +56,8 @@ def of_record(record: Record) -> set[str]:
     quality = record.final_metric.value if record.final_metric else None
     tested = [value for row in record.history[-1:] for name, value in row.items() if name.startswith("test_")]
     latency = record.latency_s and record.latency_s.mean
-    return printed([record.p_whole, steady, record.throughput, quality, latency, *tested])
+    judged = [each.value for each in record.quality or ()]
+    return printed([record.p_whole, steady, record.throughput, quality, latency, *tested, *judged])
 
 
 def test_summaries_print_the_figures_of_the_records_that_they_link() -> None:
