@@ -30,7 +30,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", choices=[*CASES], help="or `collect DIR`: writes the published rows from results")
     what = "names of cases, * for any letters (all if none); options of train.py and predict.py"
     parser.add_argument("words", nargs="*", metavar="CASE|option=value", help=what)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results, one more for each case")
+    parser.add_argument("--out", type=Path, help="folder of the results, one more for each case (outputs/beside/MODEL)")
     parser.add_argument("--reference", type=Path, help="a clone of NVIDIA's DeepLearningExamples, for its models")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn (2)")
@@ -38,7 +38,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small networks: rehearses the command on any machine")
     parser.add_argument("--peers", default="*", help="only peers whose name matches, for example '*graph*'")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a side may take to answer (600)")
-    return parser.parse_intermixed_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
+    given.out = given.out or Path("outputs/beside") / given.model
+    return given
 
 
 def compare(given: argparse.Namespace) -> int:

@@ -111,6 +111,11 @@ DISTILBERT = [
          (*TINY_TOKENS, "datamodule.length=16"), "512 tokens in every sentence")
     for precision, variants in VARIANTS.items()
 ] + [
+    Case(f"train_padded_96_{precision}", "distilbert", "train", 96, precision, "samples", FULL_TOKENS,
+         hugging_face(*variants), (*TINY_TOKENS, "datamodule.max_length=16"),
+         "sentences as long as SST-2's, 13 tokens on average, padded to 512")
+    for precision, variants in VARIANTS.items()
+] + [
     Case("train_packed_96_bf16", "distilbert", "train", 96, "bf16", "samples",
          (*FULL_TOKENS, "datamodule.padding=packed"),
          hugging_face("packed, compiled, graph", "packed, graph", "packed", "flash attention 2, varlen",

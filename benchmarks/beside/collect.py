@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.beside.peers.reference import COMMIT
 from src.errors import UserError
 from src.published.tables import read
 from src.report.beside import read_comparison
@@ -26,6 +27,7 @@ HEAD = """\
 """
 COLUMNS = ("kind", "batch_size", "precision", "throughput", "mem_used_gib", "note", "command", "environment")
 GLOBAL_BATCH = ("dlrm",)
+FEWEST_ROUNDS = 3
 
 
 def main(arguments: Sequence[str], file: Path = FILE, results: Path = RESULTS) -> None:
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str], file: Path = FILE, results: Path = RESULTS) -
     if not paths:
         raise UserError("collect needs folders with beside.json in them: python -m benchmarks.beside MODEL --out DIR")
     contents = [checked(read_comparison(path), path) for path in paths]
+    commits = sorted({content["git"]["commit"][:7] for content in contents})
+    if len(commits) > 1:
+        raise UserError(f"the results are of commits {', '.join(commits)}; measure all of them at one")
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     models = {content["case"]["model"] for content in contents}
     tables = [table for table in document["tables"] if table["shared"]["model"] not in models]
@@ -64,8 +69,15 @@ def checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a rehearsal with tiny networks; measure without --tiny")
     if content["git"]["commit"] is None or content["git"]["dirty"]:
         raise UserError(f"{path}: of changed or unknown code; measure a commit (python -m src.measure.sources)")
-    if not any("H200" in name for name in content["gpus"]):
+    if not (content["gpus"] and all("H200" in name for name in content["gpus"])):
         raise UserError(f"{path}: measured on {', '.join(content['gpus']) or 'a CPU'}; the rows are of an H200")
+    if content["rounds"] < FEWEST_ROUNDS:
+        raise UserError(f"{path}: of {content['rounds']} rounds; measure {FEWEST_ROUNDS} or more")
+    for side in content["sides"]:
+        if side["final_loss"] == "not finite":
+            raise UserError(f"{path}: the loss of {side['side']} was not finite; its rate means nothing")
+        if side["reference"] and side["reference"]["commit"] is None:
+            raise UserError(f"{path}: {side['side']} came from a clone of other code; check out commit {COMMIT} there")
     return content
 
 
@@ -81,7 +93,7 @@ def tables_of(model: str, contents: list[dict[str, Any]]) -> list[dict[str, Any]
                 print(f"{model} {case['name']}: {side['side']} has no row: {side['error']}", file=sys.stderr)
                 continue
             memory = (side["mem"] or {}).get("peak_reserved_gib")
-            where = f"commit {content['git']['commit'][:7]}, {content['measured_at'][:10]}, {versions(content)}"
+            where = f"commit {content['git']['commit'][:7]}, {content['measured_at'][:10]}, {versions(side, content)}"
             rows.setdefault(source_of(name, side), []).append(
                 [case["kind"], case["batch_size"], case["precision"], round(side["throughput"], 1),
                  round(memory, 1) if memory else "/", note_of(variant, case, side), content["command"], where]
@@ -112,5 +124,7 @@ def note_of(variant: str, case: dict[str, Any], side: dict[str, Any]) -> str:
     return "; ".join(filter(None, words))
 
 
-def versions(content: dict[str, Any]) -> str:
-    return f"torch {content['libraries'].get('torch', '?')}"
+def versions(side: dict[str, Any], content: dict[str, Any]) -> str:
+    """Returns what the peer is made of, with the driver."""
+    own = ", ".join(f"{name} {found}" for name, found in (side["versions"] or {}).items() if found)
+    return f"{own}, driver {content['driver']}" if content.get("driver") else own

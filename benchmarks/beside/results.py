@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.beside.cases import Case
+from benchmarks.beside.cases import Case, Peer
 from benchmarks.beside.sides import OURS, Side, Wanted
 from src.measure.environment import environment
+from src.measure.sources import MEASURING, sources
 from src.report.beside import comparison
 from src.system.files import write_text
 
@@ -90,17 +91,19 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
         write_text(folder / f"side_{number}.json", json.dumps(record, indent=1) + "\n")
     ours = next((side for side in sides if side.name == OURS and side.rounds), None)
     rows = []
-    for number, (side, record) in enumerate(zip(sides, records, strict=True)):
+    for side, record in zip(sides, records, strict=True):
         ratio = None
         if ours and side.rounds and side is not ours and len(side.rounds) == len(ours.rounds):
             rates = ([each["throughput"] for each in one.rounds] for one in (ours, side))
             ratio = ratio_of(*rates)._asdict()
         row = {name: record.get(name) for name in ("side", "status", "error", "throughput", "mem", "gpu", "final_loss")}
         row["throughputs"] = [each["throughput"] for each in side.rounds]
-        rows.append(row | {"ours_over_it": ratio, "record": f"side_{number}.json", "differs": record.get("differs", []),
-                           "includes": record.get("includes"), "reference": record.get("reference")})  # fmt: skip
+        kept = {name: record.get(name) for name in ("includes", "reference", "versions")}
+        rows.append(row | kept | {"ours_over_it": ratio, "differs": record.get("differs", []),
+                                  "command": record["environment"]["command"]})  # fmt: skip
     if ours is not None:
         rows[0]["own_rate"] = own_rate(folder / "ours/result.json")
+    rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
     found = environment([])
     content = {
         "case": records[0]["case"] | {"name": case.name, "kind": case.kind, "unit": case.unit, "note": case.note},
@@ -110,12 +113,19 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
         "tiny": wanted.tiny,
         "measured_at": when,
         "command": shlex.join(["python", "-m", "benchmarks.beside", *sys.argv[1:]]),
-        "git": found["git"],
-        "gpus": found["gpus"],
-        "libraries": found["libraries"],
+        "git": sources(further=MEASURING),
+        **{name: found[name] for name in ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "libraries")},
     }
     write_text(folder / "beside.json", json.dumps(content, indent=1) + "\n")
     return content
+
+
+def row_left_out(peer: Peer) -> dict[str, Any]:
+    """Returns the row of a peer that was not started."""
+    why = "it needs --reference PATH, a clone of NVIDIA's DeepLearningExamples"
+    nothing = ("throughput", "mem", "gpu", "final_loss", "includes", "reference", "versions", "ours_over_it", "command")
+    row = {"side": peer.name, "status": "left out", "error": why, "throughputs": [], "differs": []}
+    return row | dict.fromkeys(nothing)
 
 
 def own_rate(file: Path) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.beside.cases import Case
 from benchmarks.beside.gpu_state import watched
+from benchmarks.beside.results import row_left_out
 from benchmarks.beside.sides import OURS, Side, SideFailedError, Wanted, our_command, peer_command, start
 
 WARM_UP_STEPS, PROBE_STEPS = 30, 10  # a graph is captured within the warm-up
@@ -29,7 +30,7 @@ def run_case(case: Case, wanted: Wanted, say: Callable[[str], None]) -> list[Sid
         for number, peer in enumerate(case.peers, 1):
             log = folder / f"peer_{number}.log"
             if peer.reference and wanted.reference is None:
-                say(f"{peer.name}: left out, it needs --reference PATH, a clone of NVIDIA's DeepLearningExamples")
+                say(f"{peer.name}: left out, {row_left_out(peer)['error']}")
                 continue
             sides.append(start(peer.name, peer_command(case, peer, wanted), log))
         for side in sides:

@@ -7,6 +7,7 @@ tree. There the code counts as changed if its digest is another than the file's.
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from hashlib import sha1, sha256
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,21 @@ from src.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("conf", "hydra_plugins", "predict.py", "prepare.py", "src", "train.py")  # what a figure depends on
+MEASURING = ("benchmarks",)  # what a comparison in one run depends on besides
 FILE = ".sources.json"
 
 
-def sources(root: Path = ROOT) -> dict[str, Any]:
-    """Returns `commit`, `dirty` (whether any file differs from it) and `digest`; None for what cannot be known."""
-    found = digest(code_of_tree(root))
+def sources(root: Path = ROOT, further: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns `commit`, `dirty` (whether any file differs from it) and `digest`; None for what cannot be known.
+
+    The digest is of CODE, and of `further`: nothing or MEASURING.
+    """
+    found, key = digest(code_of_tree(root, further)), "measuring" if further else "digest"
     try:
         commit, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
         named = read(root / FILE)
-        dirty = bool(named["dirty"] or named["digest"] != found) if named else None
+        dirty = bool(named["dirty"] or named[key] != found) if named else None
         return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": found}
     return {"commit": commit.strip(), "dirty": bool(changes), "digest": found}
 
@@ -35,16 +40,17 @@ def digest(blobs: dict[str, str]) -> str:
     return sha256("".join(f"{path} {blobs[path]}\n" for path in sorted(blobs)).encode()).hexdigest()[:16]
 
 
-def code_of_tree(root: Path) -> dict[str, str]:
+def code_of_tree(root: Path, further: Sequence[str] = ()) -> dict[str, str]:
     """Returns the git blob of each file of code, by its path."""
-    files = [path for name in CODE for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
+    names = (*CODE, *further)
+    files = [path for name in names for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
     kept = [path for path in files if path.is_file() and "__pycache__" not in path.parts]
     return {path.relative_to(root).as_posix(): blob(path.read_bytes()) for path in kept}
 
 
-def code_of_commit(root: Path, commit: str) -> dict[str, str]:
+def code_of_commit(root: Path, commit: str, further: Sequence[str] = ()) -> dict[str, str]:
     """Returns the same of a commit. Raises CalledProcessError where git does not know it."""
-    lines = git(root, "ls-tree", "-r", "-z", commit, "--", *CODE).split("\0")
+    lines = git(root, "ls-tree", "-r", "-z", commit, "--", *CODE, *further).split("\0")
     return {path: words.split()[2] for words, _, path in (line.partition("\t") for line in lines if line)}
 
 
@@ -64,7 +70,7 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("commit", "dirty", "digest")}
+        return {key: found[key] for key in ("commit", "dirty", "digest", "measuring")}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{path}: not what `python -m src.measure.sources` writes; write it again or remove it"
@@ -73,7 +79,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def main() -> None:
     """Writes `FILE` for a machine without git."""
-    found = sources()
+    found = sources() | {"measuring": sources(further=MEASURING)["digest"]}
     (ROOT / FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
     changed = ", with uncommitted changes" if found["dirty"] else ""
     print(f"wrote {FILE}: commit {found['commit']}{changed}, digest {found['digest']}")

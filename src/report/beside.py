@@ -52,7 +52,7 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
     for content in contents:
         for row in content["sides"]:
             ratio, mem, gpu = row["ours_over_it"] or {}, row["mem"] or {}, row["gpu"] or {}
-            rate = f"failed: {shortened(str(row['error']), 120)}"
+            rate = f"{row['status']}: {shortened(str(row['error']), 120)}"
             if row["throughput"]:
                 rate = f"{row['throughput']:,.0f} {content['case']['unit']}"
             cells = [

@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from benchmarks.beside import collect
+from benchmarks.beside.__main__ import parsed
 from benchmarks.beside.cases import CASES, Peer
 from benchmarks.beside.link import HANDLE, Link
 from benchmarks.beside.ours import CALLBACK
@@ -62,7 +63,7 @@ def test_cases_have_names_of_their_own_and_peers_that_are_there(model: str) -> N
 
 
 def wanted(out: Path, **changes: Any) -> Wanted:
-    return replace(Wanted(out, 2, 1.0, None, False, None, [], 60.0), **changes)
+    return replace(Wanted(out, 3, 1.0, None, False, None, [], 60.0), **changes)
 
 
 def finished(name: str, rates: list[float], **about: Any) -> Side:
@@ -87,7 +88,22 @@ def test_results_have_a_record_of_each_side_and_the_ratios(tmp_path: Path) -> No
     assert ratio["low"] < ratio["mean"] < ratio["high"] and ratio["mean"] == pytest.approx((3 * 310 / 102) ** 0.5)
     text = write_page(tmp_path, "mobilenet_v1", [content]).read_text()
     assert "| 101 images |" in text and "failed: no GPU" in text and "1900 to 1980" in text
+    assert content["sides"][1]["versions"] == {"timm": "1"} and content["sides"][1]["command"] == "python x.py"
     assert json.loads((folder / "side_2.json").read_text())["status"] == "failed"
+
+
+def test_a_peer_of_a_clone_that_is_not_named_is_left_out_and_said_to(tmp_path: Path) -> None:
+    case = next(case for case in CASES["moflow"] if len(case.peers) == 3)
+    content = write_case(case, [finished(OURS, [300.0] * 3)], wanted(tmp_path))
+    assert [row["status"] for row in content["sides"]] == ["done", "left out", "left out", "left out"]
+    text = write_page(tmp_path, "moflow", [content]).read_text()
+    assert text.count("left out: it needs --reference PATH") == 3
+    named = write_case(case, [finished(OURS, [300.0] * 3)], wanted(tmp_path, reference=tmp_path))
+    assert len(named["sides"]) == 1
+
+
+def test_results_have_a_folder_of_their_own_unless_one_is_given() -> None:
+    assert parsed(["dlrm"]).out == Path("outputs/beside/dlrm") and parsed(["dlrm", "--out", "x"]).out == Path("x")
 
 
 def test_a_side_that_ends_is_said_to_in_one_line(tmp_path: Path) -> None:
@@ -214,12 +230,13 @@ def test_the_operations_in_place_of_dgl_agree_with_sums_over_edges() -> None:
     assert torch.autograd.gradcheck(lambda *both: graph_operations.e_dot_v(graph, *both), (edges, nodes))
 
 
-def results(out: Path, **changes: Any) -> Path:
-    """Writes results of timm beside ours, as of an H200 and a clean commit."""
+def results(out: Path, of_peer: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Writes results of timm beside ours, as of an H200 and a clean commit, with other values of the peer or all."""
     case = replace(CASE, peers=(Peer("timm mobilenetv1_100, graph", ""),))
-    sides = [finished(OURS, [300.0, 310.0]), finished("timm mobilenetv1_100, graph", [100.0, 102.0])]
-    content = write_case(case, sides, wanted(out))
+    peer = finished("timm mobilenetv1_100, graph", [100.0, 102.0, 101.0], versions={"torch": "2", "timm": "1.0"})
+    content = write_case(case, [finished(OURS, [300.0, 310.0, 305.0]), peer], wanted(out))
     content |= {"gpus": ["NVIDIA H200"], "git": {"commit": "a" * 40, "dirty": False, "digest": "d"}} | changes
+    content["sides"][1] |= of_peer or {}
     (out / case.name / "beside.json").write_text(json.dumps(content))
     return out
 
@@ -239,19 +256,29 @@ def test_collecting_replaces_the_rows_of_the_measured_models_alone(tmp_path: Pat
     (row,) = (row for row in rows if row.model == "mobilenet_v1")
     assert (row.throughput, row.batch_size, row.precision, row.measured) == (101.0, 64, "amp", True)
     assert "ours 3.02 times as fast" in row.note and row.command.startswith("python -m benchmarks.beside")
-    assert "commit aaaaaaa" in row.environment
+    assert "commit aaaaaaa" in row.environment and "torch 2, timm 1.0" in row.environment
     assert yaml.safe_load(file.read_text())["tables"][-1]["source"] == "measured reference: timm mobilenetv1_100"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"tiny": True}, "rehearsal"), ({"gpus": []}, "a CPU"),
-     ({"git": {"commit": "a", "dirty": True, "digest": "d"}}, "changed or unknown code")],
+     ({"git": {"commit": "a", "dirty": True, "digest": "d"}}, "changed or unknown code"),
+     ({"rounds": 2}, "of 2 rounds"), ({"gpus": ["NVIDIA H200", "NVIDIA H100"]}, "measured on"),
+     ({"of_peer": {"final_loss": "not finite"}}, "loss of timm .* was not finite"),
+     ({"of_peer": {"reference": {"commit": None}}}, "check out commit 729963d")],
 )  # fmt: skip
 def test_collecting_refuses_what_no_row_may_come_from(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         collect.main([str(results(tmp_path, **change))], tmp_path / "reference.yaml", tmp_path / "results")
     assert not (tmp_path / "reference.yaml").exists() and not (tmp_path / "results").exists()
+
+
+def test_collecting_refuses_results_of_several_commits(tmp_path: Path) -> None:
+    results(tmp_path / "one")
+    results(tmp_path / "two", git={"commit": "b" * 40, "dirty": False, "digest": "d"})
+    with pytest.raises(UserError, match="of commits aaaaaaa, bbbbbbb"):
+        collect.main([str(tmp_path)], tmp_path / "reference.yaml", tmp_path / "results")
 
 
 def test_committed_comparisons_are_a_generated_page(tmp_path: Path) -> None:

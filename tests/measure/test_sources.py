@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from src.errors import UserError
-from src.measure.sources import FILE, code_of_commit, code_of_tree, digest, sources
+from src.measure.sources import FILE, MEASURING, code_of_commit, code_of_tree, digest, sources
 from tests.support import ROOT
 
 
@@ -16,7 +16,7 @@ from tests.support import ROOT
 def tree(tmp_path: Path) -> Path:
     """A repository of one commit with code and a file that is none."""
     root = tmp_path / "tree"
-    for name in ("src/some/code.py", "conf/train.yaml", "train.py", "README.md"):
+    for name in ("src/some/code.py", "conf/train.yaml", "train.py", "benchmarks/peer.py", "README.md"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{name}\n")
     for words in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm one"):
@@ -39,14 +39,17 @@ def test_a_tree_with_git(tree: Path) -> None:
 
 
 def test_a_tree_without_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = sources(tree)
+    clean, measuring = sources(tree), sources(tree, MEASURING)
+    assert measuring["digest"] == digest(code_of_commit(tree, clean["commit"], MEASURING)) != clean["digest"]
     shutil.rmtree(tree / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tree.parent))
     assert sources(tree) == {"commit": None, "dirty": None, "digest": clean["digest"]}
-    (tree / FILE).write_text(json.dumps(clean))
-    assert sources(tree) == clean
+    (tree / FILE).write_text(json.dumps(clean | {"measuring": measuring["digest"]}))
+    assert sources(tree) == clean and sources(tree, MEASURING) == measuring
     (tree / "README.md").write_text("another text")
     assert sources(tree) == clean
+    (tree / "benchmarks/peer.py").write_text("another peer")
+    assert sources(tree) == clean and sources(tree, MEASURING)["dirty"] is True
     (tree / "conf/train.yaml").write_text("another value")
     assert sources(tree) == {"commit": clean["commit"], "dirty": True, "digest": digest(code_of_tree(tree))}
     (tree / FILE).write_text("[]")
@@ -60,6 +63,8 @@ def test_committed_records_are_of_the_code_of_their_commit() -> None:
         ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=True
     ).stdout.strip()
     for path in (ROOT / "docs/results").rglob("*.json"):
-        if "digest" in (found := json.loads(path.read_text()).get("environment", {}).get("git") or {}):
+        content = json.loads(path.read_text())
+        further = MEASURING if "sides" in content else ()  # a comparison in one run
+        if "digest" in (found := (content if further else content.get("environment", {})).get("git") or {}):
             assert found["dirty"] is False, path
-            assert shallow == "true" or found["digest"] == digest(code_of_commit(ROOT, found["commit"])), path
+            assert shallow == "true" or found["digest"] == digest(code_of_commit(ROOT, found["commit"], further)), path
