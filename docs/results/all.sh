@@ -15,7 +15,13 @@ rows() {  # MODEL KIND ...
     "$here/$1.sh" "$out/$1" "$kind" "${options[@]}"
   done
 }
+one_commit() {  # ends the script where OUT holds records of several commits
+  local commits
+  commits=$(grep -hom1 '"commit": "[0-9a-f]\{7\}' "$out"/*/*/result.json 2> /dev/null | cut -d'"' -f4 | sort -u) || true
+  [ "$(wc -l <<< "$commits")" -le 1 ] || { echo "$out has records of commits" $commits": measure in a new folder" >&2; exit 2; }
+}
 options=("$@")
+one_commit
 
 rows moflow speed training quality published judged
 rows se3_transformer speed training targets
@@ -28,6 +34,7 @@ for model in moflow se3_transformer distilbert mobilenet_v1; do
 done
 PRECISION=fp32 "$here/scaling.sh" "$out/mobilenet_v1" mobilenet_v1 "${options[@]}"
 
+one_commit
 shopt -s nullglob
 for record in "$out"/*/*/result.json; do
   complete "$(dirname "$record")" || continue

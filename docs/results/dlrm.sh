@@ -52,7 +52,7 @@ case $what in
       [ "$gpus" -le "$(nvidia-smi -L | wc -l)" ] || break
       ranks "$gpus" "weak_65536_x$gpus" precision=amp "hp.batch_size=$((65536 * gpus))"
       [ "$gpus" = 1 ] || ranks "$gpus" "strong_65536_x$gpus" precision=amp hp.batch_size=65536
-      [ "$gpus" = 2 ] || ranks "$gpus" "weak_262144_x$gpus" precision=amp "hp.batch_size=$((262144 * gpus))"
+      ranks "$gpus" "weak_262144_x$gpus" precision=amp "hp.batch_size=$((262144 * gpus))"
     done ;;
   torchrec)  # needs FBGEMM's build for CUDA
     ranks 2 torchrec_65536_x2 precision=amp hp.batch_size=131072 model.task.engine=torchrec ;;

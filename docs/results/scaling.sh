@@ -3,7 +3,8 @@
 #   docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]
 # Each row's record is OUT/NAME/result.json; `report.py scaling OUT/weak_*` makes the table. Further options go to every run, for
 # example data_root=DIR. In the environment PRECISION=tf32 takes another precision than amp, GPUS="1 8" other numbers of GPUs,
-# ROWS=PATTERN the rows of such names only: PRECISION=fp32 are Paddle's cases sp and mp of MobileNetV1; GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
+# ROWS=PATTERN the rows of such names only: PRECISION=fp32 are Paddle's cases sp and mp of MobileNetV1, 64 and 768 images on each GPU;
+# GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]" >&2; exit 2; }
@@ -41,6 +42,10 @@ case $model in
     done ;;
   mobilenet_v1)  # synthetic images that are on the GPU already
     weak 64 1500 datamodule=image_synthetic "${plain[@]}" "$@"
-    weak 256 500 datamodule=image_synthetic "${plain[@]}" "$@" ;;
+    if [ "$precision" = fp32 ]; then
+      weak 768 200 datamodule=image_synthetic "${plain[@]}" "$@"
+    else
+      weak 256 500 datamodule=image_synthetic "${plain[@]}" "$@"
+    fi ;;
   *) echo "scaling.sh: '$model' is none of moflow, se3_transformer, distilbert and mobilenet_v1" >&2; exit 2 ;;
 esac

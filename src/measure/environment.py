@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "os": platform.platform(),
         "python": platform.python_version(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "machine": machine_of_gpus(),
         "driver": driver_version(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
@@ -55,6 +57,21 @@ def driver_version() -> str | None:
 
     pynvml.nvmlInit()
     return str(pynvml.nvmlSystemGetDriverVersion())
+
+
+def machine_of_gpus() -> str | None:
+    """Returns a name of the machine that its GPUs give it, visible to this process or not; None without one.
+
+    Rows of one and of several GPUs compare where they have the same.
+    """
+    if not torch.cuda.is_available():
+        return None
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    names = sorted(str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+    return sha256(" ".join(names).encode()).hexdigest()[:8]
 
 
 def library_version(name: str) -> str | None:

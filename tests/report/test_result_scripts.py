@@ -81,6 +81,19 @@ def test_all_rows_copy_complete_records_without_paths_of_the_machine(tmp_path: P
     assert read_record(found).config == {"output_dir": "out/moflow/train_512_amp"}
 
 
+def test_all_rows_are_of_one_commit(tmp_path: Path, trained: Record) -> None:
+    for name, commit in (("train_512_amp", "a"), ("train_512_tf32", "b")):
+        environment = trained.environment | {"git": {"commit": commit * 40, "dirty": False}}
+        (tmp_path / "out" / "moflow" / name).mkdir(parents=True)
+        write_record(replace(trained, environment=environment), tmp_path / "out" / "moflow" / name / "result.json")
+    command = ["bash", str(ROOT / "docs" / "results" / "all.sh"), "out"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHON": "false"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "out has records of commits aaaaaaa bbbbbbb: measure in a new folder\n"
+
+
 @pytest.mark.parametrize("script", ARGUMENTS)
 def test_a_script_without_arguments_says_its_usage(tmp_path: Path, script: str) -> None:
     command = ["bash", str(ROOT / "docs" / "results" / script)]
