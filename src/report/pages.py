@@ -16,13 +16,14 @@ from omegaconf import OmegaConf
 from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
 from src.report.record import Record, read_record
-from src.report.scaling import Point, commit_of, published_points, rate_of
+from src.report.scaling import Point, batches, commit_of, published_points, rate_of
 
 PAPERS = Path(__file__).parents[1] / "published" / "papers"
 NOTE = "<!-- Made by `python report.py --docs` from {}: edit that. -->\n\n"
 Row = TypeVar("Row", PublishedRow, Point)
 RATES = ("p_core", "throughput")  # of a published row, the first that it has
 METRICS = {"nuv": ".1f"}  # how a quality is printed, where not with four decimals
+PRECISIONS = {"amp": "AMP", "tf32": "TF32"}  # how a precision is printed, where not as it is
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Figure:
         corrected: its correct value, where a publisher's was wrong.
         record: the name of the record that it stems from.
         suffix: what is printed behind it.
+        of: the published row, or measured reference, that it stems from.
     """
 
     value: float
@@ -41,6 +43,7 @@ class Figure:
     corrected: float | None = None
     record: str = ""
     suffix: str = ""
+    of: PublishedRow | None = None
 
     @property
     def best(self) -> float:
@@ -164,8 +167,14 @@ class Figures:
         return f"[{text}]({self.records}/{figure.record}.json){figure.suffix.replace('(', '').replace(')', '')}"
 
     def row(self, case: str, figure: Figure | str, *cells: object, record: str = "") -> str:
-        """A table's row: the case, our figure, its record, and further cells."""
+        """A table's row: the case, our figure, its record, and further cells.
+
+        Raises UserError for a published figure or reference of another batch, precision or number of GPUs.
+        """
         record = figure.record if isinstance(figure, Figure) else record
+        for cell in cells:
+            if isinstance(cell, Figure) and cell.of:
+                self._check_alike(record, cell.of)
         return "|".join(
             ["", *(f" {cell} " if str(cell) else " " for cell in (case, figure, self.commit(record), *cells)), ""]
         )
@@ -181,11 +190,31 @@ class Figures:
         row = _one(known, fields)
         return _of_row(row, next(each for each in names if row.figure(each)))
 
+    def published_row(self, figure: Figure) -> str:
+        """A table's row of a published figure: its case, its GPUs, the figure and its source."""
+        row = _row_of(figure)
+        per = (" each" if row.batch_per == "device" else " in all") if row.world_size > 1 else ""
+        printed, true = (PRECISIONS.get(name, name) for name in (row.precision, row.true_precision))
+        precision = true if true == printed else f"{true} (printed as {printed})"
+        case = [row.kind, f"batch {row.batch_size:,}{per}", precision, *filter(None, [row.variant])]
+        gpus = f"{row.world_size} x {_gpu(row.hardware)}" if row.world_size > 1 else _gpu(row.hardware)
+        return f"| {', '.join(case)} | {gpus} | {figure} | [{row.source}]({row.url}) |"
+
+    def with_gpu(self, figure: Figure) -> Figure:
+        """A published figure and its GPU, and its precision where it was printed wrongly."""
+        row = _row_of(figure)
+        printed = f", printed as {row.precision}" if row.true_precision != row.precision else ""
+        return replace(figure, suffix=f" ({_gpu(row.hardware)}{printed})")
+
     def published_speed_up(self, model: str, samples: int, config: str, precision: str, source: str = "") -> Figure:
-        """The published speed-up of a configuration, such as "A100-80G 1x8", with as many samples on each device."""
+        """The published speed-up of a configuration, such as "A100-80G 1x8", with as many samples on each device.
+
+        Behind it are the GPU, the precision and the samples.
+        """
         known = [point for point in published_points(model) if point.kind == "weak" and source in point.source]
         found = _one(known, {"samples": samples, "config": config, "precision": precision})
-        return Figure(found.speed_up, ".2f", suffix="x")
+        case = f"{_gpu(config.split()[0])}, {PRECISIONS.get(precision, precision)}, batch {samples:,}"
+        return Figure(found.speed_up, ".2f", suffix=f"x ({case})")
 
     def reference(self, model: str, batch_size: int, precision: str, kind: str = "train") -> Figure:
         """The rate of the fastest other code that was measured on the same chip."""
@@ -194,6 +223,11 @@ class Figures:
         if not known:
             raise UserError(f"no measured reference of {model}, {kind}, batch {batch_size}, {precision}")
         return max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
+
+    def not_kept(self, model: str | None = None) -> str:
+        """A sentence, where a measured reference has no command that repeats it: one of the model, or any."""
+        lost = any(row.measured and not row.command for row in rows(model))
+        return "The commands behind column (1) were not kept: those cases are to be measured again. " if lost else ""
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
@@ -248,6 +282,15 @@ class Figures:
     def greatest(self, figures: Sequence[Figure]) -> Figure:
         return max(figures, key=lambda figure: figure.best)
 
+    def _check_alike(self, name: str, row: PublishedRow) -> None:
+        record = self.record(name)
+        case = record.case
+        own = (record.ranks, *batches(case.batch_size, case.batch_per, record.ranks), case.precision)
+        theirs = (row.world_size, *batches(row.batch_size, row.batch_per, row.world_size), row.true_precision)
+        if own != theirs:
+            texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
+            raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
+
     def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
         if value is None:
             raise UserError(f"{self.file(name)}: does not have this figure")
@@ -262,14 +305,25 @@ def _paper_table(name: str) -> dict[str, Any]:
     return found
 
 
+def _row_of(figure: Figure) -> PublishedRow:
+    if figure.of is None:
+        raise UserError("this is not a published figure")
+    return figure.of
+
+
+def _gpu(hardware: str) -> str:
+    """Returns how a published GPU is printed: A100 80GB for a100_80g and A100-80G."""
+    return f"{re.sub('[_-]', ' ', hardware).upper()}B"
+
+
 def _of_row(row: PublishedRow, name: str) -> Figure:
     """Returns a figure that a row has, with its correction."""
     value, best = row.figure(name), row.best(name)
     assert value is not None
     of_metric = row.final_metric and name == "final_metric"
     style = METRICS.get(row.final_metric.name, ".4f") if of_metric and row.final_metric else ",.0f"
-    style, factor = (".2f", 1e3) if name.startswith("latency_s") else (style, 1.0)
-    return Figure(value, style, factor, corrected=None if best == value else best)
+    style, factor, suffix = (".2f", 1e3, " ms") if name.startswith("latency_s") else (style, 1.0, "")
+    return Figure(value, style, factor, corrected=None if best == value else best, suffix=suffix, of=row)
 
 
 def _one(known: Sequence[Row], fields: dict[str, Any]) -> Row:

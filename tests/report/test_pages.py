@@ -44,7 +44,13 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('row("case", rate("moflow_weak_512_amp_x1"), "", 7)',
          "| case | 32,171 | [82a3be7](records/moflow_weak_512_amp_x1.json) | | 7 |"),
         ('published("moflow", batch_size=3584, precision="amp")', "6,387 (6,320 corrected)"),
-        ('published_speed_up("dlrm", 262144, "A100-40G 1x8", "amp")', "2.01x"),
+        ('published_speed_up("dlrm", 262144, "A100-40G 1x8", "amp")', "2.01x (A100 40GB, AMP, batch 262,144)"),
+        ('published_row(published("distilbert", trainer="1x8", batch_size=96)).partition(" | [")[0]',
+         "| train, batch 96 each, TF32 (printed as fp32) | 8 x A100 40GB | 2,181 (2,173 corrected)"),
+        ('published_row(published("dlrm", trainer="1x8", precision="tf32", name="throughput")).partition(" | 1")[0]',
+         "| train, batch 65,536 in all, TF32, FL3 | 8 x A100 80GB"),
+        ('with_gpu(published("distilbert", batch_size=96))', "288 (288 corrected) (A100 40GB, printed as fp32)"),
+        ('not_kept("a model without references")', ""),
         ('reference("dlrm", 65536, "amp")', "8,920,000"),
         ('gain(rate("moflow_weak_512_amp_x1"), reference("moflow", 512, "amp"))', "3.5"),
         ('spread(each(quality, "distilbert_minilm_seed_*"))', "0.9073 ± 0.0022"),
@@ -89,10 +95,17 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
         ("{{ judged('moflow_train_512_amp', 'fcd', 'drawn') }}\n", "line 1: .*does not have this figure"),
         ("{{ published('moflow', batch_size=512) }}\n", "line 1: [0-9]+ published rows have .*one is needed: "),
         ("{{ published('moflow', batch_size=7) }}\n", "line 1: 0 published rows have .*batch_size=7"),
+        ("{{ row('case', rate('mobilenet_v1_train_64_fp32'), published('mobilenet_v1', batch_size=128)) }}\n",
+         "line 1: .*64_fp32 is of 1 GPUs, batch 64 each, fp32, but .* of 1 GPUs, batch 128 each, fp32: print"),
+        ("{{ row('case', rate('distilbert_padded_96_fp32'), '', published('distilbert', batch_size=96)) }}\n",
+         "line 1: .*96_fp32 is of 1 GPUs, batch 96 each, fp32, but .* of 1 GPUs, batch 96 each, tf32: print"),
+        ("{{ row('case', rate('dlrm_strong_65536_x4'), reference('dlrm', 65536, 'amp')) }}\n",
+         "line 1: .*65536_x4 is of 4 GPUs, batch 16,384 each, amp, but .* of 1 GPUs, batch 65,536 each, amp: print"),
+        ("{{ published_row(rate('moflow_weak_512_amp_x1')) }}\n", "line 1: this is not a published figure"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
         ("{{ reference('moflow', 7, 'amp') }}\n", "line 1: no measured reference of moflow, train, batch 7, amp"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_a_template_is_one_line_with_its_place(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=f"one.md.jinja: {words}"):
         made(tmp_path, text)
@@ -108,6 +121,13 @@ def test_no_figure_stands_in_a_template_table_itself() -> None:
                 file.name,
                 line,
             )
+
+
+def test_a_published_rate_of_a_template_row_is_compared_with_its_record() -> None:
+    """`row` compares figures; text joined to one would make it a text."""
+    lines = [line for file in TEMPLATES.rglob("*.jinja") for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [line for line in lines if re.match(r"{{ row\(.*published\(", line) and "quality(" not in line]
+    assert len(rows) > 10 and not [line for line in rows if "~" in line.partition("published(")[2]]
 
 
 def test_a_table_row_names_the_record_of_its_figure() -> None:
