@@ -1,6 +1,7 @@
 """Comparisons with other code in one run, as text; `benchmarks.beside` measures them: docs/guides/beside.md."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def read_comparison(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not content.keys() >= KEYS:
         raise UserError(f"{file}: not a beside.json of `python -m benchmarks.beside`; take it out of the folder")
     return content
+
+
+def in_order(path: Path) -> list[str | int]:
+    """Returns a key by which names are in the order of the numbers in them: batch 64 before batch 512."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def comparison(contents: Sequence[dict[str, Any]]) -> str:
@@ -67,6 +73,25 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
             ]
             found += f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
     return found
+
+
+def summary(contents: Sequence[dict[str, Any]]) -> str:
+    """Returns a Markdown table of cases, each with the fastest side that is not ours."""
+    lines = ["| case | Reprise | fastest other code | its rate | ours / it | 95% interval |"]
+    lines.append("|---|--:|---|--:|--:|--:|")
+    for content in contents:
+        ours, *peers = content["sides"]
+        measured = [peer for peer in peers if peer["ours_over_it"]]
+        if not measured:
+            continue
+        best = max(measured, key=lambda peer: peer["throughput"])
+        case, ratio = content["case"], best["ours_over_it"]
+        words = [f"{case['kind']}, {case['batch_size']:,}, {case['precision']}", case["note"]]
+        interval = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+        rates = [f"{side['throughput']:,.0f}" for side in (ours, best)]
+        cells = ["; ".join(filter(None, words)), rates[0], best["side"], rates[1], f"{ratio['mean']:.2f}", interval]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def origin(content: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """The generated result pages: docs/results/full/<model>.md, made from docs/results/records/*.json."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 from src.errors import UserError
 from src.published import about
-from src.report.beside import comparison, read_comparison
+from src.report.beside import comparison, in_order, read_comparison
 from src.report.pages import made_pages
 from src.report.record import check_file_names, read_record
 from src.report.scaling import scaling, scaling_table
@@ -70,11 +69,6 @@ def _beside(folder: Path) -> dict[Path, str]:
     about = "Ours and other code in turn: [how](../../guides/beside.md)."
     title = "# Comparisons in one run, generated"
     return {folder / "full" / "beside.md": "\n\n".join([title, f"{GENERATED} {about}", *parts]) + "\n"} if parts else {}
-
-
-def in_order(path: Path) -> list[str | int]:
-    """Returns a key by which names are in the order of the numbers in them: batch 64 before batch 512."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def _page(model: str, bodies: dict[str, str], has_summary: bool) -> str:

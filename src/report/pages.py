@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
+from src.report.beside import in_order, read_comparison, summary
 from src.report.record import Record, read_record
 from src.report.scaling import Point, batches, commit_of, published_points, rate_of
 
@@ -216,13 +217,23 @@ class Figures:
         case = f"{_gpu(config.split()[0])}, {PRECISIONS.get(precision, precision)}, batch {samples:,}"
         return Figure(found.speed_up, ".2f", suffix=f"x ({case})")
 
-    def reference(self, model: str, batch_size: int, precision: str, kind: str = "train") -> Figure:
-        """The rate of the fastest other code that was measured on the same chip."""
+    def reference(self, model: str, batch_size: int, precision: str, kind: str = "train", *notes: str) -> Figure:
+        """The rate of the fastest other code that was measured on the same chip.
+
+        `notes` are parts of a row's note, where a model has several cases of one batch: the first that any row has.
+        """
         known = [row for row in rows(model, kind) if row.measured]
         known = [row for row in known if (row.batch_size, row.precision) == (batch_size, precision)]
+        if notes:
+            known = next(filter(None, ([row for row in known if note in row.note] for note in notes)), [])
         if not known:
             raise UserError(f"no measured reference of {model}, {kind}, batch {batch_size}, {precision}")
         return max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
+
+    def beside(self, model: str) -> str:
+        """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
+        files = sorted((self.folder / "beside").glob(f"{model}_*.json"), key=in_order)
+        return summary([read_comparison(file) for file in files]) if files else ""
 
     def not_kept(self, model: str | None = None) -> str:
         """A sentence, where a measured reference has no command that repeats it: one of the model, or any."""

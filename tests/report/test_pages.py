@@ -52,6 +52,7 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('with_gpu(published("distilbert", batch_size=96))', "288 (288 corrected) (A100 40GB, printed as fp32)"),
         ('not_kept("a model without references")', ""),
         ('reference("dlrm", 65536, "amp")', "8,920,000"),
+        ('reference("dlrm", 65536, "amp", "train", "no such note", "uniform ids")', "8,840,000"),
         ('gain(rate("moflow_weak_512_amp_x1"), reference("moflow", 512, "amp"))', "3.5"),
         ('spread(each(quality, "distilbert_minilm_seed_*"))', "0.9073 ± 0.0022"),
         ('metric("se3_transformer_lumo_1", "test_lumo_mae_ev", ".1f", 1000)', "26.9"),
@@ -104,6 +105,7 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
         ("{{ published_row(rate('moflow_weak_512_amp_x1')) }}\n", "line 1: this is not a published figure"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
         ("{{ reference('moflow', 7, 'amp') }}\n", "line 1: no measured reference of moflow, train, batch 7, amp"),
+        ("{{ reference('dlrm', 65536, 'amp', 'train', 'no such note') }}\n", "line 1: no measured reference of dlrm"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_template_is_one_line_with_its_place(tmp_path: Path, text: str, words: str) -> None:
