@@ -7,8 +7,8 @@ from src.errors import UserError
 from src.published import about
 from src.report.beside import comparison, in_order, read_comparison
 from src.report.pages import made_pages
-from src.report.record import check_file_names, read_record
-from src.report.scaling import scaling, scaling_table
+from src.report.record import Record, check_file_names, read_record
+from src.report.scaling import commit_of, scaling, scaling_table
 from src.report.table import section, tables
 from src.system.files import write_text
 
@@ -34,7 +34,7 @@ def write_docs(folder: Path) -> list[Path]:
     for file in files:
         record = read_record(file)
         check_file_names(record, file, "model")  # it names the page
-        runs.append((f"[{file.stem}](../records/{file.name})", record))
+        runs.append((f"[{file.stem}](../records/{file.name}), {_commit(record)}", record))
     bodies: dict[str, dict[str, str]] = {}
     for table in tables(runs):
         bodies.setdefault(table.model, {})[table.kind] = section(table)
@@ -69,6 +69,11 @@ def _beside(folder: Path) -> dict[Path, str]:
     about = "Ours and other code in turn: [how](../../guides/beside.md)."
     title = "# Comparisons in one run, generated"
     return {folder / "full" / "beside.md": "\n\n".join([title, f"{GENERATED} {about}", *parts]) + "\n"} if parts else {}
+
+
+def _commit(record: Record) -> str:
+    changed = " with changes" if (record.environment.get("git") or {}).get("dirty") else ""
+    return f"{(commit_of(record) or 'unknown')[:7]}{changed}"
 
 
 def _page(model: str, bodies: dict[str, str], has_summary: bool) -> str:

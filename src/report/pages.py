@@ -146,9 +146,16 @@ class Figures:
         return self._figure(name, exposed["mean"] if exposed else None, ".2f", 1e3)
 
     def speed_up(self, name: str, one: str = "") -> Figure:
-        """The rate over that of one device: of the record of the same name with _x1, or of `one`."""
-        alone = self.rate(one or f"{name.rpartition('_x')[0]}_x1")
-        return Figure(self.rate(name).value / alone.value, ".2f", record=name)
+        """The rate over that of one device: of the record of the same name with _x1, or of `one`.
+
+        Raises UserError where the two are of other commits or machines.
+        """
+        one = one or f"{name.rpartition('_x')[0]}_x1"
+        for what, of in (("commit", commit_of), ("machine", lambda record: record.environment.get("machine"))):
+            both = [of(self.record(each)) for each in (name, one)]
+            if both[0] != both[1]:
+                raise UserError(f"{name} is of {what} {both[0]}, {one} of {both[1]}: measure both in one run")
+        return Figure(self.rate(name).value / self.rate(one).value, ".2f", record=name)
 
     def efficiency(self, name: str, devices: int, one: str = "") -> Figure:
         """The speed-up over one device in percent of the number of devices."""

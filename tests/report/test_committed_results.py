@@ -44,6 +44,15 @@ def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path
     assert len(kept) == 13
 
 
+def test_every_row_of_a_full_table_names_its_commit() -> None:
+    """Where a table mixes commits, each row says which is its own."""
+    lines = [line for page in (RESULTS / "full").glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
+    found = [re.findall(r"\]\(\.\./records/(\S+)\), ([0-9a-f]{7})", line) for line in lines if "](../records/" in line]
+    assert len(found) > 150 and all(len(each) == 1 for each in found)
+    for ((name, commit),) in found:
+        assert read_record(RESULTS / "records" / name).environment["git"]["commit"].startswith(commit), name
+
+
 def printed(values: Iterable[float | None]) -> set[str]:
     """Returns how the summaries print a figure: whole, in millions, with decimals, seconds as milliseconds."""
     whole, millions = [(1, style) for style in (",.0f", ",.1f")], [(1e-6, f".{digits}f") for digits in range(3)]

@@ -102,6 +102,8 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
          "line 1: .*96_fp32 is of 1 GPUs, batch 96 each, fp32, but .* of 1 GPUs, batch 96 each, tf32: print"),
         ("{{ row('case', rate('dlrm_strong_65536_x4'), reference('dlrm', 65536, 'amp')) }}\n",
          "line 1: .*65536_x4 is of 4 GPUs, batch 16,384 each, amp, but .* of 1 GPUs, batch 65,536 each, amp: print"),
+        ("{{ speed_up('moflow_published_1', 'moflow_weak_512_amp_x1') }}\n",
+         "line 1: moflow_published_1 is of commit 97e01b[0-9a-f]+, moflow_weak_512_amp_x1 of 82a3be[0-9a-f]+: measure"),
         ("{{ published_row(rate('moflow_weak_512_amp_x1')) }}\n", "line 1: this is not a published figure"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
         ("{{ reference('moflow', 7, 'amp') }}\n", "line 1: no measured reference of moflow, train, batch 7, amp"),

@@ -108,9 +108,11 @@ def test_the_command_writes_table_and_picture(
 
 
 def test_a_generated_page_has_the_scaling_table(tmp_path: Path, trained: Record) -> None:
+    trained = replace(trained, environment={"git": {"commit": "a" * 40, "dirty": True}})
     for devices in (1, 2):
         record = run(trained, devices, 512, "device", 9_000.0 * devices)
         write_record(record, tmp_path / "records" / f"moflow_x{devices}.json")
     (page,) = write_docs(tmp_path)
-    runs = [(f"[moflow_x{n}](../records/moflow_x{n}.json)", run(trained, n, 512, "device", 9e3 * n)) for n in (1, 2)]
+    names = (f"[moflow_x{n}](../records/moflow_x{n}.json), aaaaaaa with changes" for n in (1, 2))
+    runs = [(name, run(trained, n, 512, "device", 9e3 * n)) for name, n in zip(names, (1, 2), strict=True)]
     assert f"## Scaling\n\n{scaling_table(scaling(runs))}" in page.read_text()
