@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,18 +61,20 @@ def driver_version() -> str | None:
 
 
 def machine_of_gpus() -> str | None:
-    """Returns a name of the machine that its GPUs give it, visible to this process or not; None without one.
+    """Returns a name of the machine by its GPUs, whether torch sees them or not; None without a GPU.
 
-    Rows of one and of several GPUs compare where they have the same.
+    Rows of one and of several GPUs compare where they have the same. A GPU that the user may not read is left out.
     """
     if not torch.cuda.is_available():
         return None
     import pynvml
 
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    names = sorted(str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
-    return sha256(" ".join(names).encode()).hexdigest()[:8]
+    names = list[str]()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError):
+            names.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))))
+    return sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
 
 
 def library_version(name: str) -> str | None:
