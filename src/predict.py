@@ -238,7 +238,8 @@ def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str
             "latency_s": percentiles(prediction.loaded_latencies_s, mean=True),
         }
     cost = task.cost()
-    peaks = peaks_of(config.precision.name, config.hardware.peak_flops, config.hardware.peak_bandwidth)
+    hardware = config.hardware
+    peaks = peaks_of(config.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type)
     return {
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),

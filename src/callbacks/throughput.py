@@ -85,7 +85,10 @@ class Throughput(Measuring):
 
     def _utilisation(self, task: Task, rate: float) -> dict[str, Any] | None:
         cost = task.cost()
-        peaks = peaks_of(self.precision.name, self.hardware.peak_flops, self.hardware.peak_bandwidth)
+        hardware = self.hardware
+        peaks = peaks_of(
+            self.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type
+        )
         return utilisation(rate, cost.flops_training, cost.bytes_training, peaks)
 
 

@@ -23,7 +23,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks of one device, None if unknown; FLOP/s for the dtype in use. `source` is 'datasheet' or 'measured'."""
+    """Peaks of one device, None if unknown; FLOP/s for the dtype in use. `source`: datasheet, measured or unknown."""
 
     flops_per_s: float | None
     bytes_per_s: float | None
@@ -50,10 +50,12 @@ def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -
     }
 
 
-def peaks_of(precision: str, peak_flops: Mapping[str, float | None], peak_bandwidth: float | None) -> Peaks:
-    """Returns the datasheet's peaks for products in a precision, or measured ones without a datasheet (a CPU)."""
+def peaks_of(
+    precision: str, peak_flops: Mapping[str, float | None], peak_bandwidth: float | None, accelerator: str
+) -> Peaks:
+    """Returns the datasheet's peaks for products in a precision; without one, those measured on a CPU, none else."""
     if not any(peak_flops.values()):
-        return cpu_peaks()
+        return cpu_peaks() if accelerator == "cpu" else Peaks(None, None, "unknown")
     return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
 
 

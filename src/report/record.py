@@ -121,7 +121,7 @@ class Utilisation:
     peak_bytes_per_s: Figure = None
     of_peak_flops: Figure = None
     of_peak_bandwidth: Figure = None
-    peak_source: str | None = None  # 'datasheet' or 'measured'
+    peak_source: str | None = None  # 'datasheet', 'measured' or 'unknown'
 
 
 @dataclass(frozen=True, kw_only=True)

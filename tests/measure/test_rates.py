@@ -61,8 +61,15 @@ def test_utilisation_is_the_share_of_the_peaks() -> None:
 
 def test_the_peak_depends_on_the_precision() -> None:
     table = {"fp32": 1e12, "fp16": 8e12}
-    assert peaks_of("amp", table, 5.0) == Peaks(8e12, 5.0, "datasheet")
-    assert peaks_of("tf32", table, 5.0).flops_per_s is None
+    assert peaks_of("amp", table, 5.0, "cuda") == Peaks(8e12, 5.0, "datasheet")
+    assert peaks_of("tf32", table, 5.0, "cuda").flops_per_s is None
+
+
+def test_a_gpu_without_a_datasheet_is_not_compared_with_the_cpu() -> None:
+    unknown = peaks_of("amp", {}, None, "cuda")
+    assert unknown == Peaks(None, None, "unknown")
+    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=unknown)
+    assert found is not None and found["of_peak_flops"] is None and found["of_peak_bandwidth"] is None
 
 
 def test_measured_peaks_are_plausible() -> None:
