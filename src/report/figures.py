@@ -1,0 +1,373 @@
+"""What a template of a page can call: figures of records, of published rows and of comparisons, and table rows."""
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from src.errors import UserError, shortened
+from src.published import PublishedRow, rows
+from src.report.beside import in_order, read_comparison, summary
+from src.report.record import Record, read_record
+from src.report.scaling import Point, batches, commit_of, published_points, rate_of
+
+PAPERS = Path(__file__).parents[1] / "published" / "papers"
+Row = TypeVar("Row", PublishedRow, Point)
+RATES = ("p_core", "throughput")  # of a published row, the first that it has
+METRICS = {"nuv": ".1f"}  # how a quality is printed, where not with four decimals
+PRECISIONS = {"amp": "AMP", "tf32": "TF32"}  # how a precision is printed, where not as it is
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and how it is printed.
+
+    Attributes:
+        corrected: its correct value, where a publisher's was wrong.
+        record: the name of the record that it stems from.
+        suffix: what is printed behind it.
+        of: the published row, or measured reference, that it stems from.
+        ratio: how many times as fast ours was in the run that measured this reference.
+    """
+
+    value: float
+    style: str = ",.0f"
+    factor: float = 1.0
+    corrected: float | None = None
+    record: str = ""
+    suffix: str = ""
+    of: PublishedRow | None = None
+    ratio: float | None = None
+
+    @property
+    def best(self) -> float:
+        return self.value if self.corrected is None else self.corrected
+
+    def __str__(self) -> str:
+        text = format(self.value * self.factor, self.style)
+        if self.corrected is not None:
+            text += f" ({format(self.corrected * self.factor, self.style)} corrected)"
+        return text + self.suffix
+
+
+class Figures:
+    """What a template can call; each name of a record is that of a file in `folder`/records, without its ending.
+
+    Raises UserError where there is no such record, or where a published row is not given by what is said of it.
+    """
+
+    def __init__(self, folder: Path, page: Path) -> None:
+        self.folder = folder
+        self.records = "/".join([*[".."] * (len(page.parents) - 1), "docs/results/records"])
+        if page.parts[:2] == ("docs", "results"):
+            self.records = "records"
+        self.read: dict[str, Record] = {}
+
+    def names(self) -> dict[str, Any]:
+        """Returns the public functions by their names."""
+        own = [name for name in dir(type(self)) if name[0] != "_" and name not in ("names", "file", "record")]
+        return {name: getattr(self, name) for name in own if callable(getattr(self, name))}
+
+    def file(self, name: str) -> Path:
+        return self.folder / "records" / f"{name}.json"
+
+    def record(self, name: str) -> Record:
+        if name not in self.read:
+            self.read[name] = read_record(self.file(name))
+        return self.read[name]
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a record."""
+        return self.file(name).exists()
+
+    def rate(self, name: str) -> Figure:
+        """Samples per second: of steady training, or of prediction."""
+        record = self.record(name)
+        return self._figure(name, record.throughput if record.kind == "predict" else rate_of(record))
+
+    def whole(self, name: str) -> Figure:
+        """Samples per second of the whole training run."""
+        return self._figure(name, self.record(name).p_whole)
+
+    def quality(self, name: str, style: str = "") -> Figure:
+        """The final metric."""
+        metric = self.record(name).final_metric
+        known = METRICS.get(metric.name, ".4f") if metric else ""
+        return self._figure(name, metric.value if metric else None, style or known)
+
+    def metric(self, name: str, key: str, style: str = ".4f", factor: float = 1.0) -> Figure:
+        """A metric of the last evaluation, in another unit where `factor` is one."""
+        found = [row[key] for row in self.record(name).history if key in row]
+        return self._figure(name, found[-1] if found else None, style, factor)
+
+    def judged(self, name: str, key: str, group: str, style: str = ".1f") -> Figure:
+        """A figure of a prediction's quality, such as the `nuv` of the molecules as `drawn`."""
+        found = [each.value for each in self.record(name).quality or () if (each.name, each.group) == (key, group)]
+        return self._figure(name, found[-1] if found else None, style)
+
+    def gpus(self, name: str) -> str:
+        """The GPUs that the run used: H200, or 2 x H100."""
+        record = self.record(name)
+        models = {re.sub(r"NVIDIA |[ -]\d+GB.*", "", each) for each in record.environment["gpus"]}
+        if len(models) != 1:
+            raise UserError(f"{self.file(name)}: names {len(models)} models of GPUs, one is needed")
+        return f"{record.ranks} x {models.pop()}" if record.ranks > 1 else models.pop()
+
+    def seconds(self, name: str, phase: str = "") -> Figure:
+        """From the start of the process to its record; of a phase, those spent in it."""
+        record = self.record(name)
+        return self._figure(name, record.phases_s.get(phase) if phase else record.e2e_time_s)
+
+    def minutes(self, name: str) -> Figure:
+        """From the start of the process to its record."""
+        return replace(self.seconds(name), style=".1f", factor=1 / 60)
+
+    def gib(self, name: str) -> Figure:
+        """The most memory that the run reserved on a GPU."""
+        mem = self.record(name).mem
+        return self._figure(name, mem.peak_reserved_gib if mem else None, ".1f")
+
+    def latency_ms(self, name: str) -> Figure:
+        """The mean time of a batch."""
+        latency = self.record(name).latency_s
+        return self._figure(name, latency.mean if latency else None, ".2f", 1e3)
+
+    def exposed_ms(self, name: str) -> Figure:
+        """Communication of a step that compute did not hide, mean of the ranks."""
+        exchange = self.record(name).communication
+        exposed = exchange.exposed_s if exchange else None
+        return self._figure(name, exposed["mean"] if exposed else None, ".2f", 1e3)
+
+    def speed_up(self, name: str, one: str = "") -> Figure:
+        """The rate over that of one device: of the record of the same name with _x1, or of `one`.
+
+        Raises UserError where the two are of other commits or machines.
+        """
+        one = one or f"{name.rpartition('_x')[0]}_x1"
+        for what, of in (("commit", commit_of), ("machine", lambda record: record.environment.get("machine"))):
+            both = [of(self.record(each)) for each in (name, one)]
+            if both[0] != both[1]:
+                raise UserError(f"{name} is of {what} {both[0]}, {one} of {both[1]}: measure both in one run")
+        return Figure(self.rate(name).value / self.rate(one).value, ".2f", record=name)
+
+    def efficiency(self, name: str, devices: int, one: str = "") -> Figure:
+        """The speed-up over one device in percent of the number of devices."""
+        return Figure(self.speed_up(name, one).value / devices, ".1f", 100.0, record=name)
+
+    def over_one(self, name: str, one: str = "") -> Figure:
+        """The rate, and its speed-up behind it."""
+        return replace(self.rate(name), suffix=f" ({self.speed_up(name, one)}x)")
+
+    def commit(self, name: str) -> str:
+        """A link to the record, by its commit."""
+        return f"[{(commit_of(self.record(name)) or 'unknown')[:7]}]({self.records}/{name}.json)"
+
+    def linked(self, figure: Figure) -> str:
+        """The figure, as a link to its record."""
+        text = str(replace(figure, suffix=""))
+        return f"[{text}]({self.records}/{figure.record}.json){figure.suffix.replace('(', '').replace(')', '')}"
+
+    def row(self, case: str, figure: Figure | str, *cells: object, record: str = "") -> str:
+        """A table's row: the case, our figure, its record, and further cells.
+
+        Raises UserError for a published figure or reference of another batch, precision or number of GPUs.
+        """
+        record = figure.record if isinstance(figure, Figure) else record
+        for cell in cells:
+            if isinstance(cell, Figure) and cell.of:
+                self._check_alike(record, cell.of)
+        return "|".join(
+            ["", *(f" {cell} " if str(cell) else " " for cell in (case, figure, self.commit(record), *cells)), ""]
+        )
+
+    def published(self, model: str, kind: str = "train", name: str = "", source: str = "", **fields: Any) -> Figure:
+        """A figure of the one published row of a model whose fields are these; `source` is a part of its source.
+
+        `name` is p_core, throughput, final_metric, latency_s.mean ...: by default the row's rate.
+        """
+        fields = {"trainer": "1x1", "measured": False, **fields}
+        names = [name] if name else RATES
+        known = [row for row in rows(model, kind) if source in row.source and any(map(row.figure, names))]
+        row = _one(known, fields)
+        return _of_row(row, next(each for each in names if row.figure(each)))
+
+    def published_row(self, figure: Figure) -> str:
+        """A table's row of a published figure: its case, its GPUs, the figure and its source."""
+        row = _row_of(figure)
+        per = (" each" if row.batch_per == "device" else " in all") if row.world_size > 1 else ""
+        printed, true = (PRECISIONS.get(name, name) for name in (row.precision, row.true_precision))
+        precision = true if true == printed else f"{true} (printed as {printed})"
+        case = [row.kind, f"batch {row.batch_size:,}{per}", precision, *filter(None, [row.variant])]
+        gpus = f"{row.world_size} x {_gpu(row.hardware)}" if row.world_size > 1 else _gpu(row.hardware)
+        return f"| {', '.join(case)} | {gpus} | {figure} | [{row.source}]({row.url}) |"
+
+    def with_gpu(self, figure: Figure) -> Figure:
+        """A published figure and its GPU, and its precision where it was printed wrongly."""
+        row = _row_of(figure)
+        printed = f", printed as {row.precision}" if row.true_precision != row.precision else ""
+        return replace(figure, suffix=f" ({_gpu(row.hardware)}{printed})")
+
+    def published_speed_up(self, model: str, samples: int, config: str, precision: str, source: str = "") -> Figure:
+        """The published speed-up of a configuration, such as "A100-80G 1x8", with as many samples on each device.
+
+        Behind it are the GPU, the precision and the samples.
+        """
+        known = [point for point in published_points(model) if point.kind == "weak" and source in point.source]
+        found = _one(known, {"samples": samples, "config": config, "precision": precision})
+        case = f"{_gpu(config.split()[0])}, {PRECISIONS.get(precision, precision)}, batch {samples:,}"
+        return Figure(found.speed_up, ".2f", suffix=f"x ({case})")
+
+    def reference(self, model: str, batch_size: int, precision: str, kind: str = "train", *notes: str) -> Figure | str:
+        """The rate of the fastest other code that was measured on the same chip; an empty cell where none was.
+
+        `notes` are parts of a row's note, where a model has several cases of one batch: the first that any row has.
+        """
+        known = [row for row in rows(model, kind) if row.measured]
+        known = [row for row in known if (row.batch_size, row.precision) == (batch_size, precision)]
+        if notes:
+            known = next(filter(None, ([row for row in known if note in row.note] for note in notes)), [])
+        if not known:
+            return ""
+        best = max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
+        return replace(best, ratio=self._ratio(model, best))
+
+    def _ratio(self, model: str, reference: Figure) -> float | None:
+        """How many times as fast ours was in the comparison that a reference stems from; None if none is kept."""
+        row = _row_of(reference)
+        for content in self._comparisons(model):
+            case = content["case"]
+            same = (case["kind"], case["batch_size"], case["precision"]) == (row.kind, row.batch_size, row.precision)
+            for side in content["sides"][1:] if same and case["note"] in row.note else ():
+                if side["ours_over_it"] and round(side["throughput"], 1) == row.throughput:
+                    return float(side["ours_over_it"]["mean"])
+        return None
+
+    def _comparisons(self, model: str) -> list[dict[str, Any]]:
+        return [
+            read_comparison(file) for file in sorted((self.folder / "beside").glob(f"{model}_*.json"), key=in_order)
+        ]
+
+    def beside(self, model: str) -> str:
+        """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
+        found = self._comparisons(model)
+        return summary(found) if found else ""
+
+    def not_kept(self, model: str | None = None) -> str:
+        """A sentence, where a measured reference has no command that repeats it: one of the model, or any."""
+        lost = any(row.measured and not row.command for row in rows(model))
+        return "The commands behind column (1) were not kept: those cases are to be measured again. " if lost else ""
+
+    def papers(self, name: str) -> str:
+        """The table in src/published/papers/`name`.yaml."""
+        found = _paper_table(name)
+        columns, lines = found["columns"], found["rows"]
+        texts = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
+        return "\n".join(
+            f"| {' | '.join(map(str, line))} |".replace("|  |", "| |").replace("|  |", "| |") for line in texts
+        )
+
+    def paper(self, name: str, method: str, column: str) -> str:
+        """The cell of a method in the table in src/published/papers/`name`.yaml."""
+        found = _paper_table(name)
+        cells = [cell for row in found["rows"] if row[0] == method
+                 for title, cell in zip(found["columns"], row, strict=True) if title == column]  # fmt: skip
+        if len(cells) != 1:
+            raise UserError(f"papers/{name}.yaml has {len(cells)} cells of {method!r} under {column!r}, one is needed")
+        return str(cells[0])
+
+    def millions(self, figure: Figure | str, digits: int = 3) -> Figure | str:
+        """The figure in millions; an empty cell stays one."""
+        return figure if isinstance(figure, str) else replace(figure, style=f".{digits}g", factor=1e-6)
+
+    def styled(self, figure: Figure, style: str) -> Figure:
+        """The figure by a format of Python's."""
+        return replace(figure, style=style)
+
+    def percent(self, figure: Figure, digits: int = 2) -> Figure:
+        """A share in percent."""
+        return replace(figure, style=f".{digits}f", factor=100.0, suffix="%")
+
+    def gain(self, own: Figure, other: Figure | str) -> Figure:
+        """How many times the other a figure is: with one decimal below ten, else with none.
+
+        That of one run where the other was measured beside ours, else by corrected values.
+        """
+        if not isinstance(other, Figure):
+            raise UserError(f"{own.record} has no measured reference to be compared with: measure one")
+        ratio = other.ratio or own.best / other.best
+        return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
+
+    def each(self, figure: Callable[[str], Figure], pattern: str) -> list[Figure]:
+        """A figure of each record of the names that match a pattern."""
+        return [figure(file.stem) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
+
+    def mean(self, figures: Sequence[Figure]) -> Figure:
+        return replace(figures[0], value=statistics.mean(figure.value for figure in figures))
+
+    def spread(self, figures: Sequence[Figure]) -> str:
+        """Mean and standard deviation of figures of several seeds."""
+        deviation = replace(figures[0], value=statistics.stdev(figure.value for figure in figures))
+        return f"{self.mean(figures)} ± {deviation}"
+
+    def least(self, figures: Sequence[Figure]) -> Figure:
+        return min(figures, key=lambda figure: figure.best)
+
+    def greatest(self, figures: Sequence[Figure]) -> Figure:
+        return max(figures, key=lambda figure: figure.best)
+
+    def _check_alike(self, name: str, row: PublishedRow) -> None:
+        record = self.record(name)
+        case = record.case
+        own = (record.ranks, *batches(case.batch_size, case.batch_per, record.ranks), case.precision)
+        theirs = (row.world_size, *batches(row.batch_size, row.batch_per, row.world_size), row.true_precision)
+        if own != theirs:
+            texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
+            raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
+
+    def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
+        if value is None:
+            raise UserError(f"{self.file(name)}: does not have this figure")
+        return Figure(value, style, factor, record=name)
+
+
+def _paper_table(name: str) -> dict[str, Any]:
+    """Returns the `columns` and `rows` of src/published/papers/`name`.yaml."""
+    if not (PAPERS / f"{name}.yaml").exists():
+        raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
+    found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+    return found
+
+
+def _row_of(figure: Figure) -> PublishedRow:
+    if figure.of is None:
+        raise UserError("this is not a published figure")
+    return figure.of
+
+
+def _gpu(hardware: str) -> str:
+    """Returns how a published GPU is printed: A100 80GB for a100_80g and A100-80G."""
+    return f"{re.sub('[_-]', ' ', hardware).upper()}B"
+
+
+def _of_row(row: PublishedRow, name: str) -> Figure:
+    """Returns a figure that a row has, with its correction."""
+    value, best = row.figure(name), row.best(name)
+    assert value is not None
+    of_metric = row.final_metric and name == "final_metric"
+    style = METRICS.get(row.final_metric.name, ".4f") if of_metric and row.final_metric else ",.0f"
+    style, factor, suffix = (".2f", 1e3, " ms") if name.startswith("latency_s") else (style, 1.0, "")
+    return Figure(value, style, factor, corrected=None if best == value else best, suffix=suffix, of=row)
+
+
+def _one(known: Sequence[Row], fields: dict[str, Any]) -> Row:
+    """Returns the one row with these fields."""
+    found = [row for row in known if all(getattr(row, name) == value for name, value in fields.items())]
+    if len(found) != 1:
+        said = ", ".join(f"{name}={value}" for name, value in fields.items())
+        sources = "; ".join(shortened(row.source, 80) for row in found)
+        raise UserError(f"{len(found)} published rows have {said}, one is needed" + (f": {sources}" if found else ""))
+    return found[0]
