@@ -2,7 +2,7 @@
 # Every row of README and docs/results, one after another, on the GPUs that the machine has:
 #   docs/results/all.sh OUT [option=value ...]
 # Each row's record is OUT/MODEL/NAME/result.json. Rows whose record is complete are left out, so the same command goes on
-# where it was ended. At last the records are copied to docs/results/records, of which `report.py --docs` makes the pages.
+# where it was ended. At last the records are copied to docs/results/records, and the pages and their pictures are made of them.
 # Further options go to every run, for example data_root=DIR; the environment is that of the other scripts: ROWS, SEEDS, GPUS.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
@@ -41,3 +41,13 @@ for record in "$out"/*/*/result.json; do
   name=$(basename "$(dirname "$record")") model=$(basename "$(dirname "$(dirname "$record")")")
   sed "s#$PWD/##g" "$record" > "$here/records/${model}_$name.json"
 done
+for name in qed plogp; do
+  picture=("$out"/moflow/optimise_quality_1_$name/*_optimised.png)
+  [ ${#picture[@]} = 0 ] || cp "${picture[0]}" "$here/moflow_optimised_$name.png"
+done
+for model in moflow se3_transformer distilbert dlrm mobilenet_v1; do
+  weak=("$here/records/$model"_weak_*.json)
+  [ ${#weak[@]} = 0 ] || "$python" report.py scaling "${weak[@]}" --picture "$here/${model}_scaling.png" > /dev/null
+done
+"$here/comparisons.sh" "$here/comparisons"
+"$python" report.py --docs

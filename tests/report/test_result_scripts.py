@@ -74,8 +74,19 @@ def test_all_rows_copy_complete_records_without_paths_of_the_machine(tmp_path: P
     for folder, status in ((done, "done"), (failed, "failed")):
         folder.mkdir(parents=True)
         write_record(replace(trained, status=status, config={"output_dir": str(folder)}), folder / "result.json")
-    own = {**os.environ, "PYTHON": "true"}
+    (done.parent / "optimise_quality_1_qed").mkdir()
+    (done.parent / "optimise_quality_1_qed" / "molecules_optimised.png").write_text("a picture")
+    write_record(trained, tmp_path / "docs" / "results" / "records" / "moflow_weak_512_amp_x1.json")
+    given = program(tmp_path / "given", f'echo "$@" >> {tmp_path}/called')
+    own = {**os.environ, "PYTHON": str(given)}
     subprocess.run(["bash", "docs/results/all.sh", "out"], cwd=tmp_path, env=own, capture_output=True, check=True)
+    assert (tmp_path / "docs" / "results" / "moflow_optimised_qed.png").read_text() == "a picture"
+    made = [line for line in (tmp_path / "called").read_text().splitlines() if line.startswith("report.py")]
+    assert made[0].startswith("report.py scaling docs/results/records/moflow_weak_512_amp_x1.json --picture ")
+    assert made[-1] == "report.py --docs" and any(
+        "docs/results/comparisons/moflow_precision.html" in line for line in made
+    )
+    (tmp_path / "docs" / "results" / "records" / "moflow_weak_512_amp_x1.json").unlink()
     (found,) = (tmp_path / "docs" / "results" / "records").glob("*.json")
     assert found.name == "moflow_train_512_amp.json"
     assert read_record(found).config == {"output_dir": "out/moflow/train_512_amp"}
