@@ -68,6 +68,7 @@ class BatchNorm(nn.Module):
     It can run on a single channel, which the fast atom step needs. It does not count batches: the momentum is fixed,
     and counting would cost one more kernel per layer. With `group`, a training batch is normalised in parts of that
     many rows of dimension 0, as if each were on a device of its own; the running statistics take the parts' mean.
+    `kept_statistics` says what `keeps` and `reuses` are for.
     """
 
     running_mean: Float[Tensor, " channels"]
@@ -81,20 +82,30 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(num_channels))
         self.initializing = False
         self.group: int | None = None
+        self.keeps = self.reuses = False
+        self.kept_mean: Tensor | None = None
+        self.kept_var: Tensor | None = None
 
     def forward(
         self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
     ) -> Float[Tensor, "batch channels *features"]:
         """Returns normalised values. With `row`, `values` holds that channel alone, the only one updated."""
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
+        if self.reuses:
+            assert self.kept_mean is not None and self.kept_var is not None
+            return normalised_with(values, self.kept_mean, self.kept_var, weight, bias)
         if row is not None:
             weight, bias, mean, var = (each.index_select(0, row) for each in (weight, bias, mean, var))
         if self.initializing:
             _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
             mean, var = mean.to(weight.dtype), var.to(weight.dtype)
         training = self.training and not self.initializing
-        if training and self.group is not None and len(values) > self.group:
-            normalised = grouped_batch_norm(values, self.group, mean, var, weight, bias)
+        grouped = self.group is not None and len(values) > self.group
+        if training and (grouped or self.keeps):
+            group = self.group if self.group is not None and grouped else len(values)
+            normalised, batch_mean, batch_var = grouped_batch_norm(values, group, mean, var, weight, bias)
+            if self.keeps:
+                self.kept_mean, self.kept_var = batch_mean, batch_var
         else:
             normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
         if row is not None and training:
@@ -110,19 +121,66 @@ def grouped_batch_norm(
     running_var: Float[Tensor, " channels"],
     weight: Float[Tensor, " channels"],
     bias: Float[Tensor, " channels"],
-) -> Float[Tensor, "batch channels *features"]:
-    """Returns values normalised in groups of `group` rows; moves the running statistics to the groups' mean."""
+) -> tuple[Float[Tensor, "batch channels *features"], Float[Tensor, " channels"], Float[Tensor, " channels"]]:
+    """Returns values normalised in groups of `group` rows, and the groups' mean of their means and biased variances.
+
+    Moves the running statistics to the latter, with unbiased variances.
+    """
     groups = values.to(weight.dtype).unflatten(0, (-1, group))
     dims = [dim for dim in range(groups.dim()) if dim not in (0, 2)]
     variance, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
     per_channel = (1, 1, -1) + (1,) * (groups.dim() - 3)
     scale = torch.rsqrt(variance + BATCH_NORM_EPS) * weight.view(per_channel)
     normalised = (groups - mean) * scale + bias.view(per_channel)
+    batch_mean, batch_var = mean.mean(0).flatten(), variance.mean(0).flatten()
     with torch.no_grad():
         count = groups[0].numel() // groups.shape[2]
-        running_mean.lerp_(mean.mean(0).flatten(), BATCH_NORM_MOMENTUM)
-        running_var.lerp_(variance.mean(0).flatten() * (count / (count - 1)), BATCH_NORM_MOMENTUM)
-    return normalised.flatten(0, 1).to(values.dtype)
+        running_mean.lerp_(batch_mean, BATCH_NORM_MOMENTUM)
+        running_var.lerp_(batch_var * (count / (count - 1)), BATCH_NORM_MOMENTUM)
+    return normalised.flatten(0, 1).to(values.dtype), batch_mean, batch_var
+
+
+def normalised_with(
+    values: Float[Tensor, "batch channels *features"],
+    mean: Float[Tensor, " channels"],
+    var: Float[Tensor, " channels"],
+    weight: Float[Tensor, " channels"],
+    bias: Float[Tensor, " channels"],
+) -> Float[Tensor, "batch channels *features"]:
+    """Returns values normalised with given statistics, to which gradients go too."""
+    scale = weight * torch.rsqrt(var + BATCH_NORM_EPS)
+    per_channel = (1, -1) + (1,) * (values.dim() - 2)
+    return ((values - mean.view(per_channel)) * scale.view(per_channel) + bias.view(per_channel)).to(values.dtype)
+
+
+@contextmanager
+def kept_statistics(network: nn.Module) -> Iterator[None]:
+    """Lets every BatchNorm of `network` keep a training batch's statistics and their graph, for `reused_statistics`."""
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    for layer in layers:
+        layer.keeps = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.keeps, layer.kept_mean, layer.kept_var = False, None, None
+
+
+@contextmanager
+def reused_statistics(network: nn.Module) -> Iterator[None]:
+    """Makes every BatchNorm of `network` normalise with the statistics that it kept.
+
+    So the flow runs backwards exactly as it ran forwards. The running statistics would not do to train on: they follow
+    the weights some steps later, and a loss can be lowered in that time that rises again when they have followed.
+    """
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    for layer in layers:
+        layer.reuses = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.reuses = False
 
 
 @contextmanager

@@ -210,9 +210,11 @@ class BondFlow(FlowChain):
         z, log_det = self.run(squeeze(adj, self.fold))
         return unsqueeze(z, self.fold), log_det
 
-    def reverse(self, z: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor, "batch kinds nodes nodes"]:
-        """Inverts `forward`; returns continuous adjacency tensors."""
-        return unsqueeze(self.run_reverse(squeeze(z, self.fold)), self.fold)
+    def reverse(
+        self, z: Float[Tensor, "batch kinds nodes nodes"], bound: float | None = None
+    ) -> Float[Tensor, "batch kinds nodes nodes"]:
+        """Inverts `forward`; returns continuous adjacency tensors. `bound`: see `FlowChain.run_reverse`."""
+        return unsqueeze(self.run_reverse(squeeze(z, self.fold), bound=bound), self.fold)
 
     def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:
         """Initialises the ActNorms from one (noised) batch."""

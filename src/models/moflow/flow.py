@@ -41,9 +41,7 @@ class FlowChain(nn.Module):
         self, z: Float[Tensor, "batch rows columns"], *condition: Tensor
     ) -> tuple[Float[Tensor, "batch rows columns"], Float[Tensor, " batch"]]:
         """Applies all steps; returns the latent and the summed log-determinants."""
-        if torch.is_grad_enabled() and not z.requires_grad and not torch.compiler.is_compiling():
-            # The first step's input is data without gradient. Its compiled graph would not serve the steps after it.
-            z = z.detach().requires_grad_()
+        z = differentiable(z)
         log_dets = []
         for step in self.steps:
             z, log_det = self._forward_step(step, z, *condition)
@@ -51,11 +49,13 @@ class FlowChain(nn.Module):
         return z, torch.stack(log_dets).sum(0)
 
     def run_reverse(
-        self, z: Float[Tensor, "batch rows columns"], *condition: Tensor
+        self, z: Float[Tensor, "batch rows columns"], *condition: Tensor, bound: float | None = None
     ) -> Float[Tensor, "batch rows columns"]:
-        """Inverts all steps, the last one first."""
+        """Inverts all steps, the last one first. With `bound`, what exceeds it behind a step is cut off there."""
+        z = differentiable(z)
         for step in reversed(self.steps):
             z = self._reverse_step(step, z, *condition)
+            z = z if bound is None else z.clamp(-bound, bound)
         return z
 
     def run_initialize(self, z: Float[Tensor, "batch rows columns"], *condition: Tensor) -> None:
@@ -63,3 +63,10 @@ class FlowChain(nn.Module):
         for step in self.steps:
             cast(FlowStep, step).actnorm.initialize(z)
             z, _ = step(z, *condition)
+
+
+def differentiable(z: Tensor) -> Tensor:
+    """Returns the first step's input as one with a gradient: a compiled graph without would not serve later steps."""
+    if torch.is_grad_enabled() and not z.requires_grad and not torch.compiler.is_compiling():
+        return z.detach().requires_grad_()
+    return z

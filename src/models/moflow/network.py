@@ -208,10 +208,14 @@ class MoFlow(nn.Module):
         adj = self._bonds(z_bond)
         return self._atoms(z_atom, adj), adj
 
+    def continuous_bonds(self, z_bond: Bonds, bound: float | None = None) -> Bonds:
+        """Returns symmetric bond kinds before they become 0 and 1. `bound`: see `FlowChain.run_reverse`."""
+        adj = self._undo_scaling(self.bond_flow.reverse(z_bond, bound))
+        return (adj + adj.transpose(2, 3)) / 2
+
     def _bonds(self, z_bond: Bonds) -> Bonds:
         """Returns symmetric bond kinds as 0 and 1. Kinds that tie are all 1, as published."""
-        adj = self._undo_scaling(self.bond_flow.reverse(z_bond))
-        probabilities = torch.softmax((adj + adj.transpose(2, 3)) / 2, 1)
+        probabilities = torch.softmax(self.continuous_bonds(z_bond), 1)
         return torch.floor(probabilities / probabilities.amax(1, keepdim=True))
 
     def _atoms(self, z_atom: Atoms, adj: Bonds) -> Atoms:
