@@ -154,16 +154,27 @@ def normalised_with(
 
 
 @contextmanager
-def kept_statistics(network: nn.Module) -> Iterator[None]:
-    """Lets every BatchNorm of `network` keep a training batch's statistics and their graph, for `reused_statistics`."""
+def batch_norms_with(network: nn.Module, flag: str) -> Iterator[list[BatchNorm]]:
+    """Sets a flag of every BatchNorm of `network` while it is open; yields them."""
     layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
     for layer in layers:
-        layer.keeps = True
+        setattr(layer, flag, True)
     try:
-        yield
+        yield layers
     finally:
         for layer in layers:
-            layer.keeps, layer.kept_mean, layer.kept_var = False, None, None
+            setattr(layer, flag, False)
+
+
+@contextmanager
+def kept_statistics(network: nn.Module) -> Iterator[None]:
+    """Lets every BatchNorm of `network` keep a training batch's statistics and their graph, for `reused_statistics`."""
+    with batch_norms_with(network, "keeps") as layers:
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.kept_mean = layer.kept_var = None
 
 
 @contextmanager
@@ -173,14 +184,8 @@ def reused_statistics(network: nn.Module) -> Iterator[None]:
     So the flow runs backwards exactly as it ran forwards. The running statistics would not do to train on: they follow
     the weights some steps later, and a loss can be lowered in that time that rises again when they have followed.
     """
-    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    for layer in layers:
-        layer.reuses = True
-    try:
+    with batch_norms_with(network, "reuses"):
         yield
-    finally:
-        for layer in layers:
-            layer.reuses = False
 
 
 @contextmanager
@@ -189,11 +194,5 @@ def initializing(network: nn.Module) -> Iterator[None]:
 
     Otherwise the ActNorms after a BatchNorm would depend on how the batch is split over the ranks.
     """
-    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    for layer in layers:
-        layer.initializing = True
-    try:
+    with batch_norms_with(network, "initializing"):
         yield
-    finally:
-        for layer in layers:
-            layer.initializing = False

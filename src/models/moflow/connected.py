@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.config.ranges import Count, Positive
+from src.errors import UserError
 from src.models.moflow.actnorm import reused_statistics
 from src.models.moflow.network import MoFlow
 
@@ -24,12 +25,16 @@ class Connected:
     Args:
         weight: of an orphan in the loss, in bits per dimension.
         molecules: latents drawn at each step, on each rank.
-        temperatures: least and greatest; each molecule's is drawn between them.
+        temperatures: least and greatest; each molecule's is drawn between them. Raises UserError otherwise.
     """
 
     def __init__(
         self, weight: Positive = 0.005, molecules: Count = 512, temperatures: Sequence[Positive] = (0.3, 1.0)
     ) -> None:
+        if len(temperatures) != 2 or temperatures[0] > temperatures[1]:
+            raise UserError(
+                f"model.task.connected.temperatures={list(temperatures)} must be two, the least and the greatest"
+            )
         self.weight, self.molecules, self.temperatures = weight, molecules, tuple(temperatures)
 
     def __call__(self, network: MoFlow) -> Float[Tensor, ""]:

@@ -8,6 +8,7 @@ import torch
 from rdkit import Chem
 from torch.testing import assert_close
 
+from src.errors import UserError
 from src.models.moflow.actnorm import kept_statistics, reused_statistics
 from src.models.moflow.connected import Connected, orphans
 from src.molecules.encode import encode
@@ -91,9 +92,21 @@ def test_the_penalty_is_that_of_the_bonds_that_the_network_draws() -> None:
     assert all(each.grad is not None and each.grad.isfinite().all() for each in network.bond_flow.parameters())
 
 
+@pytest.mark.parametrize("temperatures", [(0.3,), (1.0, 0.3), (0.3, 0.5, 1.0)])
+def test_other_temperatures_than_a_least_and_a_greatest_are_refused(temperatures: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=r"temperatures=.* must be two, the least and the greatest"):
+        Connected(temperatures=temperatures)
+
+
 def test_training_with_it_lowers_the_orphans(tmp_path: Path) -> None:
-    connected = "model.task.connected={_target_:src.models.moflow.connected.Connected,weight:0.1,molecules:64}"
+    """Against the same training in which an orphan weighs next to nothing: the likelihood lowers them too."""
     options = "fit.max_epochs=6", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "measure.window=1"
-    record = train(tiny_config(tmp_path, connected, *options, "hp.lr=5e-3"))
-    found = [row["orphans"] for row in record.history if "orphans" in row]
-    assert len(found) > 20 and np.mean(found[-5:]) < 0.5 * np.mean(found[:5])
+    ends = []
+    for weight in (0.1, 1e-9):
+        words = f"{{_target_:src.models.moflow.connected.Connected,weight:{weight},molecules:64}}"
+        (tmp_path / str(weight)).mkdir()
+        record = train(tiny_config(tmp_path / str(weight), f"model.task.connected={words}", *options, "hp.lr=5e-3"))
+        found = [row["orphans"] for row in record.history if "orphans" in row]
+        assert len(found) > 20
+        ends.append(np.mean(found[-5:]))
+    assert ends[0] < 0.7 * ends[1], ends
