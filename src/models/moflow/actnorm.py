@@ -100,12 +100,14 @@ class BatchNorm(nn.Module):
             _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
             mean, var = mean.to(weight.dtype), var.to(weight.dtype)
         training = self.training and not self.initializing
-        grouped = self.group is not None and len(values) > self.group
-        if training and (grouped or self.keeps):
-            group = self.group if self.group is not None and grouped else len(values)
-            normalised, batch_mean, batch_var = grouped_batch_norm(values, group, mean, var, weight, bias)
+        if training and self.group is not None and len(values) > self.group:
+            normalised, batch_mean, batch_var = grouped_batch_norm(values, self.group, mean, var, weight, bias)
             if self.keeps:
                 self.kept_mean, self.kept_var = batch_mean, batch_var
+        elif training and self.keeps:
+            self.kept_mean, self.kept_var = moments(values.to(weight.dtype))
+            normalised = normalised_with(values, self.kept_mean, self.kept_var, weight, bias)
+            update_running(mean, var, self.kept_mean, self.kept_var, values.numel() // values.shape[1])
         else:
             normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
         if row is not None and training:
@@ -133,11 +135,28 @@ def grouped_batch_norm(
     scale = torch.rsqrt(variance + BATCH_NORM_EPS) * weight.view(per_channel)
     normalised = (groups - mean) * scale + bias.view(per_channel)
     batch_mean, batch_var = mean.mean(0).flatten(), variance.mean(0).flatten()
-    with torch.no_grad():
-        count = groups[0].numel() // groups.shape[2]
-        running_mean.lerp_(batch_mean, BATCH_NORM_MOMENTUM)
-        running_var.lerp_(batch_var * (count / (count - 1)), BATCH_NORM_MOMENTUM)
+    update_running(running_mean, running_var, batch_mean, batch_var, groups[0].numel() // groups.shape[2])
     return normalised.flatten(0, 1).to(values.dtype), batch_mean, batch_var
+
+
+def moments(values: Float[Tensor, "batch channels *features"]) -> tuple[Float[Tensor, " channels"], ...]:
+    """Returns mean and biased variance of every channel."""
+    dims = [dim for dim in range(values.dim()) if dim != 1]
+    variance, mean = torch.var_mean(values, dims, correction=0)
+    return mean, variance
+
+
+@torch.no_grad()
+def update_running(
+    running_mean: Float[Tensor, " channels"],
+    running_var: Float[Tensor, " channels"],
+    batch_mean: Float[Tensor, " channels"],
+    batch_var: Float[Tensor, " channels"],
+    count: int,
+) -> None:
+    """Moves running statistics towards those of `count` values, with the unbiased variance."""
+    running_mean.lerp_(batch_mean, BATCH_NORM_MOMENTUM)
+    running_var.lerp_(batch_var * (count / (count - 1)), BATCH_NORM_MOMENTUM)
 
 
 def normalised_with(
