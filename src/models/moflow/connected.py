@@ -23,7 +23,8 @@ class Connected:
     which is what makes most invalid ones so. A molecule without orphans is in one piece.
 
     Args:
-        weight: of an orphan in the loss, in bits per dimension.
+        weight: of an orphan in the loss, in bits per dimension. At 0.005 the quick start's network generates more valid
+            molecules, the full one maps all random latents to one graph (docs/notes/2026-11-22-moflow-quality.md).
         molecules: latents drawn at each step, on each rank.
         temperatures: least and greatest; each molecule's is drawn between them. Raises UserError otherwise.
     """
