@@ -31,6 +31,7 @@ LONG = 10**9
 # The record and the csv logger keep a row of each evaluation, the clock 24 bytes a step: DLRM took 0.7 KB an epoch.
 BYTES_OF_ROW = 1_000
 FREE_MIB = 8.0  # what an allocator may take and keep
+WRITING = 1  # the thread or descriptor of a checkpoint that a slow disk is still writing at each reading
 
 
 def overrides(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[str]:
@@ -48,7 +49,8 @@ def overrides(model: str, home: Path, epochs: int | None, seconds: float | None)
 def growth(readings: list[dict[str, Any]]) -> dict[str, float]:
     """Returns how much each figure grew from the middle of the readings to their end; memory in MiB.
 
-    A thread and a descriptor come and go with each checkpoint that is written: of those the least number counts.
+    A thread and a descriptor come and go with each checkpoint that is written: of those the least number counts, and
+    one more is no growth.
     """
     tenth = max(1, len(readings) // 10)
     middle, end = readings[len(readings) // 2 :][:tenth], readings[-tenth:]
@@ -66,7 +68,8 @@ def judge(readings: list[dict[str, Any]]) -> str:
     grown = growth(readings)
     limit = FREE_MIB + grown["rows"] * BYTES_OF_ROW / MIB
     found = [f"memory by {grown['memory']:.1f} MiB (limit {limit:.1f})"] if grown["memory"] > limit else []
-    return ", ".join(found + [f"{name} by {grown[name]:g}" for name in ("threads", "descriptors") if grown[name] > 0])
+    found += [f"{name} by {grown[name]:g}" for name in ("threads", "descriptors") if grown[name] > WRITING]
+    return ", ".join(found)
 
 
 def soak(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ def test_growth_is_told_from_what_is_kept() -> None:
     assert judge(readings()) == ""
     assert judge(readings(memory=0.13 * MIB, rows=50)) == ""  # the history of the record
     assert judge(readings(memory=0.13 * MIB)).startswith("memory by 10.4 MiB (limit 8.0)")
+    assert judge(readings(descriptors=1 / 81)) == ""  # a checkpoint that is being written
     assert judge(readings(threads=0.1)) == "threads by 8" and judge(readings(descriptors=1)) == "descriptors by 80"
 
 
