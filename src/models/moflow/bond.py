@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
-from src.models.moflow.flow import FlowChain, FlowStep
+from src.models.moflow.flow import FlowChain, FlowStep, Limit
 from src.models.moflow.kernels import Execution, fast, reference
 
 
@@ -211,10 +211,10 @@ class BondFlow(FlowChain):
         return unsqueeze(z, self.fold), log_det
 
     def reverse(
-        self, z: Float[Tensor, "batch kinds nodes nodes"], bound: float | None = None
+        self, z: Float[Tensor, "batch kinds nodes nodes"], limit: Limit | None = None
     ) -> Float[Tensor, "batch kinds nodes nodes"]:
-        """Inverts `forward`; returns continuous adjacency tensors. `bound`: see `FlowChain.run_reverse`."""
-        return unsqueeze(self.run_reverse(squeeze(z, self.fold), bound=bound), self.fold)
+        """Inverts `forward`; returns continuous adjacency tensors. `limit`: see `FlowChain.run_reverse`."""
+        return unsqueeze(self.run_reverse(squeeze(z, self.fold), limit=limit), self.fold)
 
     def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:
         """Initialises the ActNorms from one (noised) batch."""

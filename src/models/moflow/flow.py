@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from src.models.moflow.actnorm import ActNorm
 
@@ -49,13 +50,13 @@ class FlowChain(nn.Module):
         return z, torch.stack(log_dets).sum(0)
 
     def run_reverse(
-        self, z: Float[Tensor, "batch rows columns"], *condition: Tensor, bound: float | None = None
+        self, z: Float[Tensor, "batch rows columns"], *condition: Tensor, limit: "Limit | None" = None
     ) -> Float[Tensor, "batch rows columns"]:
-        """Inverts all steps, the last one first. With `bound`, what exceeds it behind a step is cut off there."""
+        """Inverts all steps, the last one first. With `limit`, values behind each step are cut off."""
         z = differentiable(z)
         for step in reversed(self.steps):
             z = self._reverse_step(step, z, *condition)
-            z = z if bound is None else z.clamp(-bound, bound)
+            z = z if limit is None else limit(z)
         return z
 
     def run_initialize(self, z: Float[Tensor, "batch rows columns"], *condition: Tensor) -> None:
@@ -63,6 +64,25 @@ class FlowChain(nn.Module):
         for step in self.steps:
             cast(FlowStep, step).actnorm.initialize(z)
             z, _ = step(z, *condition)
+
+
+class Limit:
+    """Cuts off the values behind a step where a flow diverges on a latent, before they or their gradients overflow.
+
+    Attributes:
+        beyond: how far they went beyond FREE, as the sum of log(1 + distance) of a sample's values behind all steps,
+            mean of the samples. It has a gradient where what is cut off has none, up to infinity.
+    """
+
+    FREE, BOUND = 5.0, 50.0  # those of real molecules keep within 5
+
+    def __init__(self) -> None:
+        self.beyond: Tensor | float = 0.0
+
+    def __call__(self, z: Float[Tensor, "batch rows columns"]) -> Float[Tensor, "batch rows columns"]:
+        far = F.relu(z.abs() - self.FREE).nan_to_num(0, 1e4, 0)
+        self.beyond = self.beyond + torch.log1p(far).sum((1, 2)).mean()
+        return z.nan_to_num(0, self.BOUND, -self.BOUND).clamp(-self.BOUND, self.BOUND)
 
 
 def differentiable(z: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, BatchNorm, initializing
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
 from src.models.moflow.bond import BondFlow, Conv3x3
+from src.models.moflow.flow import Limit
 from src.models.moflow.kernels import Execution
 
 Nodes = UInt8[Tensor, "batch atoms"]
@@ -208,9 +209,9 @@ class MoFlow(nn.Module):
         adj = self._bonds(z_bond)
         return self._atoms(z_atom, adj), adj
 
-    def continuous_bonds(self, z_bond: Bonds, bound: float | None = None) -> Bonds:
-        """Returns symmetric bond kinds before they become 0 and 1. `bound`: see `FlowChain.run_reverse`."""
-        adj = self._undo_scaling(self.bond_flow.reverse(z_bond, bound))
+    def continuous_bonds(self, z_bond: Bonds, limit: Limit | None = None) -> Bonds:
+        """Returns symmetric bond kinds before they become 0 and 1. `limit`: see `FlowChain.run_reverse`."""
+        adj = self._undo_scaling(self.bond_flow.reverse(z_bond, limit))
         return (adj + adj.transpose(2, 3)) / 2
 
     def _bonds(self, z_bond: Bonds) -> Bonds:

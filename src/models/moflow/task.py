@@ -18,9 +18,9 @@ from src.gpu.exact_products import exact_products
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.moflow.actnorm import kept_statistics
-from src.models.moflow.connected import Connected
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
+from src.models.moflow.generated_bonds import GeneratedBonds
 from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
 from src.models.moflow.temperatures import Given, Temperature, temperature_of
@@ -41,7 +41,7 @@ class MoFlowTask(Task):
         network, optimizer, schedule: see Task.
         target: NUV in percent that counts as reached, or None.
         temperature: of sampling; the latent's standard deviation is multiplied by it. Two: of atoms and of bonds.
-        connected: adds a penalty on generated molecules in pieces to the loss, and their `orphans` to the metrics.
+        generated_bonds: adds a loss on the bonds of generated molecules, and its parts to the metrics.
         temperatures: after training, `temperature` becomes the one of these at which `eval_batch` molecules, taken as
             one batch, have the highest NUV. None keeps it.
         correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
@@ -66,7 +66,7 @@ class MoFlowTask(Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         target: Annotated[float, Range(0, 100)] | None = 87.9,
-        connected: Connected | None = None,
+        generated_bonds: GeneratedBonds | None = None,
         temperature: Given = 0.3,
         temperatures: Sequence[Given] | None = None,
         correct_validity: bool = False,
@@ -80,7 +80,7 @@ class MoFlowTask(Task):
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
-        self.connected = connected
+        self.generated_bonds = generated_bonds
         self.temperature = temperature_of(temperature)
         self.temperatures = [temperature_of(each) for each in temperatures or ()]
         self.correct_validity = correct_validity
@@ -132,14 +132,14 @@ class MoFlowTask(Task):
         return vocabulary_of(self.network)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        if self.connected is None:
+        if self.generated_bonds is None:
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
             return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
         with kept_statistics(self.network.bond_flow):
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
-            orphans = self.connected(self.network)
-        loss = bits_atom + bits_bond + self.connected.weight * orphans
-        return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, "orphans": orphans}
+            found = self.generated_bonds(self.network, batch[1])
+        loss = bits_atom + bits_bond + found["penalty"]
+        return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **found}
 
     def count(self, batch: Batch) -> int:
         return len(batch[0])

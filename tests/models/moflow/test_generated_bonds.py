@@ -1,4 +1,4 @@
-"""The penalty on molecules in pieces: what it counts, the statistics it uses, and that training on it joins them."""
+"""The loss on generated bonds: what it counts, the statistics it uses, and that training on it lowers it."""
 
 from pathlib import Path
 
@@ -10,13 +10,15 @@ from torch.testing import assert_close
 
 from src.errors import UserError
 from src.models.moflow.actnorm import kept_statistics, reused_statistics
-from src.models.moflow.connected import Connected, orphans
+from src.models.moflow.flow import Limit
+from src.models.moflow.generated_bonds import SCALES, GeneratedBonds, discrepancy, excess_bonds, orphans
 from src.molecules.encode import encode
 from src.molecules.vocabulary import ZINC250K
 from src.run import train
 from tests.support.tiny_moflow import make_molecules, make_network
 from tests.support.tiny_run import SMILES, tiny_config
 
+TARGET = "src.models.moflow.generated_bonds.GeneratedBonds"
 LEAK = 0.001  # the softmax gives an absent bond a probability, if a small one
 
 
@@ -74,39 +76,79 @@ def test_keeping_statistics_changes_nothing_else() -> None:
     assert_close(*results)
 
 
-def test_the_penalty_is_that_of_the_bonds_that_the_network_draws() -> None:
-    network = make_network().train()
+def test_bonds_above_four_at_an_atom_are_in_excess() -> None:
+    for smiles, expected in (("CC(C)(C)C", 0.0), ("CS(=O)(=O)C", 2.0), ("O=P(O)(O)O", 1.0)):
+        _, edges = encode(smiles, ZINC250K)
+        assert_close(excess_bonds(one_hot(edges)[None])[0].item(), expected, rtol=0, atol=LEAK)
+
+
+def test_the_discrepancy_is_that_of_its_definition() -> None:
+    """Summed pair by pair; near 0 for samples of one distribution, and far from it for copies of one of them."""
+    x, y = (torch.rand(size, 7, dtype=torch.float64) for size in (20, 30))
+
+    def mean(first: torch.Tensor, second: torch.Tensor, skipped: bool) -> float:
+        found = [
+            scale / (scale + (a - b).square().sum().item())
+            for i, a in enumerate(first) for j, b in enumerate(second) if not (skipped and i == j) for scale in SCALES
+        ]  # fmt: skip
+        return sum(found) / len(found)
+
+    expected = mean(x, x, True) + mean(y, y, True) - 2 * mean(x, y, False)
+    assert_close(discrepancy(x, y).item(), expected)
+    one, other = torch.randn(2, 300, 7, dtype=torch.float64)
+    assert discrepancy(one, other).abs() < 0.01 < 0.1 < discrepancy(one[:1].expand(300, -1), other)
+
+
+def test_it_is_that_of_the_bonds_that_the_network_draws() -> None:
+    network, batch = make_network().train(), make_molecules(12)
+    loss = GeneratedBonds(defects=20.0, discrepancy=100.0, molecules=64, temperatures=(0.5, 0.5))
     with kept_statistics(network.bond_flow):
-        network(*make_molecules(12))
+        network(*batch)
         torch.manual_seed(1)
-        found = Connected(molecules=64, temperatures=(0.5, 0.5))(network)
+        found = loss(network, batch[1])
         torch.manual_seed(1)
         torch.rand(64, 1, 1, 1, dtype=torch.float64)
         z = 0.5 * torch.exp(network.ln_var / 2) * torch.randn(64, 4, 4, 4, dtype=torch.float64)
         with reused_statistics(network.bond_flow):
-            bonds = network.bond_flow.reverse(z, bound=50)
+            bonds = network.bond_flow.reverse(z, Limit())
     bonds = ((bonds + bonds.transpose(2, 3)) / 2)[:, :, :3, :3]  # the atoms that molecules have
-    assert_close(found, orphans(bonds).mean().to(found.dtype))
-    assert found > 0.01 and bonds.abs().max() <= 50
-    found.backward()
+    assert_close(found["orphans"], orphans(bonds).mean())
+    assert_close(found["excess_bonds"], excess_bonds(bonds).mean())
+    defects = found["orphans"] + found["excess_bonds"] + found["overflow"] / 10
+    assert_close(found["penalty"], (20 * defects + 100 * found["discrepancy"]) / 4**3)  # bits per dimension
+    assert min(found["orphans"], found["discrepancy"]) > 0.01
+    found["penalty"].backward()
     assert all(each.grad is not None and each.grad.isfinite().all() for each in network.bond_flow.parameters())
+
+
+def test_values_that_go_far_are_cut_off_and_pulled_back() -> None:
+    z = torch.tensor([[[1.0, -7.0, 80.0, torch.inf, -torch.inf, torch.nan]]], requires_grad=True)
+    limit = Limit()
+    assert limit(z).tolist() == [[[1, -7, 50, 50, -50, 0]]]
+    finite = torch.tensor([[[1.0, -7.0, 80.0]]], requires_grad=True)
+    limit = Limit()
+    limit(finite)
+    beyond = torch.as_tensor(limit.beyond)
+    assert_close(beyond.item(), float(np.log(3) + np.log(76)))
+    beyond.backward()
+    assert_close(finite.grad, torch.tensor([[[0, -1 / 3, 1 / 76]]]))
 
 
 @pytest.mark.parametrize("temperatures", [(0.3,), (1.0, 0.3), (0.3, 0.5, 1.0)])
 def test_other_temperatures_than_a_least_and_a_greatest_are_refused(temperatures: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match=r"temperatures=.* must be two, the least and the greatest"):
-        Connected(temperatures=temperatures)
+        GeneratedBonds(temperatures=temperatures)
 
 
-def test_training_with_it_lowers_the_orphans(tmp_path: Path) -> None:
-    """Against the same training in which an orphan weighs next to nothing: the likelihood lowers them too."""
+def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
+    """Against the same training in which they weigh next to nothing: the likelihood lowers them too."""
     options = "fit.max_epochs=6", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "measure.window=1"
     ends = []
-    for weight in (0.1, 1e-9):
-        words = f"{{_target_:src.models.moflow.connected.Connected,weight:{weight},molecules:64}}"
-        (tmp_path / str(weight)).mkdir()
-        record = train(tiny_config(tmp_path / str(weight), f"model.task.connected={words}", *options, "hp.lr=5e-3"))
-        found = [row["orphans"] for row in record.history if "orphans" in row]
+    for bits in (30, 1e-9):
+        given = f"{{_target_:{TARGET},defects:{bits},discrepancy:{bits},molecules:64}}"
+        (tmp_path / str(bits)).mkdir()
+        config = tiny_config(tmp_path / str(bits), f"model.task.generated_bonds={given}", *options, "hp.lr=5e-3")
+        found = [row["orphans"] + row["excess_bonds"] for row in train(config).history if "orphans" in row]
         assert len(found) > 20
         ends.append(np.mean(found[-5:]))
     assert ends[0] < 0.7 * ends[1], ends
