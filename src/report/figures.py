@@ -1,5 +1,6 @@
 """What a template of a page can call: figures of records, of published rows and of comparisons, and table rows."""
 
+import os
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from src.published import PublishedRow, rows
 from src.report.beside import in_order, read_comparison, summary
 from src.report.record import Record, read_record
 from src.report.scaling import Point, batches, commit_of, published_points, rate_of
+from src.report.text import summary as printed_at_end
 
 PAPERS = Path(__file__).parents[1] / "published" / "papers"
 Row = TypeVar("Row", PublishedRow, Point)
@@ -62,9 +64,7 @@ class Figures:
 
     def __init__(self, folder: Path, page: Path) -> None:
         self.folder = folder
-        self.records = "/".join([*[".."] * (len(page.parents) - 1), "docs/results/records"])
-        if page.parts[:2] == ("docs", "results"):
-            self.records = "records"
+        self.records = os.path.relpath("docs/results/records", page.parent)
         self.read: dict[str, Record] = {}
 
     def names(self) -> dict[str, Any]:
@@ -165,6 +165,10 @@ class Figures:
     def commit(self, name: str) -> str:
         """A link to the record, by its commit."""
         return f"[{(commit_of(self.record(name)) or 'unknown')[:7]}]({self.records}/{name}.json)"
+
+    def printed(self, name: str) -> str:
+        """What the run printed at its end, but for its files."""
+        return printed_at_end(self.record(name), {}).strip()
 
     def linked(self, figure: Figure) -> str:
         """The figure, as a link to its record."""

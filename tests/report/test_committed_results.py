@@ -23,9 +23,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Returns the texts of README and of all pages of results, by their paths."""
+    """Returns the texts of README, the quick start and all pages of results, by their paths."""
     files = [
         root / "README.md",
+        root / "docs" / "quickstart.md",
         *(root / "docs" / "results").glob("*.md"),
         *(root / "docs" / "results" / "full").iterdir(),
     ]
@@ -41,7 +42,7 @@ def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path
     write_docs(tmp_path / "docs" / "results")
     made, kept = pages(tmp_path), pages(ROOT)
     assert [name for name in made | kept if made.get(name) != kept.get(name)] == []
-    assert len(kept) == 13
+    assert len(kept) == 14
 
 
 def test_every_row_of_a_full_table_names_its_commit() -> None:

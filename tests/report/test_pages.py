@@ -40,6 +40,7 @@ def made(tmp_path: Path, text: str, page: str = "docs/results/one.md") -> str:
         ('percent(quality("mobilenet_v1_cifar10"))', "93.19%"),
         ('efficiency("moflow_weak_512_amp_x4", 4)', "94.9"),
         ('latency_ms("dlrm_predict_amp_graph_on_64")', "0.10"),
+        ('printed("examples/quickstart").partition(",")[0]', "train done: moflow on zinc250k"),
         ('over_one("moflow_weak_512_amp_x4")', "122,074 (3.79x)"),
         ('linked(over_one("moflow_weak_512_amp_x4"))', "[122,074](records/moflow_weak_512_amp_x4.json) 3.79x"),
         ('row("case", rate("moflow_weak_512_amp_x1"), "", 7)',
