@@ -49,8 +49,7 @@ def overrides(model: str, home: Path, epochs: int | None, seconds: float | None)
 def growth(readings: list[dict[str, Any]]) -> dict[str, float]:
     """Returns how much each figure grew from the middle of the readings to their end; memory in MiB.
 
-    A thread and a descriptor come and go with each checkpoint that is written: of those the least number counts, and
-    one more is no growth.
+    A thread and a descriptor come and go with each checkpoint that is written: of those the least number counts.
     """
     tenth = max(1, len(readings) // 10)
     middle, end = readings[len(readings) // 2 :][:tenth], readings[-tenth:]
@@ -64,7 +63,7 @@ def growth(readings: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def judge(readings: list[dict[str, Any]]) -> str:
-    """Returns what grew beyond its limit, or nothing."""
+    """Returns what grew beyond its limit, or nothing. One thread or descriptor more is that of a checkpoint."""
     grown = growth(readings)
     limit = FREE_MIB + grown["rows"] * BYTES_OF_ROW / MIB
     found = [f"memory by {grown['memory']:.1f} MiB (limit {limit:.1f})"] if grown["memory"] > limit else []

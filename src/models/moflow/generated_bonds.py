@@ -21,7 +21,7 @@ SCALES = (2.0, 8.0, 32.0)  # of the kernels, in squared distances: 2 for each pa
 
 
 class GeneratedBonds:
-    """What is wrong with the bonds of molecules at random latents, in bits of the likelihood.
+    """A loss on the bonds that the network generates at random latents, weighted in bits like the likelihood.
 
     In the order of a SMILES every atom but the first has a bond to an earlier one. The bond flow draws each bond by
     itself, and where it is undecided between two earlier atoms it often takes neither: an orphan, which is what most
@@ -29,7 +29,7 @@ class GeneratedBonds:
     all latents to one molecule that has none.
 
     Args:
-        defects: bits of an orphan, of a bond above four at an atom, and of ten values that go beyond `flow.Limit`.
+        defects: bits of an orphan, of a bond above four at an atom, and of ten units of `Limit.beyond`.
         discrepancy: bits of the squared maximum mean discrepancy (Gretton et al. 2012, unbiased) between generated
             bonds and those of the batch; 0 for equal distributions, 2 at most.
         molecules: latents drawn at each step, on each rank.
@@ -109,9 +109,10 @@ def excess_bonds(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tenso
 def discrepancy(
     generated: Float[Tensor, "generated features"], real: Float[Tensor, "real features"]
 ) -> Float[Tensor, ""]:
-    """Returns the unbiased estimate of the squared maximum mean discrepancy; only `REAL` of the real are compared
-    with each other."""
-    among = sum(off_diagonal_mean(kernel(each, each)) for each in (generated, real[:REAL]))
+    """Returns the unbiased estimate of the squared maximum mean discrepancy.
+
+    Compares only the first `REAL` real samples with each other.
+    """
     among = off_diagonal_mean(kernel(generated, generated)) + off_diagonal_mean(kernel(real[:REAL], real[:REAL]))
     return among - 2 * kernel(generated, real).mean()
 
