@@ -27,6 +27,7 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter], number: int, most: int) -> None:
         self.parameters, self.number = list(parameters), number
         self.missing = len(self.parameters)
+        self.streams: set[torch.cuda.Stream] = set()  # which this step's gradients come from
         self.begins = [0]
         for parameter in self.parameters:
             self.begins.append(self.begins[-1] + -(-parameter.numel() // ALIGNED) * ALIGNED)
@@ -149,7 +150,10 @@ class GradientAverage:
         if not self.buckets:
             self.arrived.append(parameter)
             return
-        self.bucket_of[parameter].missing -= 1
+        bucket = self.bucket_of[parameter]
+        bucket.missing -= 1
+        if self.stream is not None:
+            bucket.streams.add(torch.cuda.current_stream())
         while self.next < len(self.buckets) and not self.buckets[self.next].missing:
             self._send(self.buckets[self.next])
 
@@ -159,7 +163,7 @@ class GradientAverage:
         if all(parameter.grad is None for parameter in bucket.parameters):
             return
         waits = []
-        with self._beside():
+        with self._beside(bucket):
             memory = self._memory(bucket)
             for number, piece in enumerate(bucket.pieces, bucket.number):
                 bucket.fill(memory, piece)
@@ -171,12 +175,14 @@ class GradientAverage:
         return self.transport.empty(bucket.number, bucket.begins[-1], self.dtype or first.dtype, first.device)
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Runs on a side stream, so that copies overlap with the backward pass."""
+    def _beside(self, bucket: Bucket) -> Iterator[None]:
+        """Runs on a side stream, after the bucket's gradients, so that copies overlap with the backward pass."""
         if self.stream is None:
             yield
             return
-        self.stream.wait_stream(torch.cuda.current_stream())
+        for stream in (torch.cuda.current_stream(), *bucket.streams):
+            self.stream.wait_stream(stream)
+        bucket.streams.clear()
         with torch.cuda.stream(self.stream):
             yield
 

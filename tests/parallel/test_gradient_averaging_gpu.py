@@ -1,4 +1,7 @@
-"""Gradients averaged through memory that GPUs share, and through NCCL: the mean, in graphs, whoever comes late."""
+"""Gradients averaged through memory that GPUs share, and through NCCL: the mean, in graphs, whoever comes late.
+
+`python -m torch.distributed.run --nproc-per-node=RANKS` runs this file's checks on so many GPUs.
+"""
 
 import os
 import subprocess
@@ -15,9 +18,9 @@ BUCKET_BYTES, REPLAYS = 2**20, 60  # bytes of a message: some of many parameters
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
-@pytest.mark.parametrize("ranks", [n for n in (2, 4, 8) if n <= torch.cuda.device_count()])
+@pytest.mark.parametrize("ranks", [n for n in (1, 2, 4, 8) if n <= torch.cuda.device_count()])
 def test_replayed_steps_average_fresh_gradients(ranks: int) -> None:
-    """Runs this file on so many GPUs."""
+    """Of one stream, and, on a single GPU too, of two that share a bucket."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     ended = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__],
@@ -96,11 +99,80 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
     del memory
 
 
+class Slow(torch.autograd.Function):
+    """The sum of products, whose gradient comes some milliseconds after its kernels have been launched."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        ctx.factor = factor
+        return (parameter * factor).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        torch.cuda._sleep(10_000_000)
+        return None, grads[0] * ctx.factor
+
+
+def overlaps(captured: bool, device: torch.device) -> None:
+    """Takes a slow gradient from one stream and a quick one, launched later, from another; both have to be fresh."""
+    from src.gpu.waiting import Waiting
+    from src.parallel.gradient_averaging import GradientAverage
+
+    slow, quick = (nn.Parameter(torch.zeros(1000, device=device)) for _ in range(2))
+    factors = [torch.zeros_like(slow) for _ in range(2)]
+    average = GradientAverage([slow, quick], Waiting(device))
+    side = torch.cuda.Stream()
+    means = [torch.zeros_like(slow) for _ in range(2)]
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            quickly = (quick * factors[1]).sum()
+        slowly = Slow.apply(factors[0], slow)
+        torch.cuda.current_stream().wait_stream(side)
+        (slowly + quickly).backward()
+        for _ in average.averaged():
+            pass
+        for mean, parameter in zip(means, (slow, quick), strict=True):
+            assert parameter.grad is not None
+            mean.copy_(parameter.grad)
+            parameter.grad = None
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        step()
+        step()
+    (bucket,) = average.buckets
+    assert bucket.parameters[0] is slow  # in the order in which the backward pass launches them
+    torch.cuda.synchronize()
+    if captured:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            step()
+    for _ in range(5):
+        for factor in factors:
+            factor.normal_()
+        expected = [factor.clone() for factor in factors]
+        for each in expected:
+            distributed.all_reduce(each, distributed.ReduceOp.AVG)
+        torch.cuda.synchronize()
+        if captured:
+            graph.replay()
+        else:
+            with torch.cuda.stream(stream):
+                step()
+        torch.cuda.synchronize()
+        for mean, right in zip(means, expected, strict=True):
+            torch.testing.assert_close(mean, right)
+    average.close()
+
+
 def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
-    for direct in (True, False):
+    for captured in (True, False):
+        overlaps(captured, device)
+    for direct in (True, False) if distributed.get_world_size() > 1 else ():
         for dtype, tolerance in ((None, 1e-6), (torch.bfloat16, 2e-2)):
             replays(direct, dtype, tolerance, device)
     distributed.destroy_process_group()
