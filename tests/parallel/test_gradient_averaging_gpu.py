@@ -166,12 +166,65 @@ def overlaps(captured: bool, device: torch.device) -> None:
     average.close()
 
 
+def averages_moflow(device: torch.device) -> None:
+    """Replays MoFlow's backward pass, of two streams, on fresh molecules; has to give the mean over all ranks'."""
+    from src.gpu.waiting import Waiting
+    from src.models.moflow.network import MoFlow
+    from src.parallel.gradient_averaging import GradientAverage
+
+    torch.manual_seed(0)
+    network = MoFlow().to(device)
+    network.dequantise = lambda x, adj, noise: (x + 0.3, adj + 0.3)  # type: ignore[method-assign]
+    parameters = list(network.parameters())
+    average = GradientAverage(parameters, Waiting(device))
+
+    def molecules() -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = ((10, 64, 38), (4, 64, 38, 38))
+        nodes, edges = (torch.randint(most, size, dtype=torch.uint8, device=device) for most, *size in shapes)
+        return nodes, edges
+
+    def gradients(batch: tuple[torch.Tensor, torch.Tensor], averaged: bool) -> list[torch.Tensor]:
+        average.is_last = averaged
+        network.loss(network(*batch)).backward()
+        for _ in average.averaged() if averaged else ():
+            pass
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        network.zero_grad()
+        return found
+
+    mine = molecules()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            gradients(mine, averaged=True)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        found = [gradient.clone() for gradient in gradients(mine, averaged=True)]
+    for _ in range(3):
+        means = [torch.zeros_like(parameter) for parameter in parameters]
+        for rank in range(distributed.get_world_size()):
+            batch = molecules()  # the same ones on every rank
+            for mean, gradient in zip(means, gradients(batch, averaged=False), strict=True):
+                mean += gradient / distributed.get_world_size()
+            if rank == distributed.get_rank():
+                for own, drawn in zip(mine, batch, strict=True):
+                    own.copy_(drawn)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        for (name, _), gradient, mean in zip(network.named_parameters(), found, means, strict=True):
+            error = float((gradient - mean).norm() / mean.norm().clamp(min=1e-6))
+            assert error < 1e-3, f"{name}: {error}"
+    average.close()
+
+
 def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
     for captured in (True, False):
         overlaps(captured, device)
+    averages_moflow(device)
     for direct in (True, False) if distributed.get_world_size() > 1 else ():
         for dtype, tolerance in ((None, 1e-6), (torch.bfloat16, 2e-2)):
             replays(direct, dtype, tolerance, device)
