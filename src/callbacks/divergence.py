@@ -1,4 +1,4 @@
-"""Ends a run whose losses, weights or metrics are not finite, before they are saved or evaluated."""
+"""Ends a run whose losses, weights or metrics are not finite, or whose ranks' weights differ, before they are used."""
 
 import math
 from collections.abc import Iterator
@@ -14,9 +14,13 @@ from src.errors import UserError
 from src.parallel.strategies import Spread
 from src.training.task import Task
 
+APART = 1e-3  # of a parameter's norm; ranks that average their gradients hold the same bits, or nearly so
+
 
 class Divergence(pl.Callback):
     """Raises UserError on every rank after a loss, a weight or a metric that is infinite or NaN.
+
+    Also where a parameter is not the same on all ranks: gradients that were not averaged alike show in nothing else.
 
     Each step adds 0 times its loss to a scalar on the device, which becomes NaN with the first loss that is not finite;
     no step waits for the host. The scalar is copied to the host asynchronously as often as the trainer logs. Before a
@@ -80,6 +84,11 @@ class Divergence(pl.Callback):
         if on_any_rank:
             found = found or "the loss or a weight of another rank"
             raise UserError(divergence_message(trainer, found, trainer.global_step))
+        if trainer.world_size > 1 and (name := first_apart(task)):
+            raise UserError(
+                f"the ranks hold different weights {name} at step {trainer.global_step}: their gradients were not "
+                "averaged alike, which is a fault of this software or of a device; please report it"
+            )
         self._checked_at = trainer.global_step
 
 
@@ -100,6 +109,23 @@ def first_not_finite(task: Task) -> str | None:
     largest = torch.stack([torch.linalg.vector_norm(tensor, torch.inf).double() for tensor in held.values()])
     finite = largest.isfinite().tolist()
     return next((name for name, is_finite in zip(held, finite, strict=True) if not is_finite), None)
+
+
+def first_apart(task: Task) -> str | None:
+    """Returns the name of the first parameter that ranks hold with different values; all ranks call it, and wait.
+
+    Compares sums: where elements differ at random, the sum differs by as large a part of the norm as they do.
+    """
+    held = {name: parameter.detach() for name, parameter in task.network.named_parameters() if parameter.numel()}
+    if not held:
+        return None
+    sums = torch.stack([parameter.sum(dtype=torch.float64) for parameter in held.values()])
+    norms = torch.stack([torch.linalg.vector_norm(parameter).double() for parameter in held.values()])
+    ends = torch.stack([sums, -sums])
+    distributed.all_reduce(ends, distributed.ReduceOp.MAX)
+    apart = (ends.sum(0) > APART * norms).double()
+    distributed.all_reduce(apart, distributed.ReduceOp.MAX)  # the norms may differ too
+    return next((name for name, is_apart in zip(held, apart.tolist(), strict=True) if is_apart), None)
 
 
 def named_weights(task: Task) -> Iterator[tuple[str, Tensor]]:

@@ -91,6 +91,15 @@ def test_one_rank_ends_all(tmp_path: Path, what: str, window: int) -> None:
     assert steps_saved(tmp_path)["last.ckpt"] == EPOCH
 
 
+def test_ranks_with_different_weights_end_before_they_are_saved(tmp_path: Path) -> None:
+    provoke = provoked(what="moves_a_weight", step=EPOCH + 3, rank=1)
+    code, _, err = run(tmp_path, "trainer=1x2", "fit.max_epochs=3", LONG_WINDOW, provoke)
+    assert code == 2, err
+    assert err.splitlines()[-1].startswith("error: the ranks hold different weights ")
+    assert f" at step {2 * EPOCH}: " in err
+    assert steps_saved(tmp_path)["last.ckpt"] == EPOCH
+
+
 @pytest.mark.slow
 def test_the_ranks_of_train_py_end_with_one_line(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", "hp.lr=1e30")

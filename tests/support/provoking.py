@@ -65,6 +65,11 @@ class At(pl.Callback):
         with torch.no_grad():
             next(self.module.parameters())[0] = torch.inf
 
+    def moves_a_weight(self) -> None:
+        """One of this rank's weights changes, as after a gradient that was not averaged."""
+        with torch.no_grad():
+            next(self.module.parameters()).mul_(1.01)
+
     def spoils_a_statistic(self) -> None:
         """One of this rank's running variances becomes infinite, which no other rank and no loss sees."""
         next(tensor for name, tensor in self.module.named_buffers() if name.endswith("running_var"))[0] = torch.inf
