@@ -93,9 +93,13 @@ class BatchNorm(nn.Module):
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         if self.reuses:
             assert self.kept_mean is not None and self.kept_var is not None
-            return normalised_with(values, self.kept_mean, self.kept_var, weight, bias)
+            mean, var = self.kept_mean, self.kept_var
         if row is not None:
-            weight, bias, mean, var = (each.index_select(0, row) for each in (weight, bias, mean, var))
+            weight, bias = weight.index_select(0, row), bias.index_select(0, row)
+            if len(mean) > 1:  # a training forward with a row has kept that row's statistics alone
+                mean, var = mean.index_select(0, row), var.index_select(0, row)
+        if self.reuses:
+            return normalised_with(values, mean, var, weight, bias)
         if self.initializing:
             _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
             mean, var = mean.to(weight.dtype), var.to(weight.dtype)

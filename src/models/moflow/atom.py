@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
-from src.models.moflow.flow import FlowChain, FlowStep
+from src.models.moflow.flow import FlowChain, FlowStep, Limit
 from src.models.moflow.kernels import Execution, fast, reference
 
 LogDet = Literal["published", "exact"]
@@ -144,10 +144,13 @@ class AtomFlow(FlowChain):
         return self.run(x, relations_of(adj))
 
     def reverse(
-        self, z: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
+        self,
+        z: Float[Tensor, "batch nodes classes"],
+        adj: Float[Tensor, "batch kinds nodes nodes"],
+        limit: Limit | None = None,
     ) -> Float[Tensor, "batch nodes classes"]:
-        """Inverts `forward`; returns continuous atom classes."""
-        return self.run_reverse(z, relations_of(adj))
+        """Inverts `forward`; returns continuous atom classes. `limit`: see `FlowChain.run_reverse`."""
+        return self.run_reverse(z, relations_of(adj), limit=limit)
 
     def scaled(self, x: Float[Tensor, "batch rows classes"], first: int) -> Float[Tensor, "batch rows classes"]:
         """Returns the latents of the node rows from `first` on where no step transforms them: the ActNorms' part."""

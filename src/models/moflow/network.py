@@ -206,21 +206,17 @@ class MoFlow(nn.Module):
 
     def reverse(self, z_atom: Atoms, z_bond: Bonds) -> tuple[Atoms, Bonds]:
         """Returns continuous atom classes and the discretised adjacency that they are conditioned on."""
-        adj = self._bonds(z_bond)
-        return self._atoms(z_atom, adj), adj
+        adj = discrete_bonds(self.continuous_bonds(z_bond))
+        return self.continuous_atoms(z_atom, adj), adj
 
     def continuous_bonds(self, z_bond: Bonds, limit: Limit | None = None) -> Bonds:
         """Returns symmetric bond kinds before they become 0 and 1. `limit`: see `FlowChain.run_reverse`."""
         adj = self._undo_scaling(self.bond_flow.reverse(z_bond, limit))
         return (adj + adj.transpose(2, 3)) / 2
 
-    def _bonds(self, z_bond: Bonds) -> Bonds:
-        """Returns symmetric bond kinds as 0 and 1. Kinds that tie are all 1, as published."""
-        probabilities = torch.softmax(self.continuous_bonds(z_bond), 1)
-        return torch.floor(probabilities / probabilities.amax(1, keepdim=True))
-
-    def _atoms(self, z_atom: Atoms, adj: Bonds) -> Atoms:
-        return self._undo_scaling(self.atom_flow.reverse(z_atom, adj))
+    def continuous_atoms(self, z_atom: Atoms, adj: Bonds, limit: Limit | None = None) -> Atoms:
+        """Returns atom classes before the most likely is taken, given bonds of 0 and 1. `limit`: as above."""
+        return self._undo_scaling(self.atom_flow.reverse(z_atom, adj, limit))
 
     def _undo_scaling(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return (values + 0.5) * 2 if self.noise_scale == 0 else values
@@ -251,21 +247,25 @@ class MoFlow(nn.Module):
         shapes = (self.num_nodes, self.num_atom_classes), (self.num_bond_classes, self.num_nodes, self.num_nodes)
         drawn = [torch.randn(batch_size, *shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
         z_atom, z_bond = (z * (sigma * factor) for z, factor in zip(drawn, factors, strict=True))
-        if self.first_padding < self.num_nodes:
-            z_atom[:, self.first_padding :] = self._padding(batch_size, factors[0], generator)
+        z_atom = self.with_padding(z_atom, factors[0], generator)
         return self.decode(z_atom, z_bond)
 
-    def _padding(
-        self, batch_size: int, temperature: float, generator: torch.Generator | None
-    ) -> Float[Tensor, "batch rows classes"]:
-        """Returns latents of rows without an atom, with the noise of training times `temperature` around its mean."""
-        shape = batch_size, self.num_nodes - self.first_padding, self.num_atom_classes
-        noise = torch.rand(*shape, generator=generator, device=self.ln_var.device, dtype=self.ln_var.dtype)
-        clean = torch.zeros_like(noise)
+    def with_padding(
+        self, z_atom: Atoms, temperature: float | Tensor, generator: torch.Generator | None = None
+    ) -> Atoms:
+        """Returns the latents with those of rows that no step transforms replaced, unless `padding` is `prior`.
+
+        They are those of no atom, with the noise of training times `temperature` around its mean.
+        """
+        if self.first_padding == self.num_nodes:
+            return z_atom
+        clean = torch.zeros_like(z_atom[:, self.first_padding :])
         clean[:, :, 0] = 1
+        noise = torch.rand(*clean.shape, generator=generator, device=clean.device, dtype=clean.dtype)
         width = self.noise_scale or 0.4
         clean = clean / 2 - 0.5 if self.noise_scale == 0 else clean
-        return self.atom_flow.scaled(clean + width * (0.5 + temperature * (noise - 0.5)), self.first_padding)
+        rows = self.atom_flow.scaled(clean + width * (0.5 + temperature * (noise - 0.5)), self.first_padding)
+        return torch.cat([z_atom[:, : self.first_padding], rows], 1)
 
     @torch.no_grad()
     def encode(self, nodes: Nodes, edges: Edges) -> Latent:
@@ -277,7 +277,9 @@ class MoFlow(nn.Module):
         """Returns the molecules after encoding and decoding; the atoms are decoded with the true adjacency."""
         latent = self.encode(nodes, edges)
         _, adj = self.one_hot(nodes, edges)
-        return self._discrete(self._atoms(latent.z_atom, adj), self._bonds(latent.z_bond))
+        return self._discrete(
+            self.continuous_atoms(latent.z_atom, adj), discrete_bonds(self.continuous_bonds(latent.z_bond))
+        )
 
     @torch.no_grad()
     def interpolate(
@@ -293,3 +295,9 @@ class MoFlow(nn.Module):
         share = torch.linspace(0, 1, steps, device=self.ln_var.device, dtype=self.ln_var.dtype)
         ends = (latent.z_atom, latent.z_bond)
         return self.decode(*(torch.lerp(z[:1], z[1:], share.view(-1, *[1] * (z.dim() - 1))) for z in ends))
+
+
+def discrete_bonds(bonds: Bonds) -> Bonds:
+    """Returns continuous bond kinds as 0 and 1. Kinds that tie are all 1, as published."""
+    probabilities = torch.softmax(bonds, 1)
+    return torch.floor(probabilities / probabilities.amax(1, keepdim=True))

@@ -20,10 +20,11 @@ from src.measure.roofline import Cost
 from src.models.moflow.actnorm import kept_statistics
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
-from src.models.moflow.generated_bonds import GeneratedBonds
+from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
 from src.models.moflow.temperatures import Given, Temperature, temperature_of
+from src.molecules.build import most_bonds
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
@@ -41,7 +42,7 @@ class MoFlowTask(Task):
         network, optimizer, schedule: see Task.
         target: NUV in percent that counts as reached, or None.
         temperature: of sampling; the latent's standard deviation is multiplied by it. Two: of atoms and of bonds.
-        generated_bonds: adds a loss on the bonds of generated molecules, and its parts to the metrics.
+        generated_molecules: adds a loss on molecules generated in training, and its parts to the metrics.
         temperatures: after training, `temperature` becomes the one of these at which `eval_batch` molecules, taken as
             one batch, have the highest NUV. None keeps it.
         correct_validity: lower bonds of over-valent atoms and keep the largest fragment before judging.
@@ -53,6 +54,8 @@ class MoFlowTask(Task):
         distances: after training, FCD and NSPDK of the valid generated molecules from the held-out ones; `floor_fcd`
             and `floor_nspdk` are those of as many training molecules.
     """
+
+    most_bonds: Tensor  # of an atom of each class, for generated_molecules
 
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
@@ -66,7 +69,7 @@ class MoFlowTask(Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None = None,
         target: Annotated[float, Range(0, 100)] | None = 87.9,
-        generated_bonds: GeneratedBonds | None = None,
+        generated_molecules: GeneratedMolecules | None = None,
         temperature: Given = 0.3,
         temperatures: Sequence[Given] | None = None,
         correct_validity: bool = False,
@@ -80,7 +83,7 @@ class MoFlowTask(Task):
         super().__init__(network, optimizer, schedule)
         self.network: MoFlow
         self.final_metric = FinalMetric("nuv", "max", target)
-        self.generated_bonds = generated_bonds
+        self.generated_molecules = generated_molecules
         self.temperature = temperature_of(temperature)
         self.temperatures = [temperature_of(each) for each in temperatures or ()]
         self.correct_validity = correct_validity
@@ -106,6 +109,10 @@ class MoFlowTask(Task):
         if known.num_classes != self.network.num_atom_classes:
             self.network = self.network.with_atom_classes(known.num_classes).to(self.device)
         self.elements = known.elements
+        most = [0, *map(most_bonds, known.atomic_numbers[1:])]
+        self.register_buffer(
+            "most_bonds", torch.tensor(most, dtype=torch.float32, device=self.device), persistent=False
+        )
         if self.model_config is not None:
             self.model_config["task"]["elements"] = self.elements
             self.model_config["task"]["network"]["num_atom_classes"] = known.num_classes
@@ -132,12 +139,12 @@ class MoFlowTask(Task):
         return vocabulary_of(self.network)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        if self.generated_bonds is None:
+        if self.generated_molecules is None:
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
             return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
-        with kept_statistics(self.network.bond_flow):
+        with kept_statistics(self.network):
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
-            found = self.generated_bonds(self.network, batch[1])
+            found = self.generated_molecules(self.network, batch[1], self.most_bonds)
         loss = bits_atom + bits_bond + found["penalty"]
         return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **found}
 

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from src.errors import UserError
-from src.models.moflow.network import Latent, MoFlow
+from src.models.moflow.network import Latent, MoFlow, discrete_bonds
 from tests.support.tiny_moflow import QM9, SIZES, make_molecules, make_network, steps_of
 
 
@@ -117,14 +117,14 @@ def test_scaling_of_the_alternative_noise_is_undone() -> None:
     network = make_network(noise_scale=0).eval()
     x, adj = network.one_hot(*make_molecules(3))
     z_atom, _ = network.atom_flow(x / 2 - 0.5, adj)
-    assert_close(network._atoms(z_atom, adj), x)
+    assert_close(network.continuous_atoms(z_atom, adj), x)
 
 
 def test_tied_bond_kinds_are_all_set() -> None:
     network = make_network().eval()
     network.bond_flow.reverse = lambda z, bound: z  # type: ignore[method-assign]
     tied = torch.tensor([1.0, 1.0, 0.0, -1.0]).double().view(1, 4, 1, 1).expand(1, 4, 4, 4)
-    assert network._bonds(tied)[0, :, 0, 0].tolist() == [1, 1, 0, 0]
+    assert discrete_bonds(network.continuous_bonds(tied))[0, :, 0, 0].tolist() == [1, 1, 0, 0]
 
 
 def test_samples_scale_with_temperature_and_prior() -> None:

@@ -1,4 +1,4 @@
-"""The loss on generated bonds: what it counts, the statistics it uses, and that training on it lowers it."""
+"""The loss on generated molecules: what it counts, the statistics it uses, and that training on it lowers it."""
 
 from pathlib import Path
 
@@ -11,14 +11,22 @@ from torch.testing import assert_close
 from src.errors import UserError
 from src.models.moflow.actnorm import kept_statistics, reused_statistics
 from src.models.moflow.flow import Limit
-from src.models.moflow.generated_bonds import SCALES, GeneratedBonds, discrepancy, excess_bonds, orphans
+from src.models.moflow.generated_molecules import (
+    SCALES,
+    GeneratedMolecules,
+    discrepancy,
+    excess_bonds,
+    excess_valence,
+    orphans,
+)
+from src.models.moflow.network import discrete_bonds
 from src.molecules.encode import encode
 from src.molecules.vocabulary import ZINC250K
 from src.run import train
 from tests.support.tiny_moflow import make_molecules, make_network
 from tests.support.tiny_run import SMILES, tiny_config
 
-TARGET = "src.models.moflow.generated_bonds.GeneratedBonds"
+TARGET = "src.models.moflow.generated_molecules.GeneratedMolecules"
 LEAK = 0.001  # the softmax gives an absent bond a probability, if a small one
 
 
@@ -61,6 +69,24 @@ def test_with_the_kept_statistics_a_training_flow_runs_backwards_exactly(norm_ba
     assert all(each is None for norm in flow.modules() for each in (getattr(norm, "kept_mean", None),))
 
 
+@pytest.mark.parametrize("execution", ["fast", "reference"])
+@pytest.mark.parametrize("logdet", ["published", "exact"])
+def test_so_does_the_atom_flow(logdet: str, execution: str) -> None:
+    """Whether it has kept the statistics of all rows or of one; it needs those of one."""
+    network = make_network(logdet=logdet, execution=execution)
+    x, adj = network.one_hot(*make_molecules(12))
+    x = (x + 0.6 * torch.rand_like(x)).requires_grad_()
+    flow = network.atom_flow.train()
+    with kept_statistics(flow):
+        z, _ = flow(x, adj)
+        with reused_statistics(flow):
+            again = flow.reverse(z, adj)
+    assert_close(again, x, rtol=1e-8, atol=1e-8)
+    (gradient,) = torch.autograd.grad(again.square().sum(), x)
+    assert_close(gradient, 2 * x, rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(flow.eval().reverse(z, adj), x)
+
+
 def test_keeping_statistics_changes_nothing_else() -> None:
     results = []
     for keeps in (False, True):
@@ -99,26 +125,47 @@ def test_the_discrepancy_is_that_of_its_definition() -> None:
     assert discrepancy(one, other).abs() < 0.01 < 0.1 < discrepancy(one[:1].expand(300, -1), other)
 
 
-def test_it_is_that_of_the_bonds_that_the_network_draws() -> None:
+def test_an_element_with_more_bonds_than_it_can_have_is_counted() -> None:
+    """Of a chain of four atoms with a double bond between the middle ones, and an empty place behind it."""
+    edges = np.zeros((5, 5), np.uint8)
+    edges[[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]] = 1, 1, 2, 2, 1, 1
+    limits = torch.tensor([0.0, 4.0, 2.0, 1.0]).double()  # of no atom and of three elements
+    for classes, expected in (([1, 1, 1, 1, 0], 0), ([3, 2, 1, 3, 0], 1), ([3, 3, 3, 3, 3], 4), ([1, 0, 1, 0, 0], 4)):
+        atoms = torch.nn.functional.one_hot(torch.tensor(classes), 4).double()
+        found = excess_valence(atoms[None], one_hot(edges)[None], limits)
+        assert_close(found.item(), float(expected), rtol=0, atol=LEAK)
+    undecided = torch.zeros(1, 5, 4, dtype=torch.float64)  # a quarter of each class
+    assert_close(excess_valence(undecided, one_hot(edges)[None], limits).item(), (2 * 1 + 2 * (3 + 1 + 2)) / 4)
+
+
+def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     network, batch = make_network().train(), make_molecules(12)
-    loss = GeneratedBonds(defects=20.0, discrepancy=100.0, molecules=64, temperatures=(0.5, 0.5))
-    with kept_statistics(network.bond_flow):
+    loss = GeneratedMolecules(defects=20.0, discrepancy=100.0, molecules=64, temperatures=(0.5, 0.5))
+    most_bonds = torch.tensor([0.0, 4.0, 1.0]).double()
+    with kept_statistics(network):
         network(*batch)
         torch.manual_seed(1)
-        found = loss(network, batch[1])
+        found = loss(network, batch[1], most_bonds)
         torch.manual_seed(1)
-        torch.rand(64, 1, 1, 1, dtype=torch.float64)
-        z = 0.5 * torch.exp(network.ln_var / 2) * torch.randn(64, 4, 4, 4, dtype=torch.float64)
-        with reused_statistics(network.bond_flow):
-            bonds = network.bond_flow.reverse(z, Limit())
-    bonds = ((bonds + bonds.transpose(2, 3)) / 2)[:, :, :3, :3]  # the atoms that molecules have
+        latents = []
+        for shape in ((4, 4, 4), (4, 3)):
+            torch.rand(64, *(1 for _ in shape), dtype=torch.float64)
+            latents.append(0.5 * torch.exp(network.ln_var / 2) * torch.randn(64, *shape, dtype=torch.float64))
+        with reused_statistics(network):
+            bonds = network.bond_flow.reverse(latents[0], Limit())
+            bonds = (bonds + bonds.transpose(2, 3)) / 2
+            adj = discrete_bonds(bonds.detach())
+            atoms = network.atom_flow.reverse(latents[1], adj, Limit())
+    bonds, adj, atoms = bonds[:, :, :3, :3], adj[:, :, :3, :3], atoms[:, :3]  # the atoms that molecules have
     assert_close(found["orphans"], orphans(bonds).mean())
     assert_close(found["excess_bonds"], excess_bonds(bonds).mean())
-    defects = found["orphans"] + found["excess_bonds"] + found["overflow"] / 10
+    assert_close(found["excess_valence"], excess_valence(atoms, adj, most_bonds).mean())
+    defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + found["overflow"] / 10
     assert_close(found["penalty"], (20 * defects + 100 * found["discrepancy"]) / 4**3)  # bits per dimension
-    assert min(found["orphans"], found["discrepancy"]) > 0.01
+    assert min(found["orphans"], found["discrepancy"], found["excess_valence"]) > 0.01
     found["penalty"].backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in network.bond_flow.parameters())
+    for flow in (network.bond_flow, network.atom_flow):
+        assert all(each.grad is not None and each.grad.isfinite().all() for each in flow.parameters())
 
 
 def test_values_that_go_far_are_cut_off_and_pulled_back() -> None:
@@ -137,7 +184,7 @@ def test_values_that_go_far_are_cut_off_and_pulled_back() -> None:
 @pytest.mark.parametrize("temperatures", [(0.3,), (1.0, 0.3), (0.3, 0.5, 1.0)])
 def test_other_temperatures_than_a_least_and_a_greatest_are_refused(temperatures: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match=r"temperatures=.* must be two, the least and the greatest"):
-        GeneratedBonds(temperatures=temperatures)
+        GeneratedMolecules(temperatures=temperatures)
 
 
 def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
@@ -147,8 +194,9 @@ def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
     for bits in (30, 1e-9):
         given = f"{{_target_:{TARGET},defects:{bits},discrepancy:{bits},molecules:64}}"
         (tmp_path / str(bits)).mkdir()
-        config = tiny_config(tmp_path / str(bits), f"model.task.generated_bonds={given}", *options, "hp.lr=5e-3")
-        found = [row["orphans"] + row["excess_bonds"] for row in train(config).history if "orphans" in row]
+        config = tiny_config(tmp_path / str(bits), f"model.task.generated_molecules={given}", *options, "hp.lr=5e-3")
+        parts = "orphans", "excess_bonds", "excess_valence"
+        found = [sum(row[part] for part in parts) for row in train(config).history if "orphans" in row]
         assert len(found) > 20
         ends.append(np.mean(found[-5:]))
     assert ends[0] < 0.7 * ends[1], ends
