@@ -41,8 +41,8 @@ class GeneratedMolecules:
     Args:
         defects: bits of an orphan, of a bond above four at an atom, of one above what an atom's element can have, and
             of ten units of `Limit.beyond`.
-        discrepancy: bits of the squared maximum mean discrepancy (Gretton et al. 2012, unbiased) between generated
-            bonds and those of the batch; 0 for equal distributions, 2 at most.
+        discrepancy: bits of the squared maximum mean discrepancies (Gretton et al. 2012, unbiased) between generated
+            bonds and those of the batch, of `pairs` and of `spans`; each is 0 for equal distributions, 2 at most.
         molecules: latents drawn at each step, on each rank.
         temperatures: least and greatest; each molecule's two are drawn between them. Raises UserError otherwise.
     """
@@ -65,7 +65,7 @@ class GeneratedMolecules:
     def __call__(
         self, network: MoFlow, edges: UInt8[Tensor, "batch atoms atoms"], most_bonds: Float[Tensor, " classes"]
     ) -> dict[str, Tensor]:
-        """Returns the `penalty` in bits per dimension, and each part of it as a mean or as the discrepancy.
+        """Returns the `penalty` in bits per dimension, and each part of it as a mean or as the discrepancies' sum.
 
         Call it behind a training forward of these molecules, within `kept_statistics`.
 
@@ -80,8 +80,9 @@ class GeneratedMolecules:
                 "excess_bonds": excess_bonds(bonds).mean(),
                 "excess_valence": excess_valence(atoms, adj, most_bonds).mean(),
                 "overflow": limit.beyond,
-                "discrepancy": discrepancy(
-                    *(each.tril(-1).flatten(1) for each in (probabilities(bonds), (edges[:, None] == kinds).to(bonds)))
+                "discrepancy": sum(
+                    discrepancy(seen(probabilities(bonds)), seen((edges[:, None] == kinds).to(bonds)))
+                    for seen in (pairs, spans)
                 ),
             }
         defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + 0.1 * found["overflow"]
@@ -150,6 +151,21 @@ def orders(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tenso
     order = torch.arange(probability.shape[1], device=probability.device, dtype=probability.dtype)[:, None, None]
     others = 1 - torch.eye(probability.shape[2], device=probability.device, dtype=probability.dtype)
     return (probability * order * others).sum((1, 3))
+
+
+def pairs(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch features"]:
+    """Returns each bond of each pair of atoms."""
+    return probability.tril(-1).flatten(1)
+
+
+def spans(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch features"]:
+    """Returns how many bonds of each kind, but none, join atoms one place apart in the order, two places, and so on.
+
+    A ring of six closes with a bond of five places. Between all pairs such bonds are too few and too scattered to show.
+    """
+    number = torch.arange(probability.shape[-1], device=probability.device)
+    apart = (number[:, None] - number)[:, :, None] == number[1:]
+    return (probability[:, 1:].flatten(2) @ apart.flatten(0, 1).to(probability)).flatten(1)
 
 
 def discrepancy(

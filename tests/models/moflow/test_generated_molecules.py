@@ -18,6 +18,9 @@ from src.models.moflow.generated_molecules import (
     excess_bonds,
     excess_valence,
     orphans,
+    pairs,
+    probabilities,
+    spans,
 )
 from src.models.moflow.network import discrete_bonds
 from src.molecules.encode import encode
@@ -138,6 +141,15 @@ def test_an_element_with_more_bonds_than_it_can_have_is_counted() -> None:
     assert_close(excess_valence(undecided, one_hot(edges)[None], limits).item(), (2 * 1 + 2 * (3 + 1 + 2)) / 4)
 
 
+def test_a_rings_last_bond_spans_its_size_less_one() -> None:
+    """In the order of the SMILES; each bond counts once, by its kind."""
+    counted = {"C1CCCCC1": {(1, 1): 5, (1, 5): 1}, "O=C1C=CN1": {(2, 1): 2, (1, 1): 2, (1, 3): 1}}
+    for smiles, expected in counted.items():
+        _, edges = encode(smiles, ZINC250K.up_to(7))
+        found = spans(one_hot(edges)[None]).view(3, 6)
+        assert {(kind + 1, apart + 1): int(found[kind, apart]) for kind, apart in found.nonzero().tolist()} == expected
+
+
 def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     network, batch = make_network().train(), make_molecules(12)
     loss = GeneratedMolecules(defects=20.0, discrepancy=100.0, molecules=64, temperatures=(0.5, 0.5))
@@ -159,6 +171,9 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     bonds, adj, atoms = bonds[:, :, :3, :3], adj[:, :, :3, :3], atoms[:, :3]  # the atoms that molecules have
     assert_close(found["orphans"], orphans(bonds).mean())
     assert_close(found["excess_bonds"], excess_bonds(bonds).mean())
+    real = torch.stack([one_hot(each) for each in batch[1].numpy()])
+    apart = [discrepancy(seen(probabilities(bonds)), seen(real)) for seen in (pairs, spans)]
+    assert_close(found["discrepancy"], apart[0] + apart[1])
     assert_close(found["excess_valence"], excess_valence(atoms, adj, most_bonds).mean())
     defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + found["overflow"] / 10
     assert_close(found["penalty"], (20 * defects + 100 * found["discrepancy"]) / 4**3)  # bits per dimension
