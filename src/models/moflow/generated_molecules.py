@@ -75,15 +75,13 @@ class GeneratedMolecules:
         bonds, adj, atoms, limit = self.drawn(network)
         kinds = torch.arange(bonds.shape[1], device=bonds.device, dtype=edges.dtype)[:, None, None]
         with torch.autocast(bonds.device.type, enabled=False):
+            likely, real = probabilities(bonds), (edges[:, None] == kinds).to(bonds)
             found = {
                 "orphans": orphans(bonds).mean(),
                 "excess_bonds": excess_bonds(bonds).mean(),
                 "excess_valence": excess_valence(atoms, adj, most_bonds).mean(),
                 "overflow": limit.beyond,
-                "discrepancy": sum(
-                    discrepancy(seen(probabilities(bonds)), seen((edges[:, None] == kinds).to(bonds)))
-                    for seen in (pairs, spans)
-                ),
+                "discrepancy": discrepancy(pairs(likely), pairs(real)) + discrepancy(spans(likely), spans(real)),
             }
         defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + 0.1 * found["overflow"]
         bits = self.defects * defects + self.discrepancy * found["discrepancy"]
