@@ -86,8 +86,8 @@ class Divergence(pl.Callback):
             raise UserError(divergence_message(trainer, found, trainer.global_step))
         if trainer.world_size > 1 and (name := first_apart(task)):
             raise UserError(
-                f"the ranks hold different weights {name} at step {trainer.global_step}: their gradients were not "
-                "averaged alike, which is a fault of this software or of a device; please report it"
+                f"{name} differs between ranks at step {trainer.global_step}: their gradients were not averaged alike, "
+                "a fault of this software or of a device; please report it, and try execution.exchange=nccl"
             )
         self._checked_at = trainer.global_step
 

@@ -139,6 +139,7 @@ def overlaps(captured: bool, device: torch.device) -> None:
             parameter.grad = None
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         step()
         step()
@@ -194,6 +195,7 @@ def averages_moflow(device: torch.device) -> None:
 
     mine = molecules()
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for _ in range(2):
             gradients(mine, averaged=True)

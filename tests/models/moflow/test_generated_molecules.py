@@ -202,6 +202,7 @@ def test_other_temperatures_than_a_least_and_a_greatest_are_refused(temperatures
         GeneratedMolecules(temperatures=temperatures)
 
 
+@pytest.mark.slow
 def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
     """Against the same training in which they weigh next to nothing: the likelihood lowers them too."""
     options = "fit.max_epochs=6", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "measure.window=1"

@@ -122,7 +122,7 @@ def test_scaling_of_the_alternative_noise_is_undone() -> None:
 
 def test_tied_bond_kinds_are_all_set() -> None:
     network = make_network().eval()
-    network.bond_flow.reverse = lambda z, bound: z  # type: ignore[method-assign]
+    network.bond_flow.reverse = lambda z, limit: z  # type: ignore[method-assign]
     tied = torch.tensor([1.0, 1.0, 0.0, -1.0]).double().view(1, 4, 1, 1).expand(1, 4, 4, 4)
     assert discrete_bonds(network.continuous_bonds(tied))[0, :, 0, 0].tolist() == [1, 1, 0, 0]
 
