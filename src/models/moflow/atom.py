@@ -154,10 +154,10 @@ class AtomFlow(FlowChain):
 
     def scaled(self, x: Float[Tensor, "batch rows classes"], first: int) -> Float[Tensor, "batch rows classes"]:
         """Returns the latents of the node rows from `first` on where no step transforms them: the ActNorms' part."""
-        norms = [cast(AtomStep, step).actnorm for step in self.steps]
-        scale, loc = (torch.stack([getattr(norm, name)[first:] for norm in norms]) for name in ("scale", "loc"))
-        products = scale.flip(0).cumprod(0).flip(0)  # of this ActNorm and all after it
-        return products[0] * x + (products * loc).sum(0)
+        for step in self.steps:  # cumprod would be shorter, but its backward pass waits for the device
+            norm = cast(AtomStep, step).actnorm
+            x = norm.scale[first:] * (x + norm.loc[first:])
+        return x
 
     def initialize(
         self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rdkit import Chem
+from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from src.errors import UserError
@@ -181,6 +182,19 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     found["penalty"].backward()
     for flow in (network.bond_flow, network.atom_flow):
         assert all(each.grad is not None and each.grad.isfinite().all() for each in flow.parameters())
+
+
+@pytest.mark.parametrize("padding", ["prior", "encoded"])
+def test_the_host_reads_no_result(padding: str) -> None:
+    """A captured CUDA graph cannot hold that. It is said of the backward pass too, where cumprod's gradient does it."""
+    network, batch = make_network(padding=padding, num_atom_flows=3).train(), make_molecules(12)
+    with kept_statistics(network), profile(activities=[ProfilerActivity.CPU]) as profiled:
+        network(*batch)
+        found = GeneratedMolecules(molecules=64)(network, batch[1], torch.tensor([0.0, 4.0, 1.0]).double())
+        found["penalty"].backward()
+    ran = {event.name for event in profiled.events() or []}
+    assert "aten::mul" in ran
+    assert not ran & {"aten::_local_scalar_dense", "aten::nonzero"}
 
 
 def test_values_that_go_far_are_cut_off_and_pulled_back() -> None:
