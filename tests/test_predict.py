@@ -187,6 +187,7 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
     assert (tmp_path / "molecules_temperatures.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_molecules_are_judged_by_those_of_the_training(checkpoint: Path, tmp_path: Path) -> None:
     """NUV is the mean over batches of four; of ten molecules here, none of which is in the training set."""
     given = f"ckpt_path={checkpoint}", "model.predict.judge=true", "model.predict.temperatures=[0.01,1.5]"
@@ -212,6 +213,7 @@ def test_judging_needs_the_molecules_of_the_training(checkpoint: Path, tmp_path:
         predicted(tmp_path, f"ckpt_path={checkpoint}", "model.predict.judge=true", f"data_root={tmp_path / 'none'}")
 
 
+@pytest.mark.slow
 def test_a_prediction_is_a_run_of_wandb_with_its_tables(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,12 +123,6 @@ def _largest_valence(number: int) -> int:
     return max(Chem.GetPeriodicTable().GetValenceList(number))
 
 
-def most_bonds(number: int) -> int:
-    """Returns how many bonds, by their orders, `build_molecule` allows an atom of an element; 99 without a limit."""
-    largest = _largest_valence(number)
-    return MAX_VALENCE.get(number) or (99 if largest < 0 else max(largest, CHARGEABLE.get(number, 0) + 1))
-
-
 def _overvalent_atom(molecule: Chem.RWMol) -> int | None:
     """Returns the first atom with more bonds than its element and charge allow; None if there is none."""
     try:

@@ -91,6 +91,7 @@ def test_one_rank_ends_all(tmp_path: Path, what: str, window: int) -> None:
     assert steps_saved(tmp_path)["last.ckpt"] == EPOCH
 
 
+@pytest.mark.slow
 def test_ranks_with_different_weights_end_before_they_are_saved(tmp_path: Path) -> None:
     provoke = provoked(what="moves_a_weight", step=EPOCH + 3, rank=1)
     code, _, err = run(tmp_path, "trainer=1x2", "fit.max_epochs=3", LONG_WINDOW, provoke)

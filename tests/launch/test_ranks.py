@@ -13,6 +13,7 @@ from tests.support import ROOT
 from tests.support.started import LONG, provoked, run
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="fails", step=3, rank=1))
     assert code == 1
@@ -64,6 +65,7 @@ def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """It prepares the data; the other rank loses its connection."""
     data = ("datamodule=smiles_file", f"datamodule.source.file={tmp_path}/none.smi", f"output_root={tmp_path}/outputs")

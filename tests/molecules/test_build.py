@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rdkit import Chem, rdBase
 
-from src.molecules.build import build_molecule, canonical_smiles, correct, most_bonds, published_smiles
+from src.molecules.build import build_molecule, canonical_smiles, correct, published_smiles
 from src.molecules.encode import encode
 from src.molecules.vocabulary import QM9, ZINC250K
 
@@ -187,13 +187,3 @@ def test_correction_does_not_change_valid_molecules(neutral):
         molecule = correct(*encode(smiles, ZINC250K), ZINC250K)
         assert molecule is not None
         assert canonical_smiles(molecule) == canonical_smiles(Chem.MolFromSmiles(smiles))
-
-
-@pytest.mark.parametrize("number", ZINC250K.atomic_numbers[1:])
-def test_an_atom_can_have_as_many_bonds_as_said_and_no_more(number):
-    """In a star of carbons, which are class 1."""
-    for bonds, valid in ((most_bonds(number), True), (most_bonds(number) + 1, False)):
-        nodes, edges = np.zeros(38, np.uint8), np.zeros((38, 38), np.uint8)
-        nodes[0], nodes[1 : bonds + 1] = ZINC250K.atomic_numbers.index(number), 1
-        edges[0, 1 : bonds + 1] = edges[1 : bonds + 1, 0] = 1
-        assert (build_molecule(nodes, edges, ZINC250K) is not None) == valid

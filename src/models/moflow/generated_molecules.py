@@ -11,13 +11,16 @@ from torch.nn import functional as F
 from src.config.ranges import Positive, Range
 from src.errors import UserError
 from src.models.moflow.actnorm import reused_statistics
+from src.models.moflow.counts import atom_counts, bond_counts, orders, pairs
 from src.models.moflow.flow import Limit
 from src.models.moflow.network import MoFlow, discrete_bonds
 
 SHARPNESS = 20.0  # of the softmax over kinds and classes: those of real molecules are at least 0.4 apart
 MOST_BONDS = 4.0  # of an atom; few elements have more
 REAL = 512  # molecules of the batch that are compared with each other, for the printed discrepancy alone
-SCALES = (2.0, 8.0, 32.0)  # of the kernels, in squared distances: 2 for each pair of atoms with another bond
+SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of the kernels, in the real counts' variance; narrow ones see copies
+LEAST_SPREAD = 0.1  # a standard deviation of counts is taken as so much more: some elements are rare
+FAREST = 5.0  # standard deviations
 
 
 class Drawn(NamedTuple):
@@ -39,10 +42,11 @@ class GeneratedMolecules:
     of another kind it gives an atom more of them than its element can have.
 
     Args:
-        defects: bits of an orphan, of a bond above four at an atom, of one above what an atom's element can have, and
-            of ten units of `Limit.beyond`.
+        defects: bits of an orphan, of a bond above four at an atom, of one above what atoms of its element have in the
+            data, and of ten units of `Limit.beyond`.
         discrepancy: bits of the squared maximum mean discrepancies (Gretton et al. 2012, unbiased) between generated
-            bonds and those of the batch, of `pairs` and of `spans`; each is 0 for equal distributions, 2 at most.
+            molecules and those of the batch: of `pairs`, of `bond_counts` and of `atom_counts`, the latter two
+            standardised; each is 0 for equal distributions.
         molecules: latents drawn at each step, on each rank.
         temperatures: least and greatest; each molecule's two are drawn between them. Raises UserError otherwise.
     """
@@ -63,7 +67,11 @@ class GeneratedMolecules:
         self.molecules, self.temperatures = molecules, tuple(temperatures)
 
     def __call__(
-        self, network: MoFlow, edges: UInt8[Tensor, "batch atoms atoms"], most_bonds: Float[Tensor, " classes"]
+        self,
+        network: MoFlow,
+        nodes: UInt8[Tensor, "batch atoms"],
+        edges: UInt8[Tensor, "batch atoms atoms"],
+        most_bonds: Float[Tensor, " classes"],
     ) -> dict[str, Tensor]:
         """Returns the `penalty` in bits per dimension, and each part of it as a mean or as the discrepancies' sum.
 
@@ -74,14 +82,18 @@ class GeneratedMolecules:
         """
         bonds, adj, atoms, limit = self.drawn(network)
         kinds = torch.arange(bonds.shape[1], device=bonds.device, dtype=edges.dtype)[:, None, None]
+        classes = torch.arange(atoms.shape[2], device=atoms.device, dtype=nodes.dtype)
         with torch.autocast(bonds.device.type, enabled=False):
-            likely, real = probabilities(bonds), (edges[:, None] == kinds).to(bonds)
+            likely, real = probabilities(bonds, 1), (edges[:, None] == kinds).to(bonds)
+            elements, real_elements = probabilities(atoms, 2), (nodes[:, :, None] == classes).to(atoms)
             found = {
                 "orphans": orphans(bonds).mean(),
-                "excess_bonds": excess_bonds(bonds).mean(),
-                "excess_valence": excess_valence(atoms, adj, most_bonds).mean(),
+                "excess_bonds": excess_bonds(likely).mean(),
+                "excess_valence": excess_valence(elements, adj, most_bonds).mean(),
                 "overflow": limit.beyond,
-                "discrepancy": discrepancy(pairs(likely), pairs(real)) + discrepancy(spans(likely), spans(real)),
+                "discrepancy": discrepancy(pairs(likely), pairs(real))
+                + discrepancy(*standardised(bond_counts(likely), bond_counts(real)))
+                + discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
             }
         defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + 0.1 * found["overflow"]
         bits = self.defects * defects + self.discrepancy * found["discrepancy"]
@@ -110,9 +122,9 @@ class GeneratedMolecules:
         ), temperature
 
 
-def probabilities(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch kinds atoms atoms"]:
-    """Returns those of each bond kind, from symmetric values of about 0 and 1."""
-    return torch.softmax(SHARPNESS * bonds, 1)
+def probabilities(values: Float[Tensor, "batch *sizes"], dim: int) -> Float[Tensor, "batch *sizes"]:
+    """Returns those of each bond kind or atom class, along `dim`, from values of about 0 and 1."""
+    return torch.softmax(SHARPNESS * values, dim)
 
 
 def orphans(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " batch"]:
@@ -128,60 +140,53 @@ def orphans(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " 
 
 def excess_bonds(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " batch"]:
     """Returns the expected bond orders of each molecule's atoms, as far as they go beyond four."""
-    return F.relu(orders(probabilities(bonds)) - MOST_BONDS).sum(1)
+    return F.relu(orders(bonds) - MOST_BONDS).sum(1)
 
 
 def excess_valence(
-    atoms: Float[Tensor, "batch atoms classes"],
+    elements: Float[Tensor, "batch atoms classes"],
     adj: Float[Tensor, "batch kinds atoms atoms"],
     most_bonds: Float[Tensor, " classes"],
 ) -> Float[Tensor, " batch"]:
-    """Returns the bond orders of each molecule's atoms beyond what their elements can have, expected over the classes.
+    """Returns the bond orders of each molecule's atoms beyond `most_bonds` of their class, expected over the classes.
 
     No atom, which is class 0, can have none.
     """
-    beyond = F.relu(orders(adj)[:, :, None] - most_bonds)
-    return (torch.softmax(SHARPNESS * atoms, 2) * beyond).sum((1, 2))
+    return (elements * F.relu(orders(adj)[:, :, None] - most_bonds)).sum((1, 2))
 
 
-def orders(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch atoms"]:
-    """Returns the sum of the bond orders of each atom. Kind k has order k."""
-    order = torch.arange(probability.shape[1], device=probability.device, dtype=probability.dtype)[:, None, None]
-    others = 1 - torch.eye(probability.shape[2], device=probability.device, dtype=probability.dtype)
-    return (probability * order * others).sum((1, 3))
+def discrepancy(generated: Float[Tensor, "generated counts"], real: Float[Tensor, "real counts"]) -> Float[Tensor, ""]:
+    """Returns the unbiased estimate of the squared maximum mean discrepancy, 0 for equal distributions.
 
-
-def pairs(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch features"]:
-    """Returns each bond of each pair of atoms."""
-    return probability.tril(-1).flatten(1)
-
-
-def spans(probability: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, "batch features"]:
-    """Returns how many bonds of each kind, but none, join atoms one place apart in the order, two places, and so on.
-
-    A ring of six closes with a bond of five places. Between all pairs such bonds are too few and too scattered to show.
+    The kernel is a scalar product, which compares means, plus the mean of rational quadratic ones, which compare the
+    rest; both are relative to the real counts' variance. Compares only the first `REAL` real molecules with each other.
     """
-    number = torch.arange(probability.shape[-1], device=probability.device)
-    apart = (number[:, None] - number)[:, :, None] == number[1:]
-    return (probability[:, 1:].flatten(2) @ apart.flatten(0, 1).to(probability)).flatten(1)
+    mean = real.mean(0)
+    generated, real = generated - mean, real - mean
+    variance = real.var(0).sum()
+    among = off_diagonal_mean(kernel(generated, generated, variance))
+    among = among + off_diagonal_mean(kernel(real[:REAL], real[:REAL], variance))
+    return among - 2 * kernel(generated, real, variance).mean()
 
 
-def discrepancy(
-    generated: Float[Tensor, "generated features"], real: Float[Tensor, "real features"]
-) -> Float[Tensor, ""]:
-    """Returns the unbiased estimate of the squared maximum mean discrepancy.
+def kernel(
+    first: Float[Tensor, "n counts"], second: Float[Tensor, "m counts"], variance: Float[Tensor, ""]
+) -> Float[Tensor, "n m"]:
+    """Returns the scalar product over the variance, plus the mean of scale / (scale + squared distance)."""
+    product = first @ second.T
+    distance = (first.square().sum(1)[:, None] + second.square().sum(1) - 2 * product).clamp(min=0)
+    curved = torch.stack([scale * variance / (scale * variance + distance) for scale in SCALES]).mean(0)
+    return product / variance + curved
 
-    Compares only the first `REAL` real samples with each other.
-    """
-    among = off_diagonal_mean(kernel(generated, generated)) + off_diagonal_mean(kernel(real[:REAL], real[:REAL]))
-    return among - 2 * kernel(generated, real).mean()
 
-
-def kernel(first: Float[Tensor, "n features"], second: Float[Tensor, "m features"]) -> Float[Tensor, "n m"]:
-    """Returns the mean of rational quadratic kernels scale / (scale + squared distance)."""
-    lengths, others = first.square().sum(1), second.square().sum(1)
-    distance = (lengths[:, None] + others - 2 * first @ second.T).clamp(min=0)
-    return torch.stack([scale / (scale + distance) for scale in SCALES]).mean(0)
+def standardised(
+    generated: Float[Tensor, "generated counts"], real: Float[Tensor, "real counts"]
+) -> tuple[Float[Tensor, "generated counts"], Float[Tensor, "real counts"]]:
+    """Returns both less the real mean and in real standard deviations, far ones bent towards `FAREST`."""
+    spread, mean = real.std(0) + LEAST_SPREAD, real.mean(0)
+    values = ((each - mean) / spread for each in (generated, real))
+    first, second = (each / (1 + (each / FAREST).square()).sqrt() for each in values)
+    return first, second
 
 
 def off_diagonal_mean(square: Float[Tensor, "n n"]) -> Float[Tensor, ""]:

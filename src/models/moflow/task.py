@@ -24,7 +24,6 @@ from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
 from src.models.moflow.temperatures import Given, Temperature, temperature_of
-from src.molecules.build import most_bonds
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
@@ -55,7 +54,7 @@ class MoFlowTask(Task):
             and `floor_nspdk` are those of as many training molecules.
     """
 
-    most_bonds: Tensor  # of an atom of each class, for generated_molecules
+    most_bonds: Tensor  # of an atom of each class in the data, for generated_molecules
 
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
@@ -109,10 +108,9 @@ class MoFlowTask(Task):
         if known.num_classes != self.network.num_atom_classes:
             self.network = self.network.with_atom_classes(known.num_classes).to(self.device)
         self.elements = known.elements
-        most = [0, *map(most_bonds, known.atomic_numbers[1:])]
-        self.register_buffer(
-            "most_bonds", torch.tensor(most, dtype=torch.float32, device=self.device), persistent=False
-        )
+        if self.generated_molecules is not None:
+            most = torch.from_numpy(molecules.data.most_bonds()).float().to(self.device)
+            self.register_buffer("most_bonds", most, persistent=False)
         if self.model_config is not None:
             self.model_config["task"]["elements"] = self.elements
             self.model_config["task"]["network"]["num_atom_classes"] = known.num_classes
@@ -144,7 +142,7 @@ class MoFlowTask(Task):
             return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
         with kept_statistics(self.network):
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
-            found = self.generated_molecules(self.network, batch[1], self.most_bonds)
+            found = self.generated_molecules(self.network, *batch, self.most_bonds)
         loss = bits_atom + bits_bond + found["penalty"]
         return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **found}
 

@@ -57,6 +57,19 @@ def test_prepared_molecules_equal_encoded_molecules(raw):
     assert names(raw.parent / "data") == ["prepared_all"]
 
 
+def test_the_most_bonds_of_a_class_leave_out_rare_atoms_and_other_molecules(raw, monkeypatch):
+    """Of those for training, so not of fluorine; of 82 carbons one has four bonds."""
+    smiles = ["FC", *["CC=O"] * 20, "CC#N", *["CC=O"] * 20]
+    data = load(prepared_from(raw, smiles=smiles), QM9, lambda total: np.array([0]))
+    carbon, nitrogen = (QM9.atomic_numbers.index(number) for number in (6, 7))
+    assert dict(zip(QM9.atomic_numbers, data.most_bonds().tolist(), strict=True)) == {0: 0, 6: 4, 7: 3, 8: 2, 9: 0}
+    for rare, most in ((0.01, 4), (0.02, 3)):
+        monkeypatch.setattr("src.datamodules.molecules.encoded.RARE", rare)
+        assert data.most_bonds()[carbon] == most
+    monkeypatch.setattr("src.datamodules.molecules.encoded.COUNTED", 20)
+    assert data.most_bonds()[nitrogen] == 0
+
+
 def test_a_prepared_folder_is_not_prepared_again(raw):
     prepared = prepared_from(raw)
     assert prepare([raw], pytest.fail, QM9, raw.parent / "data", Selection()) == prepared

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from src.gpu.cuda_graphs import Graphed
+from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.network import MoFlow
 from src.molecules.encode import EncodingError, encode
 from src.molecules.vocabulary import ZINC250K
@@ -108,6 +109,29 @@ def test_graph_and_compilation_give_the_losses_and_weights_of_the_eager_step(sam
         assert values(record, "grad_norm") == pytest.approx(values(eager, "grad_norm"), rel=1e-2), choice
         assert record.samples == eager.samples
         torch.testing.assert_close(again, weights, rtol=1e-3, atol=1e-4)
+
+
+def test_the_loss_on_generated_molecules_is_that_of_the_eager_step_in_a_graph(
+    same_noise: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same latents at every step, and rows of padding that are drawn as molecules have them."""
+    drawn: dict[tuple[int, ...], Tensor] = {}
+
+    def latents(self: GeneratedMolecules, network: MoFlow, *shape: int) -> tuple[Tensor, Tensor]:
+        if shape not in drawn:
+            drawn[shape] = torch.randn(self.molecules, *shape, generator=torch.Generator().manual_seed(0)).to(CUDA)
+        return 0.7 * drawn[shape], torch.zeros([self.molecules, *(1 for _ in shape)], device=CUDA)
+
+    monkeypatch.setattr(GeneratedMolecules, "_latents", latents)
+    loss = "{_target_:src.models.moflow.generated_molecules.GeneratedMolecules,molecules:64}"
+    given = [f"model.task.generated_molecules={loss}", "model.task.network.padding=encoded", "fit.max_epochs=2"]
+    found = []
+    for choice in ("off", "on"):
+        record, _ = trained(tmp_path / choice, *given, f"execution.graph={choice}", f"execution.compile={choice}")
+        found.append([values(record, name) for name in ("loss", "orphans", "excess_valence", "discrepancy")])
+    assert len(found[0][0]) > 10
+    for eager, captured in zip(*found, strict=True):
+        assert captured == pytest.approx(eager, rel=1e-3, abs=1e-4)
 
 
 def test_a_graph_draws_new_noise_at_every_step(tmp_path: Path) -> None:
