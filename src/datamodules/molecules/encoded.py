@@ -70,7 +70,6 @@ class MolecularData:
         orders = self.edges[rows].sum(2, dtype=np.uint8)
         counts = np.zeros((self.vocabulary.num_classes, 256), int)
         np.add.at(counts, (self.nodes[rows], orders), 1)
-        counts[0] = 0
         at_least = counts[:, ::-1].cumsum(1)[:, ::-1]
         return (at_least > RARE * at_least[:, :1]).sum(1) - at_least[:, 0].astype(bool)
 

@@ -53,10 +53,10 @@ class GeneratedMolecules:
 
     def __init__(
         self,
-        defects: Positive = 30.0,
+        defects: Positive = 100.0,
         discrepancy: Positive = 150.0,
         molecules: Annotated[int, Range(2)] = 512,
-        temperatures: Sequence[Positive] = (0.3, 1.0),
+        temperatures: Sequence[Positive] = (0.5, 1.0),
     ) -> None:
         if len(temperatures) != 2 or temperatures[0] > temperatures[1]:
             raise UserError(
@@ -161,9 +161,7 @@ def discrepancy(generated: Float[Tensor, "generated counts"], real: Float[Tensor
     The kernel is a scalar product, which compares means, plus the mean of rational quadratic ones, which compare the
     rest; both are relative to the real counts' variance. Compares only the first `REAL` real molecules with each other.
     """
-    mean = real.mean(0)
-    generated, real = generated - mean, real - mean
-    variance = real.var(0).sum()
+    variance = real.var(0, correction=0).sum().clamp(min=LEAST_SPREAD)
     among = off_diagonal_mean(kernel(generated, generated, variance))
     among = among + off_diagonal_mean(kernel(real[:REAL], real[:REAL], variance))
     return among - 2 * kernel(generated, real, variance).mean()
@@ -183,11 +181,12 @@ def standardised(
     generated: Float[Tensor, "generated counts"], real: Float[Tensor, "real counts"]
 ) -> tuple[Float[Tensor, "generated counts"], Float[Tensor, "real counts"]]:
     """Returns both less the real mean and in real standard deviations, far ones bent towards `FAREST`."""
-    spread, mean = real.std(0) + LEAST_SPREAD, real.mean(0)
+    spread, mean = real.std(0, correction=0) + LEAST_SPREAD, real.mean(0)
     values = ((each - mean) / spread for each in (generated, real))
     first, second = (each / (1 + (each / FAREST).square()).sqrt() for each in values)
     return first, second
 
 
 def off_diagonal_mean(square: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    return (square.sum() - square.diagonal().sum()) / (len(square) * (len(square) - 1))
+    """Returns the mean without the diagonal; 0 for a single number, as where there is but one molecule."""
+    return (square.sum() - square.diagonal().sum()) / max(len(square) * (len(square) - 1), 1)
