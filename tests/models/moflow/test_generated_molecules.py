@@ -222,10 +222,11 @@ def test_the_host_reads_no_result(padding: str) -> None:
 @pytest.mark.parametrize("same", [1, 12])
 def test_molecules_that_are_all_the_same_have_a_finite_gradient(same: int) -> None:
     network = make_network().train()
-    batch = tuple(each.expand(same, *each.shape[1:]) for each in make_molecules(1))
+    nodes, edges = (each.expand(same, *each.shape[1:]) for each in make_molecules(1))
     with kept_statistics(network):
         network(*make_molecules(12))
-        found = GeneratedMolecules(molecules=64)(network, *batch, torch.tensor([0.0, 4.0, 1.0]).double())
+        most_bonds = torch.tensor([0.0, 4.0, 1.0]).double()
+        found = GeneratedMolecules(molecules=64)(network, nodes, edges, most_bonds)
     found["penalty"].backward()
     assert found["penalty"].isfinite()
     assert all(each.grad is None or each.grad.isfinite().all() for each in network.parameters())
