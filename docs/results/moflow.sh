@@ -60,10 +60,9 @@ case $what in
     done ;;
   judged)  # NAMES=... in the environment: the runs of which the last weights are judged, generate and optimise properties
     for name in ${NAMES:-published_1 quality_1}; do
-      for temperature in 0.3 0.85 '[0.5,0.15]'; do
-        judge "judged_${name}_$(tr , _ <<< "${temperature//[\[\]]}")" "$name" "model.predict.temperature=$temperature" "$@"
-      done
-      judge "temperatures_$name" "$name" 'model.predict.temperatures=[0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0]' "$@"
+      temperatures=0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0
+      case $name in quality_*) temperatures=0.5,0.6,0.7,0.8,0.9,1.0 ;; esac  # the loss on generated molecules draws at these
+      judge "temperatures_$name" "$name" "model.predict.temperatures=[$temperatures]" "$@"
       generate "generate_$name" batch_size=2048 "ckpt_path=$out/$name/checkpoints/last.ckpt" "$@"
       for property in qed plogp; do
         ! wanted "optimise_${name}_$property" || "$python" predict.py "ckpt_path=$out/$name/checkpoints/last.ckpt" \
