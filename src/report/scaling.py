@@ -62,8 +62,8 @@ class Point:
 def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[Point]:
     """Returns the points of the runs, then the published ones of the same models.
 
-    Runs are compared if model, engine, data, precision, hardware and accumulation are equal. Raises UserError if no
-    run on several devices has a counterpart on one.
+    Runs are compared if model, network, engine, data, precision, hardware and accumulation are equal. Raises
+    UserError if no run on several devices has a counterpart on one.
     """
     points = speed_ups(runs)
     if not points:
@@ -78,13 +78,14 @@ def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[
 def speed_ups(runs: Sequence[tuple[str, Record]]) -> list[Point]:
     """Returns the points of the runs on several devices that have a counterpart on one."""
     done = [(source, record) for source, record in runs if rate_of(record)]
-    points = [
-        point_of(kind, source, record, single)
-        for kind in ("weak", "strong")
-        for (source, record), single in with_single_device(
+    points: list[Point] = []
+    for kind in ("weak", "strong"):
+        same_case = with_single_device(
             done, lambda run, kind=kind: comparison_key(run[1], kind), lambda run: run[1].ranks
         )
-    ]
+        for (source, record), single in same_case:
+            alike = [one for one in single if same_network(record, one[1])]
+            points += [point_of(kind, source, record, alike)] if alike else []
     return sorted(points, key=lambda point: (point.kind == "strong", point.precision, point.samples, point.devices))
 
 
@@ -124,6 +125,12 @@ def comparison_key(record: Record, kind: Kind) -> Hashable:
     accumulate = (record.config.get("hp") or {}).get("accumulate", 1)
     task = (record.config.get("model") or {}).get("task") or {}
     return case.model, case.datamodule, case.precision, case.hardware, accumulate, task.get("engine", "auto"), kept
+
+
+def same_network(first: Record, second: Record) -> bool:
+    """Returns whether the networks have the same options, as far as both records know these."""
+    one, other = (((each.config.get("model") or {}).get("task") or {}).get("network") or {} for each in (first, second))
+    return all(one[key] == other[key] for key in one.keys() & other.keys())
 
 
 def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str, Record]]) -> Point:

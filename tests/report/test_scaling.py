@@ -49,6 +49,16 @@ def test_runs_of_different_engines_are_not_compared(trained: Record) -> None:
     assert [point.source for point in scaling([("one", one), ("two", two), ("other", other)], False)] == ["two"]
 
 
+def test_runs_of_different_networks_are_not_compared(trained: Record) -> None:
+    def network(record: Record, **options: str) -> Record:
+        return replace(record, config={"model": {"task": {"network": options}}})
+
+    one, two = run(trained, 1, 512, "device", 1.0), run(trained, 2, 512, "device", 2.0)
+    runs = [("one", network(one, logdet="exact")), ("same", network(two, logdet="exact", padding="prior"))]
+    runs.append(("other", network(two, logdet="published", padding="prior")))
+    assert [point.source for point in scaling(runs, False)] == ["same"]  # an option that one does not know may differ
+
+
 def test_the_run_on_one_device_is_the_fastest_of_the_same_commit(trained: Record) -> None:
     one, two = run(trained, 1, 8, "device", 100.0), run(trained, 2, 8, "device", 150.0)
     profiled, older = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)
