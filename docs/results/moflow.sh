@@ -46,7 +46,7 @@ case $what in
     ! wanted training_amp || "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
       model.task.eval_batch=1000 ;;
   quality)  # SEEDS=... in the environment takes other seeds
-    for seed in ${SEEDS:-1 2 3}; do
+    for seed in ${SEEDS:-1 2 3 4 5}; do
       wanted "quality_$seed" || continue
       "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
         model.task.distances=true "$@"
