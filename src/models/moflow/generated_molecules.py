@@ -21,6 +21,7 @@ REAL = 512  # molecules of the batch that are compared with each other, for the 
 SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of the kernels, in the real counts' variance; narrow ones see copies
 LEAST_SPREAD = 0.1  # a standard deviation of counts is taken as so much more: some elements are rare
 FAREST = 5.0  # standard deviations
+DEFECTS = "orphans", "excess_bonds", "wrong_elements"  # each weighted by `defects`
 
 
 class Drawn(NamedTuple):
@@ -36,14 +37,14 @@ class GeneratedMolecules:
     """A loss on the molecules that the network generates at random latents, weighted in bits like the likelihood.
 
     In the order of a SMILES every atom but the first has a bond to an earlier one. The bond flow draws each bond by
-    itself, and where it is undecided between two earlier atoms it often takes neither: an orphan, which is what most
-    molecules in pieces have. Without orphans a molecule is in one piece. Without the discrepancy a network could map
-    all latents to one molecule that has none. The atom flow learns from real bonds alone, and where generated ones are
-    of another kind it gives an atom more of them than its element can have.
+    itself, and where it is undecided between two earlier atoms it often takes neither: an orphan. Without orphans the
+    bonds are in one piece. Without the discrepancy a network could map all latents to one molecule that has none. The
+    atom flow learns from real bonds alone, and where generated ones are of another kind it gives an atom more of them
+    than its element can have, or puts an atom where there is no bond.
 
     Args:
-        defects: bits of an orphan, of a bond above four at an atom, of one above what atoms of its element have in the
-            data, and of ten units of `Limit.beyond`.
+        defects: bits of an orphan, of a bond above four at an atom, of one nat of `wrong_elements`, and of ten units
+            of `Limit.beyond`.
         discrepancy: bits of the squared maximum mean discrepancies (Gretton et al. 2012, unbiased) between generated
             molecules and those of the batch: of `pairs`, of `bond_counts` and of `atom_counts`, the latter two
             standardised; each is 0 for equal distributions.
@@ -89,13 +90,13 @@ class GeneratedMolecules:
             found = {
                 "orphans": orphans(bonds).mean(),
                 "excess_bonds": excess_bonds(likely).mean(),
-                "excess_valence": excess_valence(elements, adj, most_bonds).mean(),
+                "wrong_elements": wrong_elements(atoms, adj, most_bonds).mean(),
                 "overflow": limit.beyond,
                 "discrepancy": discrepancy(pairs(likely), pairs(real))
                 + discrepancy(*standardised(bond_counts(likely), bond_counts(real)))
                 + discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
             }
-        defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + 0.1 * found["overflow"]
+        defects = sum(found[each] for each in DEFECTS) + 0.1 * found["overflow"]
         bits = self.defects * defects + self.discrepancy * found["discrepancy"]
         return {"penalty": bits / (len(kinds) * network.num_nodes**2), **found}
 
@@ -128,14 +129,13 @@ def probabilities(values: Float[Tensor, "batch *sizes"], dim: int) -> Float[Tens
 
 
 def orphans(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " batch"]:
-    """Returns the expected number of atoms of each molecule with a bond to a later atom, but to no earlier one.
+    """Returns the expected number of atoms of each molecule without a bond to an earlier atom, up to the last bond.
 
-    Kind 0 is no bond. All pairs are taken as independent.
+    The first atom is none. Kind 0 is no bond. All pairs are taken as independent.
     """
-    none = torch.log_softmax(SHARPNESS * bonds, 1)[:, 0]
-    has_earlier = 1 - none.tril(-1).sum(2).exp()
-    has_later = 1 - none.triu(1).sum(2).exp()
-    return (has_later * (1 - has_earlier))[:, 1:].sum(1)
+    none_earlier = torch.log_softmax(SHARPNESS * bonds, 1)[:, 0].tril(-1).sum(2)
+    none_later = none_earlier.sum(1, keepdim=True) - none_earlier.cumsum(1)  # has a bond to an atom before itself
+    return (none_earlier.exp() * (1 - none_later.exp()))[:, 1:].sum(1)
 
 
 def excess_bonds(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " batch"]:
@@ -143,16 +143,21 @@ def excess_bonds(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tenso
     return F.relu(orders(bonds) - MOST_BONDS).sum(1)
 
 
-def excess_valence(
-    elements: Float[Tensor, "batch atoms classes"],
+def wrong_elements(
+    atoms: Float[Tensor, "batch atoms classes"],
     adj: Float[Tensor, "batch kinds atoms atoms"],
     most_bonds: Float[Tensor, " classes"],
 ) -> Float[Tensor, " batch"]:
-    """Returns the bond orders of each molecule's atoms beyond `most_bonds` of their class, expected over the classes.
+    """Returns -log of the probability that an atom's class can have its bonds, summed over each molecule's atoms.
 
-    No atom, which is class 0, can have none.
+    Elements can that have at least as many in the data, by their orders, or the most of all; without a bond it must be
+    class 0, no atom. A count of wrong atoms would have a slope only where the flow is undecided.
     """
-    return (elements * F.relu(orders(adj)[:, :, None] - most_bonds)).sum((1, 2))
+    found = orders(adj)[:, :, None].clamp(max=most_bonds.max())
+    no_atom = torch.arange(atoms.shape[2], device=atoms.device) == 0
+    possible = torch.where(found > 0, found <= most_bonds, no_atom)
+    values = SHARPNESS * atoms
+    return (values.logsumexp(2) - values.masked_fill(~possible, -torch.inf).logsumexp(2)).sum(1)
 
 
 def discrepancy(generated: Float[Tensor, "generated counts"], real: Float[Tensor, "real counts"]) -> Float[Tensor, ""]:

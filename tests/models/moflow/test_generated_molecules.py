@@ -1,5 +1,6 @@
 """The loss on generated molecules: what it counts, the statistics it uses, and that training on it lowers it."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,19 @@ from src.models.moflow.actnorm import kept_statistics, reused_statistics
 from src.models.moflow.counts import atom_counts, bond_counts, pairs
 from src.models.moflow.flow import Limit
 from src.models.moflow.generated_molecules import (
+    DEFECTS,
     FAREST,
     LEAST_SPREAD,
     REAL,
     SCALES,
+    SHARPNESS,
     GeneratedMolecules,
     discrepancy,
     excess_bonds,
-    excess_valence,
     orphans,
     probabilities,
     standardised,
+    wrong_elements,
 )
 from src.models.moflow.network import discrete_bonds
 from src.molecules.encode import encode
@@ -50,12 +53,35 @@ def test_real_molecules_have_no_orphans_and_one_more_where_an_atoms_earlier_bond
         for row in range(1, Chem.MolFromSmiles(smiles).GetNumAtoms()):
             cut = edges.copy()
             cut[row, :row] = cut[:row, row] = 0
-            later = cut[row, row:].any()  # an atom without any bond is none
-            behind = [k for k in range(1, len(cut)) if cut[k, k:].any() and not cut[k, :k].any()]
-            assert (row in behind) == later
+            last = np.flatnonzero(np.tril(cut).any(axis=1)).max(initial=0)  # an atom behind the last bond is none
+            behind = [k for k in range(1, last) if not cut[k, :k].any()]
+            assert (row in behind) == (row < last)
             assert_close(orphans(one_hot(cut)[None])[0].item(), float(len(behind)), rtol=0, atol=LEAK)
             checked += 1
     assert checked > 20
+
+
+def test_a_molecule_without_these_defects_is_in_one_piece() -> None:
+    """Of random ones; where the bonds have no orphan, an isolated atom is what leaves some of them in pieces."""
+    draw = np.random.default_rng(1)
+    limits = torch.tensor([0.0, 9.0])
+    whole, pieces = 0, {"orphans": 0, "isolated": 0}
+    for _ in range(2000):
+        edges = np.triu(draw.random((5, 5)) < draw.choice([0.2, 0.5]), 1).astype(np.uint8)
+        edges = edges + edges.T
+        nodes = (edges.any(1) | (draw.random(5) < 0.1)).astype(np.uint8)
+        atoms, adj = torch.nn.functional.one_hot(torch.from_numpy(nodes).long(), 2)[None].double(), one_hot(edges)[None]
+        orphan, alone = orphans(adj).item() > 0.5, wrong_elements(atoms, adj, limits).item() > 1
+        molecule = Chem.RWMol()
+        place = {atom: molecule.AddAtom(Chem.Atom(6)) for atom in nodes.nonzero()[0].tolist()}
+        for i, j in np.argwhere(np.tril(edges)).tolist():
+            molecule.AddBond(place[i], place[j], Chem.BondType.SINGLE)
+        in_one = len(Chem.GetMolFrags(molecule)) < 2
+        whole += in_one and not orphan
+        pieces["orphans"] += orphan and not in_one
+        pieces["isolated"] += alone and not orphan and not in_one
+        assert in_one or orphan or alone
+    assert min(whole, *pieces.values()) > 20, (whole, pieces)
 
 
 @pytest.mark.parametrize("norm_batch", [None, 12])
@@ -155,16 +181,34 @@ def test_counts_are_standardised_by_the_real_ones_and_far_ones_bent() -> None:
     assert found.max() < FAREST < far
 
 
-def test_an_element_with_more_bonds_than_it_can_have_is_counted() -> None:
-    """Of a chain of four atoms with a double bond between the middle ones, and an empty place behind it."""
+def test_elements_that_cannot_have_their_bonds_are_improbable() -> None:
+    """Of a chain of four atoms with a double bond between the middle ones, and a place without a bond behind it."""
     edges = np.zeros((5, 5), np.uint8)
     edges[[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]] = 1, 1, 2, 2, 1, 1
     limits = torch.tensor([0.0, 4.0, 2.0, 1.0]).double()  # of no atom and of three elements
-    for classes, expected in (([1, 1, 1, 1, 0], 0), ([3, 2, 1, 3, 0], 1), ([3, 3, 3, 3, 3], 4), ([1, 0, 1, 0, 0], 4)):
+    for classes, wrong in (([1, 1, 1, 1, 0], 0), ([3, 2, 1, 3, 0], 1), ([3, 3, 3, 3, 3], 3), ([1, 0, 1, 0, 0], 2)):
         atoms = torch.nn.functional.one_hot(torch.tensor(classes), 4).double()
-        assert_close(excess_valence(atoms[None], one_hot(edges)[None], limits).item(), float(expected))
+        found = wrong_elements(atoms[None], one_hot(edges)[None], limits).item()
+        assert_close(found, SHARPNESS * wrong, rtol=0, atol=wrong * math.log(3) + LEAK)
     undecided = torch.full((1, 5, 4), 0.25, dtype=torch.float64)
-    assert_close(excess_valence(undecided, one_hot(edges)[None], limits).item(), (2 * 1 + 2 * (3 + 1 + 2)) / 4)
+    found = wrong_elements(undecided, one_hot(edges)[None], limits).item()
+    assert_close(
+        found, 2 * math.log(4 / 3) + 3 * math.log(4)
+    )  # three elements may end the chain, one each be elsewhere
+    edges[0, 2] = edges[2, 0] = 3  # six bond orders are those that any element has at most
+    assert wrong_elements(atoms[None], one_hot(edges)[None], limits).isfinite().all()
+
+
+@pytest.mark.parametrize("place", [1, 4])
+def test_a_wrong_element_has_a_slope_however_sure_the_flow_is(place: int) -> None:
+    edges = np.zeros((5, 5), np.uint8)
+    edges[[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]] = 1, 1, 2, 2, 1, 1
+    atoms = torch.nn.functional.one_hot(torch.tensor([1, 1, 1, 1, 0]), 4).double()
+    atoms[place] = torch.tensor([0.0, 0.0, 0.0, 2.0])
+    atoms.requires_grad_()
+    wrong_elements(atoms[None], one_hot(edges)[None], torch.tensor([0.0, 4.0, 2.0, 1.0]).double()).sum().backward()
+    assert atoms.grad is not None
+    assert_close(atoms.grad[place, 3].item(), SHARPNESS, rtol=0, atol=LEAK)
 
 
 def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
@@ -189,7 +233,7 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     likely, elements = probabilities(bonds, 1), probabilities(atoms, 2)
     assert_close(found["orphans"], orphans(bonds).mean())
     assert_close(found["excess_bonds"], excess_bonds(likely).mean())
-    assert_close(found["excess_valence"], excess_valence(elements, adj, most_bonds).mean())
+    assert_close(found["wrong_elements"], wrong_elements(atoms, adj, most_bonds).mean())
     real = torch.stack([one_hot(each) for each in batch[1].numpy()])
     real_elements = torch.nn.functional.one_hot(batch[0].long(), 3).double()
     apart = [
@@ -198,9 +242,9 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
         discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
     ]
     assert_close(found["discrepancy"], sum(apart, torch.zeros(())))
-    defects = found["orphans"] + found["excess_bonds"] + found["excess_valence"] + found["overflow"] / 10
+    defects = found["orphans"] + found["excess_bonds"] + found["wrong_elements"] + found["overflow"] / 10
     assert_close(found["penalty"], (20 * defects + 100 * found["discrepancy"]) / 4**3)  # bits per dimension
-    assert min(found["orphans"], found["discrepancy"], found["excess_valence"]) > 0.01
+    assert min(found["orphans"], found["discrepancy"], found["wrong_elements"]) > 0.01
     found["penalty"].backward()
     for flow in (network.bond_flow, network.atom_flow):
         assert all(each.grad is not None and each.grad.isfinite().all() for each in flow.parameters())
@@ -260,8 +304,7 @@ def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
         given = f"{{_target_:{TARGET},defects:{bits},discrepancy:{bits},molecules:64}}"
         (tmp_path / str(bits)).mkdir()
         config = tiny_config(tmp_path / str(bits), f"model.task.generated_molecules={given}", *options, "hp.lr=5e-3")
-        parts = "orphans", "excess_bonds", "excess_valence"
-        found = [sum(row[part] for part in parts) for row in train(config).history if "orphans" in row]
+        found = [sum(row[part] for part in DEFECTS) for row in train(config).history if "orphans" in row]
         assert len(found) > 20
         ends.append(np.mean(found[-5:]))
     assert ends[0] < 0.7 * ends[1], ends

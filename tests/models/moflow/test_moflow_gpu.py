@@ -128,7 +128,7 @@ def test_the_loss_on_generated_molecules_is_that_of_the_eager_step_in_a_graph(
     found = []
     for choice in ("off", "on"):
         record, _ = trained(tmp_path / choice, *given, f"execution.graph={choice}", f"execution.compile={choice}")
-        found.append([values(record, name) for name in ("loss", "orphans", "excess_valence", "discrepancy")])
+        found.append([values(record, name) for name in ("loss", "orphans", "wrong_elements", "discrepancy")])
     assert len(found[0][0]) > 10
     for eager, captured in zip(*found, strict=True):
         assert captured == pytest.approx(eager, rel=1e-3, abs=1e-4)
