@@ -191,9 +191,7 @@ def test_elements_that_cannot_have_their_bonds_are_improbable() -> None:
         assert_close(found, SHARPNESS * wrong, rtol=0, atol=wrong * math.log(3) + LEAK)
     undecided = torch.full((1, 5, 4), 0.25, dtype=torch.float64)
     found = wrong_elements(undecided, one_hot(edges)[None], limits).item()
-    assert_close(
-        found, 2 * math.log(4 / 3) + 3 * math.log(4)
-    )  # three elements may end the chain, one each be elsewhere
+    assert_close(found, 2 * math.log(4 / 3) + 3 * math.log(4))  # three elements may end the chain
     edges[0, 2] = edges[2, 0] = 3  # six bond orders are those that any element has at most
     assert wrong_elements(atoms[None], one_hot(edges)[None], limits).isfinite().all()
 
