@@ -51,17 +51,18 @@ case $what in
       "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
         model.task.distances=true "$@"
     done ;;
-  published)  # the 1x8 case on one GPU: 300 epochs, 512 molecules normalised together; repeat it where fit.max_time_s=S ended it
+  published)  # on GPUS=1|2|4 GPUs: 300 epochs, BatchNorm of 512; repeat it where fit.max_time_s=S ended it
     for seed in ${SEEDS:-1 2 3}; do
       wanted "published_$seed" || continue
-      "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true hp.batch_size=4096 \
+      "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true \
+        "trainer=1x${GPUS:-1}" "hp.batch_size=$((4096 / ${GPUS:-1}))" \
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
         model.task.eval_batch=2048
     done ;;
   judged)  # NAMES=... in the environment: the runs of which the last weights are judged, generate and optimise properties
     for name in ${NAMES:-published_1 quality_1}; do
       temperatures=0.2,0.25,0.3,0.35,0.4,0.5,0.7,0.85,1.0
-      case $name in quality_*) temperatures=0.5,0.6,0.7,0.8,0.9,1.0 ;; esac  # the loss on generated molecules draws at these
+      case $name in quality_*) temperatures=0.6,0.7,0.8,0.9,1.0 ;; esac  # the loss draws at 1
       judge "temperatures_$name" "$name" "model.predict.temperatures=[$temperatures]" "$@"
       generate "generate_$name" batch_size=2048 "ckpt_path=$out/$name/checkpoints/last.ckpt" "$@"
       for property in qed plogp; do
