@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, distributed
 
 from src.batches.molecular_graphs import Graph, GraphBatch
@@ -40,6 +40,9 @@ class SE3TransformerTask(Task):
         unit_of_quantity: where a checkpoint keeps it; training takes it from the datamodule.
         target: mean absolute errors in natural units that count as reached, by quantity.
         elements: that the weights know; None until the data tell (those of QM9, for a checkpoint without them).
+        mirror: train on the mirror images of about half of a batch's molecules, another half each time. The network is
+            equivariant to rotations alone and has to learn that images are equal in energies and all of QM9's targets.
+            Not for what distinguishes them, such as optical rotation.
     """
 
     unit = "molecules"
@@ -57,8 +60,10 @@ class SE3TransformerTask(Task):
         unit_of_quantity: Text = "eV",
         target: Mapping[str, NotNegative] | None = None,
         elements: Sequence[str] | None = None,
+        mirror: bool = False,
     ) -> None:
         super().__init__(network, optimizer, schedule)
+        self.mirror = mirror
         self.network: SE3TransformerPooled
         self.elements = None if elements is None else list(elements)
         self.quantity = quantity or ""
@@ -108,6 +113,8 @@ class SE3TransformerTask(Task):
             self.model_config["task"]["network"]["node_features"] = count
 
     def loss(self, batch: GraphBatch) -> dict[str, Tensor]:
+        if self.mirror:
+            batch = batch._replace(positions=partly_mirrored(batch.positions, batch.graph_ptr))
         known = ~batch.targets.isnan()  # not so for padding, which must not even reach the arithmetic
         wanted = (batch.targets.where(known, self.mean) - self.mean) / self.std
         errors = (self.normalised(batch).to(wanted.dtype) - wanted).abs().where(known, 0)
@@ -203,6 +210,17 @@ class SE3TransformerTask(Task):
         self.molecule = mean_molecule(datamodule.loader(datamodule.predict))
         quantity = Quantity(self.quantity, self.unit_of_quantity, self.final_metric)
         return predict_molecules(self.predicted, datamodule, job, clock, quantity)
+
+
+def partly_mirrored(
+    positions: Float[Tensor, "nodes 3"], graph_ptr: Int[Tensor, " graphs_and_1"]
+) -> Float[Tensor, "nodes 3"]:
+    """Returns the positions, each molecule's with probability 1/2 inverted at the origin: a mirror image, turned."""
+    device = positions.device
+    node = torch.arange(len(positions), device=device)
+    molecule = torch.searchsorted(graph_ptr, node, right=True) - 1  # padded nodes: one after the last
+    signs = 1 - 2 * torch.randint(2, (len(graph_ptr), 1), device=device)
+    return positions * signs[molecule]
 
 
 def mean_molecule(loader: GraphLoader) -> Molecule:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from src.batches.molecular_graphs import GraphBatch
 from src.config.instantiate import instantiate
-from src.models.se3_transformer.task import SE3TransformerTask
+from src.models.se3_transformer.task import SE3TransformerTask, partly_mirrored
 from src.run import fit
 from src.run import train as run
 from src.training.task import Task
@@ -51,6 +51,19 @@ class TestSE3Transformer(TaskContract):
         batch = task.example_batch(2)
         loss, found = gradients(task, batch._replace(targets=torch.full((2,), math.nan)))
         assert loss == 0 and all(not gradient.any() for gradient in found.values())
+
+    def test_training_with_mirror_sees_mirror_images(self, home: Path) -> None:
+        """And a prediction does not."""
+        config = self.config(home).model.task
+        plain, mirroring = instantiate(config), instantiate(config, mirror=True)
+        mirroring.load_state_dict(plain.state_dict())
+        batch = plain.example_batch(8)
+        torch.manual_seed(1)
+        loss = mirroring.loss(batch)["loss"]
+        torch.manual_seed(1)
+        mirrored = batch._replace(positions=partly_mirrored(batch.positions, batch.graph_ptr))
+        assert loss == plain.loss(mirrored)["loss"] != plain.loss(batch)["loss"]
+        assert mirroring.predicted(batch).equal(plain.predicted(batch))
 
     def test_a_checkpoint_contains_mean_deviation_and_unit(self, home: Path) -> None:
         job = self.job(home, "units")
@@ -164,3 +177,14 @@ def with_padding(batch: GraphBatch, nodes: int, edges: int, graphs: int) -> Grap
         targets=append(batch.targets, graphs, math.nan),
         count=batch.count,
     )
+
+
+def test_half_of_the_molecules_are_mirrored_each_as_a_whole() -> None:
+    sizes = torch.tensor([3, 0, 5] * 200)
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    positions = torch.randn(int(ptr[-1]) + 7, 3)  # and padding
+    signs = partly_mirrored(positions, ptr) / positions
+    molecules = [signs[start:end] for start, end in ptr.unfold(0, 2, 1).tolist() if end > start]
+    assert all((molecule == molecule[0, 0]).all() for molecule in molecules)
+    assert 160 < sum(bool(molecule[0, 0] == -1) for molecule in molecules) < 240
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
