@@ -305,9 +305,9 @@ class Figures:
         ratio = other.ratio or own.best / other.best
         return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
 
-    def each(self, figure: Callable[[str], Figure], pattern: str) -> list[Figure]:
-        """A figure of each record of the names that match a pattern."""
-        return [figure(file.stem) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
+    def each(self, figure: Callable[..., Figure], pattern: str, *further: Any) -> list[Figure]:
+        """A figure of each record of the names that match a pattern; `further` are what the figure asks for besides."""
+        return [figure(file.stem, *further) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
         return replace(figures[0], value=statistics.mean(figure.value for figure in figures))
