@@ -24,6 +24,8 @@ from tests.support.refusing import EntryPoint, the_error_line
 from tests.support.tiny_distilbert import tiny_overrides as tiny_sentences
 from tests.support.tiny_run import tiny_config, tiny_overrides, write_smiles
 
+pytestmark = pytest.mark.slow
+
 TINY: dict[str, Any] = {
     "bond_hidden": (8, 8), "num_bond_flows": 2, "gnn_channels": 8, "atom_hidden": (8, 8), "num_atom_flows": 3,
 }  # fmt: skip

@@ -67,6 +67,7 @@ def test_the_other_entry_points_show_their_config_without_torch(entry: str) -> N
     assert OmegaConf.create(printed(entry, "--cfg", "job")).datamodule.name == "zinc250k"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "groups"),
     [
@@ -101,6 +102,7 @@ def names(group: str) -> list[str]:
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
+@pytest.mark.slow
 def test_every_model_is_made_and_has_a_loss() -> None:
     for name in names("model"):
         config = resolved(f"model={name}", *SIZES.get(name, ()))
@@ -113,6 +115,7 @@ def test_every_model_is_made_and_has_a_loss() -> None:
         assert task.configure_optimizers().param_groups[0]["lr"] == config.hp.lr
 
 
+@pytest.mark.slow
 def test_every_datamodule_is_made() -> None:
     columns = ["datamodule.source.numerical=[a]", "datamodule.source.categorical=[b]"]
     given = {"smiles_file": ["datamodule.source.file=my.smiles"], "sentences": ["datamodule.source.file=my.csv"]}
@@ -132,6 +135,7 @@ def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
         assert len(parts) == len(config[group])
 
 
+@pytest.mark.slow
 def test_every_experiment_composes() -> None:
     for name in names("experiment"):
         check_training(resolved(f"experiment={name}"))

@@ -18,6 +18,8 @@ from tests.support.composing import composed
 from tests.support.tiny_run import NETWORK, tiny_config
 from tests.support.wandb_files import logged_by
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,6 +20,8 @@ from src.run import train
 from tests.support import ROOT
 from tests.support.tiny_run import tiny_config, tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "kind", "case", "status", "e2e_time_s", "p_whole", "p_train", "p_core", "steady", "unit", "final_metric", "mem",
     "phases_s", "utilisation", "energy", "samples", "ranks", "config", "environment", "history",

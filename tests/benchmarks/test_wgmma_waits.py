@@ -77,6 +77,7 @@ compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_
 """
 
 
+@pytest.mark.slow
 def test_mobilenet_waits_for_its_products(tmp_path: Path) -> None:
     """As compiled for an H200; without `settle`, the next factor is written and float16 read too early."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

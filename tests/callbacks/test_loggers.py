@@ -24,6 +24,8 @@ from tests.support.tiny_run import tiny_config
 from tests.support.wandb_files import logged_by
 from tests.support.wandb_server import wandb_server
 
+pytestmark = pytest.mark.slow
+
 Record = dict[str, Any]
 
 

@@ -35,6 +35,7 @@ def of(found: list[Event], key: str) -> list[Event]:
     return [event for event in found if event["key"] == key]
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_events_in_order_and_its_metric(tmp_path: Path) -> None:
     wanted = "callbacks=mllog", "fit.max_epochs=2", "model.task.target=0", "seed=7", "hp.accumulate=2"
     record = train(tiny_config(tmp_path, *wanted))
@@ -54,6 +55,7 @@ def test_a_run_writes_its_events_in_order_and_its_metric(tmp_path: Path) -> None
     assert times == sorted(times) and all(event["namespace"] == "" for event in found)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_or_misses_its_target_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = "callbacks=mllog", "fit.max_steps=2", "fit.eval_every_n_epochs=null"
     train(tiny_config(tmp_path, *short, f"output_dir={tmp_path / 'missed'}", "model.task.target=100"))

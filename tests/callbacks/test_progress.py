@@ -56,6 +56,7 @@ def tiny(home: Path) -> None:
     train(config)
 
 
+@pytest.mark.slow
 def test_training_in_a_pipe_prints_plain_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tiny(tmp_path)
     printed = capfd.readouterr()

@@ -82,6 +82,7 @@ def test_evaluations_and_the_best_checkpoint_have_the_average(tmp_path: Path) ->
     assert torch.equal(network_of(last)[NAME], noted.evaluated[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_average_to_the_bit(tmp_path: Path) -> None:
     average = f"fit.ema_decay={DECAY}"
     _, _, straight = run(tmp_path / "straight", average, "fit.max_epochs=2")

@@ -36,6 +36,7 @@ def test_every_model_composes_on_every_topology(model: str, trainer: str) -> Non
     assert config.fit.max_epochs == config.model.recipe.max_epochs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "group", sorted(p.name for p in CONF.iterdir() if p.is_dir() and p.name not in ("fix_hp", "hydra"))
 )

@@ -14,6 +14,8 @@ from src.system.masking import MASK
 from tests.support import ROOT
 from tests.support.tiny_mobilenet import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 VARIABLES = {"REPRISE_TEST_NOTE": "shibboleth-7731", "REPRISE_TEST_WIDTH": "0.1250625"}
 LITERAL, SHAPED = "open-sesame-4502", f"hf_{'q' * 34}"
 SECRETS = [*VARIABLES.values(), LITERAL, SHAPED]

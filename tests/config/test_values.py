@@ -233,6 +233,7 @@ def said(command: str) -> str:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_value_out_of_range_is_refused_with_the_key_the_value_and_the_range(command: str) -> None:
     for override, words in REFUSED[command].items():

@@ -17,6 +17,8 @@ from src.training.task import Task
 from tests.support.started import begin, ended, provoked, run
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
+pytestmark = pytest.mark.slow
+
 EPOCH = 8  # steps
 LONG_WINDOW = "measure.window=1000"  # so that no step's loss is read on the way
 

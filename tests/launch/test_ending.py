@@ -17,6 +17,8 @@ from src.run import train
 from tests.support.started import LONG, begin, ended, provoked
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8  # an epoch
 AT_RECORD = "+callbacks.at_record={_target_:tests.support.provoking.AtRecord,what:'SIGINT SIGTERM SIGINT'}"
 

@@ -12,6 +12,8 @@ from src.report.record import read_record
 from src.run import train
 from tests.support.tiny_run import tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "autocast", "weights", "matmul", "scaled"),

@@ -12,6 +12,8 @@ from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.started import LONG, provoked, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:

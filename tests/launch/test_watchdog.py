@@ -42,6 +42,7 @@ def test_a_main_thread_that_hangs_is_shown_and_ended(alarm: str) -> None:
     assert "in waits_for_a_rank" in ended.stderr and "hung for 1 s" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_main_thread_that_moves_is_left_alone() -> None:
     # Six looks: two or three may meet it at the same place by chance.
     patient = HANGING.replace("patience_s=1.0", "patience_s=2.4")

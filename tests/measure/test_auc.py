@@ -10,6 +10,8 @@ from torch.multiprocessing.spawn import spawn
 from src.errors import UserError
 from src.measure.auc import ExactAUC, Tally, exchange_by_key
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -10,6 +10,8 @@ from src.molecules.build import build_molecule, canonical_smiles, correct, publi
 from src.molecules.encode import encode
 from src.molecules.vocabulary import QM9, ZINC250K
 
+pytestmark = pytest.mark.slow
+
 ORDERS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 
 

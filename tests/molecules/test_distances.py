@@ -38,6 +38,7 @@ def both(pool: WorkerPool) -> tuple[Statistics, Statistics]:
     return statistics(ACIDS, CPU, pool), statistics(RINGS, CPU, pool)
 
 
+@pytest.mark.slow
 def test_fcd_is_that_of_fcd_torch(both: tuple[Statistics, Statistics]) -> None:
     moments = []
     for smiles in (ACIDS, RINGS):

@@ -12,6 +12,8 @@ from torch import Tensor
 from src.parallel import direct_transport as direct_messages
 from src.parallel.direct_transport import DirectTransport, needed
 
+pytestmark = pytest.mark.slow
+
 LONG = 200_000  # a message that somebody is still fetching when another one does not wait
 STEPS = 8
 

@@ -63,6 +63,7 @@ def expected(step: int) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-6), (torch.bfloat16, 2e-2)])
 def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, ranks: Ranks) -> None:
     first, second = ranks(averaged, dtype)

@@ -171,6 +171,7 @@ def test_step_times_are_drawn_from_their_percentiles(tmp_path: Path, trained: Re
     assert "batch_size=512: p50 50 ms, p90 51 ms, p99 61 ms" in page(comparison)
 
 
+@pytest.mark.slow
 def test_an_interactive_page_has_one_script_which_its_policy_names(tmp_path: Path, trained: Record, case: Case) -> None:
     hostile = replace(case, model=HOSTILE, precision=HOSTILE)
     history = [{"step": step, "val_</script><script>alert(1)<!--": 1.0, "loss": 1.0 / step} for step in (1, 2, 3)]

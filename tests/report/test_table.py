@@ -180,6 +180,7 @@ def test_a_number_keeps_four_digits(value: float | int, text: str) -> None:
     assert number(value) == text
 
 
+@pytest.mark.slow
 def test_every_published_row_fits_the_table(monkeypatch: pytest.MonkeyPatch, trained: Record) -> None:
     monkeypatch.undo()
     from src.published import rows as every

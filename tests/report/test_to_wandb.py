@@ -70,6 +70,7 @@ def written(folder: Path) -> list[dict[str, Any]]:
     return sorted(map(wandb_run, files), key=lambda run: (run["name"], run["tags"]))
 
 
+@pytest.mark.slow
 def test_the_runs_have_the_numbers_of_their_records(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ print(child.pid)
     assert not psutil.pid_exists(int((tmp_path / "0" / "log.txt").read_text()))
 
 
+@pytest.mark.slow
 def test_jobs_share_the_gpus(tmp_path: Path) -> None:
     needs = [1, 2, 1, 1, 2, 3, 0]
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"

@@ -12,6 +12,8 @@ from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.tiny_mobilenet import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 SHORT = (
     "callbacks=bare",
     "fit.max_steps=3",

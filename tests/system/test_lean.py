@@ -67,6 +67,7 @@ def printed(code: str, *arguments: str, **environment: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> None:
     assert printed(PACKAGES, REPRISE_PLAIN_START="") == ["1.0", "True"]
 

@@ -9,6 +9,8 @@ from src.run import train
 from src.training.step import TrainStep
 from tests.support.tiny_run import tiny_config
 
+pytestmark = pytest.mark.slow
+
 CLIP = 0.5  # far below the norm of any gradient here
 ADAM = ("hp.lr=1e-3",)  # a higher rate makes more of rounding
 SGD = ("model.task.optimizer._target_=torch.optim.SGD", "~model.task.optimizer.betas", "hp.lr=0.2")

@@ -10,6 +10,8 @@ from src.datamodules.clicks.prepare import Sizes, prepare_criteo
 from src.errors import UserError
 from tests.support import criteo_rows
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(span_bytes=9000, rows=70)  # many spans, pieces and buckets
 
 

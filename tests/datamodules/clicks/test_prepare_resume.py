@@ -11,6 +11,8 @@ from src.datamodules.clicks.prepare import Sizes, prepare_criteo
 from src.errors import UserError
 from tests.support import ROOT, criteo_rows
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(span_bytes=30_000, rows=120)
 CALL = "from tests.datamodules.clicks.test_prepare_resume import SMALL, prepare; import sys; prepare(*sys.argv[1:])"
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from src.datamodules.clicks.raw import Span
 from src.datamodules.clicks.records import Files, Scattering, scatter
@@ -12,6 +13,7 @@ from tests.support import criteo_rows
 ROWS, TRAINED, BUCKETS, SEEDS = 40, 30, 4, 300
 
 
+@pytest.mark.slow
 def test_rows_go_to_uniformly_random_buckets(tmp_path: Path) -> None:
     path = criteo_rows.write(tmp_path / "log", criteo_rows.lines(ROWS, 0))
     span = Span(path, 0, path.stat().st_size)

@@ -26,6 +26,7 @@ def test_fields_are_converted_exactly() -> None:
     assert records["numerical"][0].tolist() == reference
 
 
+@pytest.mark.slow
 def test_the_fast_parser_agrees_with_the_slow_one() -> None:
     """With random bytes changed, both refuse the same texts and read the same ids in the others."""
     generator = np.random.default_rng(0)

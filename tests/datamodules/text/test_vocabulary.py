@@ -119,6 +119,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(
         assert time.monotonic() - begin < 2
 
 
+@pytest.mark.slow
 def test_the_error_of_an_unreachable_hub_asks_for_a_folder(tmp_path: Path) -> None:
     script = """
 from src.datamodules.text.vocabulary import Vocabulary

@@ -122,6 +122,7 @@ def test_layer_agrees_with_float64(
     assert errors["output"] < 3 * tolerance and max(errors.values()) < 10 * tolerance, errors
 
 
+@pytest.mark.slow
 def test_dropout_masks_have_their_probability_and_are_independent() -> None:
     """Within 5 standard deviations, also for pairs of neighbouring rows and columns and of seeds."""
     rows, dim, dropout = 64, 200, 0.1
@@ -198,6 +199,7 @@ def outcome(network: DistilBert, batch: Tokens) -> tuple[Tensor, dict[str, Tenso
     return logits.detach(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_kernels")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None:

@@ -19,6 +19,8 @@ from src.run import train
 from tests.support.composing import composed, prediction_of
 from tests.support.tiny_distilbert import NUM_DEV, tiny_distilbert, tiny_prediction
 
+pytestmark = pytest.mark.slow
+
 TEXT = ["word1 good word2", "bad", '"lovely", word3 said', "word5 word6"]
 
 

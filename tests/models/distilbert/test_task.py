@@ -99,6 +99,7 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(tmp_path: Pat
     assert record.status == "done" and record.samples == NUM_TRAIN
 
 
+@pytest.mark.slow
 def test_training_learns_to_classify_sentences(tmp_path: Path) -> None:
     """Sentences of the dev set, with a learning rate that decays linearly."""
     write_sentences(tmp_path / "more", num_train=512)

@@ -54,6 +54,7 @@ def test_row_updates_agree_with_float64(
     assert found.weights < 2e-6 and found.unchanged, found
 
 
+@pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
     """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""
     found = updated(fused, [Table("cat_0.bin", 1), Table("cat_1.bin", 2)], 2100, 8, torch.float32)

@@ -20,6 +20,8 @@ from src.run import train
 from tests.support.composing import composed, prediction_of
 from tests.support.tiny_dlrm import CARDINALITIES, ON_DEVICE, ON_DISK, tiny_dlrm, tiny_prediction
 
+pytestmark = pytest.mark.slow
+
 ROWS = 100  # of the test split
 
 

@@ -22,6 +22,8 @@ from src.models.dlrm.sharded import ShardedEmbeddings
 from src.models.dlrm.sharded_pieces import BLOCK_ROWS, gathered
 from tests.support.gloo_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 TABLES = tuple(Table(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)]))
 KINDS = ["data_parallel", "table_wise", "row_wise", "column_wise"]
 WHOLE = {table.name: KINDS[i % 2] for i, table in enumerate(TABLES)}

@@ -73,6 +73,7 @@ def test_plans_fit_the_memory_with_the_optimizers_state() -> None:
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_importing_sharded_imports_no_torchrec() -> None:
     code = "import sys, src.models.dlrm.sharded; print([m for m in sys.modules if 'torchrec' in m or 'fbgemm' in m])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

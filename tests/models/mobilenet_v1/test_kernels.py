@@ -52,6 +52,7 @@ def test_several_layers_agree_with_float64() -> None:
     assert found.largest < 5e-5, found.above(5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["1", "2", "p"])
 def test_programs_with_several_tiles_agree_with_float64(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for many pixels; the last tile and the last program are smaller."""
@@ -64,6 +65,7 @@ def test_programs_with_several_tiles_agree_with_float64(kinds: str, monkeypatch:
     assert found.largest < 2e-5, found.above(2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["1", "p"])
 def test_statistics_are_accurate_far_from_0(kinds: str) -> None:
     """With means of 30 deviations; sums of plain squares would leave 4 digits of the variance."""
@@ -87,6 +89,7 @@ def test_statistics_of_a_depthwise_layer_are_accurate_far_from_0(stride: int, mo
     torch.testing.assert_close(batch_norm.running_var.double(), expected.var(0), rtol=2e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_a_network_with_small_strides_agrees_with_float64() -> None:
     """Its errors are at most five times those of plain torch: 9 layers amplify rounding."""
     strides = [1, 1, 2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1]

@@ -17,6 +17,8 @@ from src.run import train
 from tests.support.composing import composed, prediction_of
 from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_prediction, write_folders
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

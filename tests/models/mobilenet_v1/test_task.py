@@ -123,6 +123,7 @@ def test_mixups_share_follows_the_beta_distribution(tmp_path: Path) -> None:
     assert shares.var().item() == pytest.approx(1 / (4 * 1.4), abs=0.01)
 
 
+@pytest.mark.slow
 def test_mixing_ends_before_the_last_epochs(tmp_path: Path) -> None:
     job = job_of(tmp_path, "model.task.mixup=0.2", "model.task.mixup_off_epochs=2", "fit.max_epochs=4")
     task, seen = task_of(job), []

@@ -128,6 +128,7 @@ def initialised_state(rank: int, world: int) -> dict[str, Tensor]:
     return network.state_dict()
 
 
+@pytest.mark.slow
 def test_two_ranks_initialise_like_one_process(tmp_path: Path) -> None:
     expected = initialised_state(0, 1)
     spawn(initialise_one_rank, (2, str(tmp_path)), nprocs=2)

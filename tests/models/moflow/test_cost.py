@@ -14,6 +14,8 @@ from src.models.moflow.kernels import Execution
 from src.models.moflow.network import MoFlow
 from tests.support.tiny_moflow import QM9, steps_of
 
+pytestmark = pytest.mark.slow
+
 ROTATED = {"conv_lu": 0}
 
 

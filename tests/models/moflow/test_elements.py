@@ -11,6 +11,8 @@ from src.run import train
 from tests.support.composing import prediction_of
 from tests.support.tiny_run import tiny_config, write_smiles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

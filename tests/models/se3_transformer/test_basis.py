@@ -90,6 +90,7 @@ def test_an_edge_of_length_zero_has_only_the_constant_map(pair: tuple[int, int])
     assert not basis[:, :, first:].any()
 
 
+@pytest.mark.slow
 def test_the_basis_does_not_depend_on_the_length_and_is_differentiable() -> None:
     rel_pos = directions().requires_grad_()
     pairs = [(0, 1), (2, 2)]

@@ -16,6 +16,8 @@ from tests.support.composing import prediction_of
 from tests.support.se3_small import moved, random_graph
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3, write_molecules
 
+pytestmark = pytest.mark.slow
+
 OTHERS = ("[Si](C)(C)C", "Br", "SC", "Cl", "P", "I", "B(O)O", "[Se]C")
 
 

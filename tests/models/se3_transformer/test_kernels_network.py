@@ -17,6 +17,8 @@ from src.models.se3_transformer.kernels.fused import contraction, edges, linear,
 from tests.support.kernel_differences import error, random
 from tests.support.se3_small import padded, random_graph
 
+pytestmark = pytest.mark.slow
+
 MODULES = contraction, edges, linear, norm, radial
 
 

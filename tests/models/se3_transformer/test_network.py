@@ -20,6 +20,7 @@ from tests.support.se3_small import random_features, random_graph, seeded
 SMALL: dict[str, Any] = {"num_layers": 2, "num_degrees": 2, "num_channels": 4, "num_heads": 2}
 
 
+@pytest.mark.slow
 def test_the_library_imports_neither_lightning_nor_hydra() -> None:
     code = (
         "import sys, src.models.se3_transformer; print({'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules))"

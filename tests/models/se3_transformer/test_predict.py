@@ -20,6 +20,8 @@ from src.training.task import FinalMetric
 from tests.support.composing import composed, prediction_of
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
