@@ -108,7 +108,7 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
         ("{{ row('case', rate('dlrm_strong_65536_x4'), reference('dlrm', 65536, 'amp')) }}\n",
          "line 1: .*65536_x4 is of 4 GPUs, batch 16,384 each, amp, but .* of 1 GPUs, batch 65,536 each, amp: print"),
         ("{{ speed_up('moflow_published_1', 'moflow_weak_512_amp_x1') }}\n",
-         "line 1: moflow_published_1 is of commit 97e01b[0-9a-f]+, moflow_weak_512_amp_x1 of 82a3be[0-9a-f]+: measure"),
+         "line 1: moflow_published_1 is of commit 5cd246[0-9a-f]+, moflow_weak_512_amp_x1 of 82a3be[0-9a-f]+: measure"),
         ("{{ published_row(rate('moflow_weak_512_amp_x1')) }}\n", "line 1: this is not a published figure"),
         ("{{ published('moflow', batch=7) }}\n", "line 1: .*has no attribute 'batch'"),
         ("{{ gain(rate('moflow_weak_512_amp_x1'), reference('moflow', 7, 'amp')) }}\n",
