@@ -1,6 +1,6 @@
 """Commits results: `python -m benchmarks.beside collect DIR ...`.
 
-Writes src/published/reference_h200.yaml, and docs/results/beside/MODEL_CASE.json, of which `python report.py --docs`
+Writes src/published/reference.yaml, and docs/results/beside/MODEL_CASE.json, of which `python report.py --docs`
 makes a page of comparisons.
 """
 
@@ -13,15 +13,16 @@ from typing import Any
 import yaml
 
 from benchmarks.beside.peers.reference import COMMIT
+from src.config.complete import hardware_of_gpu
 from src.errors import UserError
-from src.published.tables import read
+from src.published.tables import CHOICES, read
 from src.report.beside import read_comparison
 from src.system.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE, RESULTS = ROOT / "src/published/reference_h200.yaml", ROOT / "docs/results/beside"
+FILE, RESULTS = ROOT / "src/published/reference.yaml", ROOT / "docs/results/beside"
 HEAD = """\
-# Reference implementations measured by us on one H200, each in one run with our code: NOT publications. Written by
+# Reference implementations measured by us on one GPU, each in one run with our code: NOT publications. Written by
 # `python -m benchmarks.beside collect DIR`; docs/guides/beside.md says what a side includes. Of one case the fastest
 # comes first. What could not be measured has no row.
 """
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str], file: Path = FILE, results: Path = RESULTS) -
     commits = sorted({content["git"]["commit"][:7] for content in contents})
     if len(commits) > 1:
         raise UserError(f"the results are of commits {', '.join(commits)}; measure all of them at one")
+    chips = sorted({chip(content) for content in contents})
+    if len(chips) > 1:
+        raise UserError(f"the results are of {', '.join(chips)}; measure all of them on one kind of GPU")
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     models = {content["case"]["model"] for content in contents}
     tables = [table for table in document["tables"] if table["shared"]["model"] not in models]
@@ -69,8 +73,9 @@ def checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a rehearsal with tiny networks; measure without --tiny")
     if content["git"]["commit"] is None or content["git"]["dirty"]:
         raise UserError(f"{path}: of changed or unknown code; measure a commit (python -m src.measure.sources)")
-    if not (content["gpus"] and all("H200" in name for name in content["gpus"])):
-        raise UserError(f"{path}: measured on {', '.join(content['gpus']) or 'a CPU'}; the rows are of an H200")
+    if chip(content) not in CHOICES["hardware"]:
+        known = ", ".join(CHOICES["hardware"])
+        raise UserError(f"{path}: measured on {chip(content) or 'a CPU'}; rows may be of one of {known}")
     if content["rounds"] < FEWEST_ROUNDS:
         raise UserError(f"{path}: of {content['rounds']} rounds; measure {FEWEST_ROUNDS} or more")
     for side in content["sides"]:
@@ -79,6 +84,13 @@ def checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
         if side["reference"] and side["reference"]["commit"] is None:
             raise UserError(f"{path}: {side['side']} came from a clone of other code; check out commit {COMMIT} there")
     return content
+
+
+def chip(content: dict[str, Any]) -> str:
+    """Returns the name in conf/hardware of the GPU, or the names of GPUs that have none or differ."""
+    names = sorted(set(content["gpus"]))
+    known = hardware_of_gpu(names[0]) if len(names) == 1 else None
+    return str(known.name) if known else ", ".join(names)
 
 
 def tables_of(model: str, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,6 +112,7 @@ def tables_of(model: str, contents: list[dict[str, Any]]) -> list[dict[str, Any]
             )  # fmt: skip
     shared = {
         "model": model,
+        "hardware": chip(own[0]),
         "unit": own[0]["case"]["unit"],
         "batch_per": "global" if model in GLOBAL_BATCH else "device",
     }

@@ -64,13 +64,17 @@ def resolve_hardware(hardware: DictConfig) -> DictConfig:
         return hardware
     if name is None:
         return load_hardware("cpu")
+    unknown = OmegaConf.structured(Hardware(name=name, accelerator="cuda", peak_flops={}))  # no share of a peak
+    return hardware_of_gpu(name) or unknown
+
+
+def hardware_of_gpu(name: str) -> DictConfig | None:
+    """Returns the file of conf/hardware that matches a GPU's product name, such as 'NVIDIA H200'; None for others."""
     for file in sorted(HARDWARE.glob("*.yaml")):
         match = load_hardware(file.stem).match
         if match and re.search(match, name):
             return load_hardware(file.stem)
-    return OmegaConf.structured(
-        Hardware(name=name, accelerator="cuda", peak_flops={})
-    )  # no datasheet: no share of a peak
+    return None
 
 
 def load_hardware(name: str) -> DictConfig:

@@ -29,7 +29,7 @@ CHOICES = {
     "model": tuple(sorted(file.stem for file in MODELS.glob("*.yaml"))),
     "kind": ("train", "predict"),
     "precision": ("fp32", "tf32", "amp", "fp16", "bf16"),
-    "hardware": ("a100_40g", "a100_80g", "v100_16g", "v100_32g", "h200"),
+    "hardware": ("a100_40g", "a100_80g", "v100_16g", "v100_32g", "h100_80g", "h200"),
     "batch_per": ("device", "global"),
     "trainer": ("1x1", "1x2", "1x4", "1x8", "1x16", "2x8"),
 }

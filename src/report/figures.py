@@ -178,7 +178,8 @@ class Figures:
     def row(self, case: str, figure: Figure | str, *cells: object, record: str = "") -> str:
         """A table's row: the case, our figure, its record, and further cells.
 
-        Raises UserError for a published figure or reference of another batch, precision or number of GPUs.
+        Raises UserError for a published figure or reference of another batch, precision or number of GPUs, and for a
+        reference measured on another kind of GPU.
         """
         record = figure.record if isinstance(figure, Figure) else record
         for cell in cells:
@@ -298,10 +299,13 @@ class Figures:
     def gain(self, own: Figure, other: Figure | str) -> Figure:
         """How many times the other a figure is: with one decimal below ten, else with none.
 
-        That of one run where the other was measured beside ours, else by corrected values.
+        That of one run where the other was measured beside ours, else by corrected values. Raises UserError where the
+        other was measured on another kind of GPU.
         """
         if not isinstance(other, Figure):
             raise UserError(f"{own.record} has no measured reference to be compared with: measure one")
+        if own.record and other.of and other.of.measured:
+            self._check_chip(own.record, other.of)
         ratio = other.ratio or own.best / other.best
         return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
 
@@ -331,6 +335,13 @@ class Figures:
         if own != theirs:
             texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
             raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
+        if row.measured:
+            self._check_chip(name, row)
+
+    def _check_chip(self, name: str, row: PublishedRow) -> None:
+        own = self.record(name).case.hardware
+        if own != row.hardware:
+            raise UserError(f"{name} is of hardware {own}, but {row.source} of {row.hardware}: measure both on one")
 
     def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
         if value is None:

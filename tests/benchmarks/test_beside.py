@@ -251,12 +251,13 @@ def test_collecting_replaces_the_rows_of_the_measured_models_alone(tmp_path: Pat
     kept.parent.mkdir()
     for path in (kept, gone):
         path.write_text("{}")
-    collect.main([str(results(tmp_path / "out"))], file, tmp_path / "results")
+    collect.main([str(results(tmp_path / "out", gpus=["NVIDIA H100 80GB HBM3"]))], file, tmp_path / "results")
     assert sorted(path.name for path in kept.parent.iterdir()) == [kept.name, f"mobilenet_v1_{CASE.name}.json"]
     rows = read(file)
     assert [row for row in rows if row.model != "mobilenet_v1"] == before
     (row,) = (row for row in rows if row.model == "mobilenet_v1")
     assert (row.throughput, row.batch_size, row.precision, row.measured) == (101.0, 64, "amp", True)
+    assert row.hardware == "h100_80g"
     assert "ours 3.02 times as fast" in row.note and row.command.startswith("python -m benchmarks.beside")
     assert "commit aaaaaaa" in row.environment and "torch 2, timm 1.0" in row.environment
     assert yaml.safe_load(file.read_text())["tables"][-1]["source"] == "measured reference: timm mobilenetv1_100"
@@ -266,7 +267,8 @@ def test_collecting_replaces_the_rows_of_the_measured_models_alone(tmp_path: Pat
     ("change", "message"),
     [({"tiny": True}, "rehearsal"), ({"gpus": []}, "a CPU"),
      ({"git": {"commit": "a", "dirty": True, "digest": "d"}}, "changed or unknown code"),
-     ({"rounds": 2}, "of 2 rounds"), ({"gpus": ["NVIDIA H200", "NVIDIA H100"]}, "measured on"),
+     ({"rounds": 2}, "of 2 rounds"), ({"gpus": ["NVIDIA H200", "NVIDIA H100"]}, "measured on NVIDIA H100, NVIDIA H200"),
+     ({"gpus": ["NVIDIA T4"]}, "measured on NVIDIA T4; rows may be of one of .*h200"),
      ({"of_peer": {"final_loss": "not finite"}}, "loss of timm .* was not finite"),
      ({"of_peer": {"reference": {"commit": None}}}, "check out commit 729963d")],
 )  # fmt: skip
@@ -280,6 +282,13 @@ def test_collecting_refuses_results_of_several_commits(tmp_path: Path) -> None:
     results(tmp_path / "one")
     results(tmp_path / "two", git={"commit": "b" * 40, "dirty": False, "digest": "d"})
     with pytest.raises(UserError, match="of commits aaaaaaa, bbbbbbb"):
+        collect.main([str(tmp_path)], tmp_path / "reference.yaml", tmp_path / "results")
+
+
+def test_collecting_refuses_results_of_several_kinds_of_gpus(tmp_path: Path) -> None:
+    results(tmp_path / "one")
+    results(tmp_path / "two", gpus=["NVIDIA H100 80GB HBM3"])
+    with pytest.raises(UserError, match="of h100_80g, h200; measure all of them on one kind of GPU"):
         collect.main([str(tmp_path)], tmp_path / "reference.yaml", tmp_path / "results")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,18 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
     figures = Figures(ROOT / "docs" / "results", Path("README.md"))
     assert str(figures.gain(ours, theirs)) == "3.0" and str(theirs) == "200 (100 corrected)"
     assert figures.least([ours, theirs]) is theirs and figures.greatest([ours, theirs]) is ours
+
+
+def test_a_reference_of_another_gpu_is_not_compared_with() -> None:
+    figures = Figures(ROOT / "docs" / "results", Path("README.md"))
+    own, other = figures.rate("moflow_weak_512_amp_x1"), figures.reference("moflow", 512, "amp")
+    assert isinstance(other, Figure) and other.of
+    here = figures.record(own.record).case.hardware
+    elsewhere = "h100_80g" if here == "h200" else "h200"
+    moved = replace(other, of=replace(other.of, hardware=elsewhere))
+    for compare in (lambda: figures.gain(own, moved), lambda: figures.row("case", own, moved)):
+        with pytest.raises(UserError, match=f"x1 is of hardware {here}, but .* of {elsewhere}: measure both on one"):
+            compare()
 
 
 @pytest.mark.parametrize(
