@@ -45,15 +45,15 @@ case $what in
   targets)  # TARGETS=... and SEEDS=... in the environment take others
     for target in ${TARGETS:-alpha gap homo lumo mu Cv}; do
       seeds=1
-      rate=2e-3
+      rate=()
       case $target in
         homo) seeds="1 2 3 4 5" ;;
-        alpha|Cv) rate=1e-3 ;;  # unsteady at 2e-3: docs/notes/2026-11-25-qm9-targets.md
+        alpha|Cv) rate=(hp.lr=1e-3) ;;  # unsteady at 2e-3: docs/notes/2026-11-25-qm9-targets.md
       esac
       for seed in ${SEEDS:-$seeds}; do
         wanted "${target}_$seed" || continue
-        "$python" train.py "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" "datamodule.task=$target" \
-          "hp.lr=$rate" "seed=$seed"
+        "$python" train.py "${rate[@]}" "${common[@]}" experiment=se3_qm9 "output_dir=$out/${target}_$seed" \
+          "datamodule.task=$target" "seed=$seed"
       done
     done ;;
   *) echo "se3_transformer.sh: '$what' is none of speed, training, targets" >&2; exit 2 ;;

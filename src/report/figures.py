@@ -341,7 +341,7 @@ class Figures:
     def _check_chip(self, name: str, row: PublishedRow) -> None:
         own = self.record(name).case.hardware
         if own != row.hardware:
-            raise UserError(f"{name} is of hardware {own}, but {row.source} of {row.hardware}: measure both on one")
+            raise UserError(f"{name} is of hardware {own}, but {row.source} of {row.hardware}: measure both on one GPU")
 
     def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
         if value is None:
