@@ -23,7 +23,7 @@ OF_TORCH := torch cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-
   cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 UV_VERSION := 0.13.9
 
-.PHONY: env run test test-all lint test-gpu lock audit clean FORCE
+.PHONY: env run fast test test-all lint test-gpu lock audit clean FORCE
 
 env: $(READY)
 
@@ -74,8 +74,12 @@ run: env
 
 # A process for each core; the tests of a file stay together, for they share what takes long to make.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-test: env lint
+fast: env
 	$(PYTEST)
+
+# Side by side: types are checked on one core, which leaves another idle.
+test: env
+	@$(MAKE) --no-print-directory --jobs=2 lint fast
 
 test-all: test
 	$(PYTEST) -m 'slow and not gpu'

@@ -126,6 +126,7 @@ def test_every_datamodule_is_made() -> None:
 
 
 @pytest.mark.parametrize("group", ["callbacks", "logger"])
+@pytest.mark.slow
 def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
     kind: Any = {"callbacks": pl.Callback, "logger": Logger}[group]
     for name in names(group):

@@ -94,7 +94,14 @@ def one_job(words: list[str]) -> list[str]:
     return [word if "[" in word or "{" in word else word.partition(",")[0] for word in given]
 
 
-@pytest.mark.parametrize("page", [page for page in (*PAGES, *HELP) if commands(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[] if page.name == "README.md" else [pytest.mark.slow])
+        for page in (*PAGES, *HELP)
+        if commands(page)
+    ],
+)
 def test_commands_compose(page: Path) -> None:
     """So every key and option in them exists, in the examples of --help too."""
     trained: list[str] = []
@@ -147,6 +154,7 @@ def test_keys_that_pages_name_exist() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=name_of)
+@pytest.mark.slow
 def test_python_in_the_documentation_runs(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         exec(compile(block, name_of(page), "exec"), {})

@@ -76,7 +76,7 @@ MISTAKES = [
 ]
 
 
-EVERY = 3  # of these, one is among the fast tests
+EVERY = 8  # of these, one is among the fast tests
 
 
 @pytest.mark.parametrize(

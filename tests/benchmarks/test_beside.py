@@ -142,6 +142,7 @@ def test_a_turn_is_as_many_steps_as_asked_for() -> None:
     link.connection.close()
 
 
+@pytest.mark.slow
 def test_ours_trains_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from src.run import train
 
@@ -292,6 +293,7 @@ def test_collecting_refuses_results_of_several_kinds_of_gpus(tmp_path: Path) -> 
         collect.main([str(tmp_path)], tmp_path / "reference.yaml", tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_committed_comparisons_are_a_generated_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "records").mkdir()
     shutil.copy(ROOT / "docs/results/records/moflow_train_512_amp.json", tmp_path / "records")

@@ -77,6 +77,7 @@ def test_the_time_left_is_that_of_the_steps_left_or_of_the_time_limit() -> None:
     assert [in_words(seconds) for seconds in (39.6, 5000.0, 7200.0)] == ["40 s", "83 min", "2.0 h"]
 
 
+@pytest.mark.slow
 def test_training_on_a_terminal_draws_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = on_terminal(partial(tiny, tmp_path), monkeypatch)
     assert "\rEpoch 0:" in text and "loss=" in text

@@ -56,6 +56,7 @@ def network_of(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     return {name.removeprefix("network."): tensor for name, tensor in checkpoint["state_dict"].items()}
 
 
+@pytest.mark.slow
 def test_the_average_follows_its_formula_and_training_does_not_read_it(tmp_path: Path) -> None:
     job, noted, checkpoint = run(tmp_path / "average", f"fit.ema_decay={DECAY}")
     _, _, plain = run(tmp_path / "plain")
@@ -72,6 +73,7 @@ def test_the_average_follows_its_formula_and_training_does_not_read_it(tmp_path:
     assert_same_bits(dict(job.task.network.state_dict()), found)
 
 
+@pytest.mark.slow
 def test_evaluations_and_the_best_checkpoint_have_the_average(tmp_path: Path) -> None:
     _, noted, last = run(tmp_path, f"fit.ema_decay={DECAY}", "fit.max_epochs=2", "fit.eval_every_n_epochs=1")
     assert len(noted.evaluated) >= 2 and not torch.equal(noted.evaluated[0], noted.steps[7][NAME])

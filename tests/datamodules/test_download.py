@@ -71,6 +71,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_package_is_downloaded_once(tmp_path, wheels):
     folder = tmp_path / "data"
     assert from_package("sample-pkg", "1.2", MEMBERS, folder) == [folder / "numbers.bin"]
@@ -80,12 +81,14 @@ def test_a_package_is_downloaded_once(tmp_path, wheels):
     assert names(folder) == ["numbers.bin"]
 
 
+@pytest.mark.slow
 def test_a_package_that_pip_does_not_find_is_a_user_error(tmp_path, wheels):
     with pytest.raises(UserError, match=r"pip cannot download sample-pkg==1.3 .*mirror") as caught:
         from_package("sample-pkg", "1.3", MEMBERS, tmp_path / "data")
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_altered_package_is_refused_and_leaves_no_file(tmp_path, wheels):
     with pytest.raises(UserError, match=f"numbers.bin of sample_pkg-1.2.* sha256 {SHA256}, expected {'0' * 64}"):
         from_package("sample-pkg", "1.2", {"sample_pkg/data/numbers.bin": "0" * 64}, tmp_path)

@@ -35,6 +35,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("alarm", [SIGNALLED, "watchdog.alert()"])
+@pytest.mark.slow
 def test_a_main_thread_that_hangs_is_shown_and_ended(alarm: str) -> None:
     # The thread's first look comes half a second after the alarm, when the main thread hangs.
     ended = run(f"{HANGING}\n{alarm}\nwaits_for_a_rank()")

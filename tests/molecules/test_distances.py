@@ -22,6 +22,7 @@ from src.molecules.distances import (
 )
 from src.system.workers import WorkerPool
 
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 ACIDS = [f"{'C' * carbons}C(=O)O" for carbons in range(1, 9)]
 RINGS = ["c1ccccc1", "Cc1ccccc1", "c1ccncc1", "C1CCNCC1", "Oc1ccc(Cl)cc1", "c1ccsc1", "CC(C)c1ccco1"]

@@ -90,6 +90,7 @@ def refuse(position: int, error: EncodingError) -> None:
     pytest.fail(f"molecule {position} {error}")
 
 
+@pytest.mark.slow
 def test_encoding_with_workers_keeps_the_order(neutral):
     smiles = [text for text in neutral for _ in range(20)]
     encoded = encode_all(smiles, ZINC250K, on_bad=refuse, workers=2)

@@ -42,6 +42,7 @@ def test_scores_are_means_over_batches_except_those_of_the_pool():
     assert "pool_nuv" not in score(smiles, published, canonical, batch_size=2, pool=7)
 
 
+@pytest.mark.slow
 def test_workers_return_molecules_and_properties_in_order(neutral):
     smiles = [*neutral, "CC.CC"] * 5
     graphs = [encode(text, ZINC250K) for text in smiles]

@@ -33,6 +33,7 @@ def pages(root: Path) -> dict[str, str]:
     return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files if file.exists()}
 
 
+@pytest.mark.slow
 def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path) -> None:
     """After a change here: `python report.py --docs`. Records of every age must be readable."""
     for name in ("results", "templates"):
@@ -45,6 +46,7 @@ def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path
     assert len(kept) == 14
 
 
+@pytest.mark.slow
 def test_every_row_of_a_full_table_names_its_commit() -> None:
     """Where a table mixes commits, each row says which is its own."""
     lines = [line for page in (RESULTS / "full").glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
@@ -130,6 +132,7 @@ def test_the_readme_prints_no_published_figure_that_is_not_comparable() -> None:
     assert withdrawn.isdisjoint(word for cell in cells for word in cell.split())
 
 
+@pytest.mark.slow
 def test_no_page_of_a_model_copies_a_figure_of_a_record() -> None:
     """They link docs/results, whose figures are made."""
     records = [read_record(file) for file in (RESULTS / "records").rglob("*.json")]

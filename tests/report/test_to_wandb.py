@@ -101,6 +101,7 @@ def test_the_runs_have_the_numbers_of_their_records(
     assert any("curves" in path and path.endswith(".png") for path in runs[0]["files"])
 
 
+@pytest.mark.slow
 def test_a_record_that_is_written_again_is_the_same_run(sweep: Path, tmp_path: Path) -> None:
     ids = []
     for name in ("one", "two"):
@@ -109,6 +110,7 @@ def test_a_record_that_is_written_again_is_the_same_run(sweep: Path, tmp_path: P
     assert len(ids) == 2 and len(set(ids)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_logged_to_wandb_is_not_written_again(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

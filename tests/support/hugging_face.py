@@ -3,7 +3,10 @@
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertForSequenceClassification
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import BertModel
+from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes

@@ -222,12 +222,14 @@ class TaskContract(ABC):
 class ResumeContract(TaskContract):
     """TaskContract with every moment of a resume. The code is shared by all models: one of them inherits it."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("more", [-1, 0], ids=["within an epoch", "after an epoch"])
     def test_resuming_at_other_moments_gives_the_same_bits(
         self, home: Path, two_epochs: dict[str, Any], more: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.crash_and_resume(home, two_epochs, more, monkeypatch)
 
+    @pytest.mark.slow
     def test_going_on_after_a_stop_within_an_epoch_gives_the_same_bits(
         self, home: Path, two_epochs: dict[str, Any]
     ) -> None:
@@ -235,6 +237,7 @@ class ResumeContract(TaskContract):
         state = self.resumed(home, "stopped", home / "stopped" / "checkpoints" / "last.ckpt")
         assert_same_bits(state, two_epochs["state"])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["last", "best"])
     def test_going_on_after_an_epoch_gives_the_same_bits(
         self, home: Path, two_epochs: dict[str, Any], name: str

@@ -45,6 +45,7 @@ def run_script_job(folder: Path, script: str, **more: object) -> Job:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "killed by SIGKILL"),
     ],
 )
+@pytest.mark.slow
 def test_the_end_of_a_process_is_a_state_and_a_reason(
     tmp_path: Path, script: str, state: str, reason: str | None
 ) -> None:
@@ -122,6 +123,7 @@ def test_jobs_share_the_gpus(tmp_path: Path) -> None:
                 assert other.ended_s <= job.begun_s or job.ended_s <= other.begun_s  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_no_more_than_parallel_jobs_run_at_once(tmp_path: Path) -> None:
     at_once: list[int] = []
 

@@ -224,6 +224,7 @@ def test_no_key_of_a_shipped_file_is_masked(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("entry", "choice"), [*CHOICES, ("predict", "model=moflow"), ("prepare", "datamodule=qm9")])
+@pytest.mark.slow
 def test_nothing_of_a_shipped_config_is_masked(entry: str, choice: str) -> None:
     config = composed(entry, choice)
     assert find(config) == Secrets()

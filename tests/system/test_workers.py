@@ -51,6 +51,7 @@ def test_what_a_worker_keeps_stays_locked_until_it_ends(tmp_path):
 
 
 @pytest.mark.parametrize("busy", ["", "pool.submit(time.sleep, 600); pool.submit(time.sleep, 600); time.sleep(0.2)\n"])
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(busy: str) -> None:
     code = (
         "import os, signal, time\n"

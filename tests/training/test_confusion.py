@@ -22,6 +22,7 @@ def test_of_many_classes_those_of_the_most_frequent_confusions_are_shown() -> No
 
 
 @pytest.mark.parametrize("classes", [2, 10, 300])
+@pytest.mark.slow
 def test_a_picture_has_the_names_and_the_share_that_is_right(classes: int, tmp_path: Path) -> None:
     counts = np.diag(np.full(classes, 3)) + np.eye(classes, k=1, dtype=np.int64)
     names = [f"class {number} with a name that is quite long" for number in range(classes)]

@@ -19,7 +19,8 @@ Inputs = tuple[dict[str, Any], Tensor]
 
 def hugging_face_training(job: Job, device: torch.device) -> Prepared:
     """Trains DistilBertForSequenceClassification with random weights and AdamW; variants name attention and how."""
-    from transformers import AutoModelForSequenceClassification, DistilBertConfig
+    from transformers.models.auto.modeling_auto import AutoModelForSequenceClassification
+    from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 
     set_precision(job.case.precision)
     attention = next(name for words, name in ATTENTION.items() if job.variant.startswith(words))
@@ -88,7 +89,8 @@ def packed_logits(network: Any, ids: Tensor, positions: Tensor, starts: Tensor, 
 
 def register_packed() -> None:
     """Makes `packed` an attention of transformers, without a mask."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register("packed", attend_packed)
     AttentionMaskInterface.register("packed", lambda *_, **__: None)

@@ -126,23 +126,26 @@ def test_a_file_without_numbers_has_no_targets(tmp_path: Path) -> None:
     assert data.target("homo").tolist() != [0] and np.isnan(data.target("homo")).all()
 
 
+BAD = [
+    ("a.xyz", frame(WATER) + frame(["Xx 0 0 0"]), "a.xyz frame 2 has no element and coordinates for atom 1: 'Xx 0"),
+    ("a.xyz", frame([*WATER[:2], "H 0 nan 0"]), "a.xyz frame 1 has no finite coordinates for atom 3; "),
+    ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at the same position; "),
+    ("a.xyz", frame([*WATER[:2], "H 0 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'H 0 1'; "),
+    ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1'; "),
+    ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0; "),
+    ("a.sdf", SDF.replace(" C   0  0", " *   0  0"), "a.sdf record 1 (ethanol) has an atom of no element: atom 1"),
+    ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has 2D coordinates"),
+    ("a.sdf", SDF.replace("1  2  3  0", "1  7  3  0"), "a.sdf record 2 cannot be read as a molecule"),
+    ("a.smi", "C\nC1CC\n", "a.smi line 2 (C1CC) does not parse; "),
+    ("a.smi", "C*\n", "a.smi line 1 (C*) has an atom of no element: atom 2 has atomic number 0; "),
+    ("a.csv", "smiles,x\n,1\n", "a.csv line 2 () does not parse; "),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
-    [
-        ("a.xyz", frame(WATER) + frame(["Xx 0 0 0"]), "a.xyz frame 2 has no element and coordinates for atom 1: 'Xx 0"),
-        ("a.xyz", frame([*WATER[:2], "H 0 nan 0"]), "a.xyz frame 1 has no finite coordinates for atom 3; "),
-        ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at the same position; "),
-        ("a.xyz", frame([*WATER[:2], "H 0 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'H 0 1'; "),
-        ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1'; "),
-        ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0; "),
-        ("a.sdf", SDF.replace(" C   0  0", " *   0  0"), "a.sdf record 1 (ethanol) has an atom of no element: atom 1"),
-        ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has 2D coordinates"),
-        ("a.sdf", SDF.replace("1  2  3  0", "1  7  3  0"), "a.sdf record 2 cannot be read as a molecule"),
-        ("a.smi", "C\nC1CC\n", "a.smi line 2 (C1CC) does not parse; "),
-        ("a.smi", "C*\n", "a.smi line 1 (C*) has an atom of no element: atom 2 has atomic number 0; "),
-        ("a.csv", "smiles,x\n,1\n", "a.csv line 2 () does not parse; "),
-    ],
-)  # fmt: skip
+    [case if number % 2 else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(BAD)],
+)
 def test_a_bad_molecule_is_named_and_leaves_no_file(tmp_path: Path, name: str, text: str, message: str) -> None:
     line = refused(tmp_path, name, text)
     assert line.startswith(message), line

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DistilBertModel
+from transformers.models.distilbert.modeling_distilbert import DistilBertModel
 
 from src.batches.tokens import PaddedTokens
 from src.models.distilbert import DistilBert

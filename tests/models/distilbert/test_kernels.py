@@ -29,7 +29,11 @@ from tests.support.distilbert_kernels import (
 )
 from tests.support.hugging_face import SIZES, distilbert, packed, random_sentences
 
-DTYPES = [(torch.float32, 5e-6), (torch.float16, 3e-3), pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.slow)]
+DTYPES = [
+    (torch.float32, 5e-6),
+    pytest.param(torch.float16, 3e-3, marks=pytest.mark.slow),
+    pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.slow),
+]
 SMALL = Sizes(dim=24, n_heads=3, hidden_dim=40)
 
 
@@ -93,6 +97,7 @@ def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> N
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.slow
 def test_dense_attention_agrees_with_float64(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dropout masks equal those of the tiled kernel."""
     batch, masks = sentences([5, 18, 19], 19), []
@@ -221,6 +226,7 @@ def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None
 
 @pytest.mark.usefixtures("on_kernels")
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout", None])
+@pytest.mark.slow
 def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
     """It follows the generator, is off in evaluation, and is off with probability 0."""
     shares: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0} | (
@@ -239,6 +245,7 @@ def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
 
 
 @pytest.mark.usefixtures("on_kernels")
+@pytest.mark.slow
 def test_kernels_work_in_the_autocast_dtype() -> None:
     """Hidden states have its dtype, gradients of parameters the parameters' dtype."""
     batch = packed(random_sentences([5, 3], 6), 1, 5)

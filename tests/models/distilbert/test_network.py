@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.errors import UserError

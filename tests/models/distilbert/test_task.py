@@ -87,6 +87,7 @@ def test_an_evaluation_is_exact_over_all_sentences(padding: str, tmp_path: Path)
     assert {name: validated[-2][name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_record_has_the_accuracy_and_its_target(tmp_path: Path) -> None:
     record = run(tiny_distilbert(tmp_path, "model.task.target=0.1"))
     assert record.final_metric is not None
@@ -254,6 +255,7 @@ def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
         assert two.history[-1][name] == pytest.approx(one.history[-1][name], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_evaluation_before_training_changes_only_the_history(tmp_path: Path) -> None:
     """The same last weights, no checkpoint of initial weights, and no stop before the first step."""
     stopping = "fit.stop_at_target=true", "model.task.target=0.1"

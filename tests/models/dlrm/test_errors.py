@@ -81,6 +81,7 @@ def test_inconsistent_sizes_are_errors(override: str, words: str, tmp_path: Path
     assert error_of(tiny_dlrm(tmp_path, override)).startswith(words)
 
 
+@pytest.mark.slow
 def test_resuming_with_other_tables_is_an_error(tmp_path: Path) -> None:
     """Before training, whether the tables come from the data or from the checkpoint."""
     train(tiny_dlrm(tmp_path / "first", TABLES_FROM_DATA))

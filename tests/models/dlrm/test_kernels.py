@@ -7,7 +7,11 @@ from src.batches.clicks import Table
 from src.models.dlrm.kernels import fused
 from tests.support.dlrm_kernels import dot, layers, updated
 
-DTYPES = [(torch.float32, 2e-6), (torch.float16, 2e-3), pytest.param(torch.bfloat16, 1.6e-2, marks=pytest.mark.slow)]
+DTYPES = [
+    (torch.float32, 2e-6),
+    pytest.param(torch.float16, 2e-3, marks=pytest.mark.slow),
+    pytest.param(torch.bfloat16, 1.6e-2, marks=pytest.mark.slow),
+]
 ONE_HOT = [Table("cat_0.bin", 200), Table("cat_1.bin", 3), Table("cat_2.bin", 1), Table("cat_3.bin", 5000)]
 MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin", 40, 20)]
 

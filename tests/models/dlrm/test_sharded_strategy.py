@@ -25,6 +25,7 @@ from src.parallel.strategies import HybridStrategy
 from tests.support.gloo_ranks import Ranks
 from tests.support.random_clicks import TABLES, random_clicks
 
+pytestmark = pytest.mark.slow
 SHARDING = {"cat_0.bin": "row_wise", "cat_1.bin": "data_parallel"}
 BATCH, STEPS = 16, 4
 BATCHES = [random_clicks(TABLES, BATCH, 4, seed) for seed in range(2 * STEPS)]

@@ -80,6 +80,7 @@ def test_the_networks_tables_come_from_the_data(tmp_path: Path) -> None:
     assert_same_bits(dict(again.network.state_dict()), dict(task.network.state_dict()))
 
 
+@pytest.mark.slow
 def test_resuming_with_tables_of_the_data_gives_the_same_bits(tmp_path: Path) -> None:
     ending = "fit.final_evaluation=false"
     fit(job_of(tmp_path / "straight", TABLES_FROM_DATA, ending, "fit.max_epochs=2"))
@@ -139,6 +140,7 @@ def test_evaluations_every_few_steps_continue_over_epochs(tmp_path: Path) -> Non
     assert torch.load(checkpoints / "last.ckpt", weights_only=False)["global_step"] == 16
 
 
+@pytest.mark.slow
 def test_resuming_from_an_evaluation_within_an_epoch_gives_the_same_bits(tmp_path: Path) -> None:
     often = "fit.eval_every_n_steps=3", "fit.final_evaluation=false"
     fit(job_of(tmp_path / "straight", *often, "fit.max_epochs=2"))
@@ -163,6 +165,7 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(often: str, s
 # Updates.
 
 
+@pytest.mark.slow
 def test_accumulated_batches_equal_one_batch(tmp_path: Path) -> None:
     """Two of 32 equal one of 64. At the end of an epoch one is left over; samples and steps add up."""
     rows = "datamodule.generate.train_rows=480", "fit.final_evaluation=false"
@@ -224,6 +227,7 @@ def test_tables_and_layers_change_by_rate_times_gradient(precision: str, tmp_pat
     assert changed == [True] * 3
 
 
+@pytest.mark.slow
 def test_the_loss_scale_stays_constant(tmp_path: Path) -> None:
     """As published; with another growth interval it grows."""
     steady = run(tiny_dlrm(tmp_path / "steady", "precision=amp", "fit.max_epochs=3", "measure.window=1"))
@@ -235,7 +239,7 @@ def test_the_loss_scale_stays_constant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["everywhere", "layers", "tables"])
-@pytest.mark.parametrize("tried", [True, False])
+@pytest.mark.parametrize("tried", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_that_overflows_changes_nothing(
     where: str, tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +278,7 @@ def overflow_behind(module: nn.Module, inputs: Any, output: Tensor) -> None:
 # DLRM-DCNv2.
 
 
+@pytest.mark.slow
 def test_dcnv2_learns_with_adagrad(tmp_path: Path) -> None:
     hotness = [3, 1, 5, 2]
     sizes = [[rows, hot] for rows, hot in zip(CARDINALITIES, hotness, strict=True)]

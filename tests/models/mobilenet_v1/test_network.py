@@ -71,7 +71,9 @@ def test_the_cost_is_as_published() -> None:
     assert sides == [row[3] for row in TABLE]
 
 
-@pytest.mark.parametrize("size", [64, 65, 224])
+@pytest.mark.parametrize(
+    "size", [65, pytest.param(64, marks=pytest.mark.slow), pytest.param(224, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("options", [{}, {"width_multiplier": 0.5}, {"strides": [1] * 10 + [2] * 4}])
 def test_the_cost_equals_torchs_flop_count(size: int, options: dict[str, Any]) -> None:
     with torch.device("meta"):

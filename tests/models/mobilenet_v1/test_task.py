@@ -114,6 +114,7 @@ def test_cutmix_mixes_targets_by_area(tmp_path: Path) -> None:
         job_of(tmp_path, "model.task.cutmix=0.8", "model.task.mixup=0.2")
 
 
+@pytest.mark.slow
 def test_mixups_share_follows_the_beta_distribution(tmp_path: Path) -> None:
     """Beta(a, a) has the mean 1/2 and the variance 1 / (4 (2 a + 1))."""
     task = task_of(job_of(tmp_path, "model.task.mixup=0.2"))
@@ -175,6 +176,7 @@ def test_weight_decay_can_exclude_depthwise_convolutions(tmp_path: Path) -> None
     assert len(decayed["params"]) == len(names) - 13
 
 
+@pytest.mark.slow
 def test_the_learning_rate_drops_at_the_configured_epochs(tmp_path: Path) -> None:
     job = job_of(tmp_path, "+model.task.schedule.at=[1,3]", "fit.max_epochs=4", "fit.final_evaluation=false")
     fit(job)

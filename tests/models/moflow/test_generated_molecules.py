@@ -60,6 +60,7 @@ def test_real_molecules_have_no_orphans_and_one_more_where_an_atoms_earlier_bond
     assert checked > 20
 
 
+@pytest.mark.slow
 def test_a_molecule_without_these_defects_is_in_one_piece() -> None:
     """Of random ones; where the bonds have no orphan, an isolated atom is what leaves some of them in pieces."""
     draw = np.random.default_rng(1)
@@ -248,6 +249,7 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
 
 
 @pytest.mark.parametrize("padding", ["prior", "encoded"])
+@pytest.mark.slow
 def test_the_host_reads_no_result(padding: str) -> None:
     """A captured CUDA graph cannot hold that. It is said of the backward pass too, where cumprod's gradient does it."""
     network, batch = make_network(padding=padding, num_atom_flows=3).train(), make_molecules(12)

@@ -189,6 +189,7 @@ def test_empty_lists_are_named(options: dict[str, Any]) -> None:
         ("datamodule=cifar10", "model.predict.optimise needs the molecules of the training; give datamodule=zinc250k"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_starts_and_missing_data_are_refused_before_any_work(
     override: str, words: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ class TestMoFlow(TaskContract):
         for name in ("molecules", "properties"):
             assert (home / "judged" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
+    @pytest.mark.slow
     def test_the_temperature_with_the_most_new_distinct_molecules_is_taken(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -101,6 +102,7 @@ class TestMoFlow(TaskContract):
         evaluation, final = (row for row in record.history if "validity" in row)
         assert (final["temperature"], final["bond_temperature"]) == pair and "temperature" not in evaluation
 
+    @pytest.mark.slow
     def test_without_valid_molecules_there_is_no_picture(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

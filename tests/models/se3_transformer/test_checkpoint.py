@@ -53,6 +53,7 @@ def test_the_table_of_symbols_is_complete_and_differs_only_in_signs() -> None:
 
 
 @pytest.mark.parametrize("num_degrees", range(2, 7))
+@pytest.mark.slow
 def test_from_nvidia_accounts_for_the_symbols_of_e3nn_0_3_3(num_degrees: int) -> None:
     """Compares the prediction and its gradients; those of NVIDIA's weights go through the conversion."""
     network = small_network(num_degrees=num_degrees, num_channels=4)
@@ -70,6 +71,7 @@ def test_from_nvidia_accounts_for_the_symbols_of_e3nn_0_3_3(num_degrees: int) ->
 
 
 @pytest.mark.parametrize("num_degrees", range(2, 7))
+@pytest.mark.slow
 def test_to_nvidia_accounts_for_the_symbols_of_e3nn_0_3_3(num_degrees: int) -> None:
     """Compares the prediction, its gradient by positions, and its derivative along a change of both weights."""
     network, change = (small_network(num_degrees=num_degrees, num_channels=4) for _ in range(2))

@@ -62,6 +62,7 @@ def test_network_is_equivariant(
     assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @EXECUTIONS
 @PRECISIONS
 def test_the_published_model_is_equivariant(dtype: torch.dtype, atol: float, execution: Execution) -> None:

@@ -23,6 +23,7 @@ def inputs() -> tuple[Graph, dict[int, Tensor], dict[int, Tensor]]:
     return graph, random_features(NODES, len(graph.positions)), random_features(EDGES, len(graph.src))
 
 
+@pytest.mark.slow
 def test_forces_equal_the_numerical_gradient_of_the_energy() -> None:
     network, (graph, nodes, edges) = small_network(), inputs()
     energy, forces = energy_and_forces(network, graph, nodes, edges)

@@ -35,7 +35,9 @@ def test_contraction_equals_the_reference(inputs: Fiber, outputs: tuple[Fiber, .
     assert contraction(fused, plan_of(inputs, *outputs), 37, 16, torch.float32).largest < SINGLE
 
 
-@pytest.mark.parametrize("width", [16, 48, 80, 96, 112, 128])
+@pytest.mark.parametrize(
+    "width", [16, 112, *(pytest.param(each, marks=pytest.mark.slow) for each in (48, 80, 96, 128))]
+)
 def test_outputs_wider_than_a_tile_are_split(width: int) -> None:
     assert contraction(fused, plan_of(Fiber({0: 3}), Fiber({0: width})), 20, 16, torch.float32).largest < SINGLE
     assert contraction(fused, plan_of(Fiber({1: 3}), Fiber({1: width})), 20, 16, torch.float32).largest < SINGLE

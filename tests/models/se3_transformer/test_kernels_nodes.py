@@ -51,12 +51,12 @@ def test_norm_supports_rectangles_that_fit_a_tile() -> None:
     ("degrees", "inner", "outer", "nodes"),
     [
         (1, (6,), 16, 1),
-        (4, (8,), 4, 67),
-        (3, (5,), 7, 64),
-        (2, (16, 16), 16, 5),
         (2, (4, 20), 33, 67),
-        (2, (3, 128), 128, 3),
         (3, (2, 3), 1, 65),
+        pytest.param(4, (8,), 4, 67, marks=pytest.mark.slow),
+        pytest.param(3, (5,), 7, 64, marks=pytest.mark.slow),
+        pytest.param(2, (16, 16), 16, 5, marks=pytest.mark.slow),
+        pytest.param(2, (3, 128), 128, 3, marks=pytest.mark.slow),
     ],
 )
 def test_linear_equals_the_reference(degrees: int, inner: tuple[int, ...], outer: int, nodes: int) -> None:

@@ -111,7 +111,7 @@ def test_layers_are_equivariant(kind: type, fiber: Fiber, dtype: torch.dtype, at
     assert_close(layer(rotated_flat(features, fiber)), rotated_flat(result, fiber), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("fiber", [EQUAL, UNEQUAL])
+@pytest.mark.parametrize("fiber", [pytest.param(EQUAL, marks=pytest.mark.slow), UNEQUAL])
 @pytest.mark.parametrize("kind", [LinearSE3, NormSE3])
 def test_gradients_equal_numerical_ones(kind: type, fiber: Fiber) -> None:
     layer = randomised(LinearSE3(fiber, fiber) if kind is LinearSE3 else NormSE3(fiber))

@@ -110,6 +110,7 @@ class TestSE3Transformer(TaskContract):
         }
         assert job.task.metrics == pytest.approx(expected, abs=1e-6)
 
+    @pytest.mark.slow
     def test_a_run_reports_final_and_best_errors(
         self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -132,6 +133,7 @@ class TestSE3Transformer(TaskContract):
         assert record.final_metric is not None and record.final_metric.value == reported["energy_mae"]
         assert f"test_at_best_energy_mae {reported['test_at_best_energy_mae']:.4g}" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_the_final_weights_are_validated_if_the_recipe_does_not(self, home: Path) -> None:
         for name, when in (("three", "3"), ("never", "null")):
             folder = f"output_dir={home / name}"
@@ -139,6 +141,7 @@ class TestSE3Transformer(TaskContract):
             assert record.history[-1]["energy_mae"] == record.history[-1]["best_energy_mae"] > 0
             assert (home / name / "checkpoints" / "best.ckpt").exists()
 
+    @pytest.mark.slow
     def test_the_learning_rate_falls_along_the_cosine(self, home: Path) -> None:
         record = run(
             tiny_se3(home, f"output_dir={home / 'rates'}", "fit.max_epochs=4", "measure.window=1", "hp.lr=0.02")
