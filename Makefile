@@ -1,6 +1,6 @@
 # make run    sets up the environment and trains MoFlow on real molecules for a few minutes
 # make test   sets up the environment and passes lint, types and the fast tests
-# make test-all    the slow tests too
+# make test-all    the slow tests too; make lint, make fast    the two parts of make test
 # make env    the set-up alone: for the CPU, or for the NVIDIA GPU that nvidia-smi lists (GPU= sets up for the CPU there)
 #             versions are those of requirements.lock; LATEST=1 takes the newest that pyproject.toml allows
 # make lock   writes requirements.lock anew, of the newest versions
@@ -77,7 +77,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto -
 fast: env
 	$(PYTEST)
 
-# Side by side: types are checked on one core, which leaves another idle.
+# Side by side: types are checked on one core, which leaves another idle. Where one of the two fails, make says so and
+# waits for the other before it ends with an error.
 test: env
 	@$(MAKE) --no-print-directory --jobs=2 lint fast
 
