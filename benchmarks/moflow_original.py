@@ -4,17 +4,19 @@
 
 The argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d. Both start from the same weights, set ActNorm
 from the same first batch, and get the same random molecules and noise. NVIDIA's code computes a batch in groups, each
-as on a device of its own: gradients are averaged and rank 0's statistics of BatchNorm are kept, as
-DistributedDataParallel does. Ours computes the batch at once, with `norm_batch`. Prints each step's bits per dimension
-and gradient norm, and exits with 1 where one of them, ActNorm's start, a weight, ln_var or a decoded molecule differs.
-Running statistics of BatchNorm are compared where there is one group: only there they mean the same. Runs on the CPU;
-the default takes about two minutes.
+as on a device of its own: ActNorm starts from the mean of networks whose weights are drawn apart, gradients are
+averaged and rank 0's statistics of BatchNorm are kept, as DistributedDataParallel does. Ours computes the batch at
+once, with `norm_batch`. Prints each step's bits per dimension and gradient norm, and exits with 1 where one of them,
+ActNorm's start, a weight, ln_var or a decoded molecule differs. Running statistics of BatchNorm are compared where
+there is one group: only there they mean the same. Runs on the CPU; the default takes about two minutes.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -63,6 +65,15 @@ def weights_of(original: nn.Module) -> dict[str, Tensor]:
     return {our_name(name): value for name, value in original.state_dict().items() if not name.endswith(NOT_OURS)}
 
 
+def as_original(original: nn.Module, ours: nn.Module) -> nn.Module:
+    """Gives NVIDIA's network the weights of ours; returns it."""
+    weights = ours.state_dict()
+    original.load_state_dict(
+        {name: weights[our_name(name)].view_as(value) for name, value in original.state_dict().items()
+         if not name.endswith(NOT_OURS)}, strict=False)  # fmt: skip
+    return original
+
+
 def molecules(size: int, config: Any, encode: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Returns random graphs: ours as classes, and as NVIDIA's code encodes the same atomic numbers and bonds."""
     atoms = config.dataset_config.max_num_atoms
@@ -81,6 +92,49 @@ def noise(*values: Tensor) -> Iterator[None]:
     left = list(values)
     with patch.object(torch, "rand_like", lambda like: left.pop(0).view_as(like)):
         yield
+
+
+def start_as_devices(
+    models: Sequence[nn.Module],
+    x: Tensor,
+    adj: Tensor,
+    drawn: Sequence[Tensor],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Initialises NVIDIA's models as processes of one group do, with a part of the batch and of its noise each.
+
+    Its ActNorms average over the group what each process finds in its own network; here each process is a thread.
+    """
+    from moflow.model import basic  # pyright: ignore[reportMissingImports]
+    from moflow.model.utils import initialize  # pyright: ignore[reportMissingImports]
+
+    count = len(models)
+    parts = list(zip(*(each.chunk(count) for each in (adj, x, *drawn)), strict=True))
+    barrier, given, own = threading.Barrier(count), [torch.empty(0)] * count, threading.local()
+
+    def mean(value: Tensor, _world: int) -> Tensor:
+        given[own.index] = value
+        barrier.wait()
+        total = torch.stack(given).sum(0)
+        barrier.wait()
+        return total / count
+
+    def process(index: int) -> None:
+        own.index, own.noise = index, list(parts[index][2:])
+        try:
+            with torch.no_grad(), autocast():
+                initialize(models[index], parts[index][:2])
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with (
+        patch.object(basic, "get_world_size", lambda: count),
+        patch.object(basic, "reduce_tensor", mean),
+        patch.object(torch, "rand_like", lambda like: own.noise.pop(0).view_as(like)),
+        ThreadPoolExecutor(count) as pool,
+    ):
+        list(pool.map(process, range(count)))
 
 
 def statistics(network: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +178,6 @@ def main() -> None:
     from moflow.data.transform import transform_fn  # pyright: ignore[reportMissingImports]
     from moflow.model.model import MoFlow as Original  # pyright: ignore[reportMissingImports]
     from moflow.model.model import MoFlowLoss  # pyright: ignore[reportMissingImports]
-    from moflow.model.utils import initialize  # pyright: ignore[reportMissingImports]
 
     config = CONFIGS["zinc250k"]
     torch.manual_seed(0)
@@ -134,10 +187,11 @@ def main() -> None:
     ours.load_state_dict(ours.state_dict() | fresh)
     batch, (x, adj) = molecules(asked.batch, config, transform_fn)
     drawn = [torch.rand_like(x), torch.rand_like(adj)]
-    with noise(*drawn):
-        initialize(theirs, (adj, x))
-    with noise(*drawn):
+    networks = ours.drawn_apart(asked.batch // asked.group)
+    start_as_devices([theirs, *(as_original(Original(config).double(), each) for each in networks[1:])], x, adj, drawn)
+    with noise(*drawn), patch.object(ours, "drawn_apart", lambda _count: networks):
         ours.initialize(*batch)
+    del networks
     begun = ours.state_dict()
     wrong = [f"start of {name}" for name, value in weights_of(theirs).items()
              if "actnorm" in name and differ(begun[name], value)]  # fmt: skip

@@ -4,12 +4,12 @@
         --data data/zinc250k --split valid_idx_zinc.json [--epochs 300] [--network theirs]
 
 The first argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d, whose modules, CUDA graphs and sampling
-are used as they are. A step has `--batch` molecules in groups of `--group`, each as on a device of its own: gradients
-are averaged, and BatchNorm's running statistics are those of the first group of rank 0, as DistributedDataParallel
-keeps them. In place of apex's fused Adam and clipping it takes torch's, and our batches on the GPU in place of its
-loader, after checking one of them against its own encoding. ActNorm starts from one group; on eight devices it would
-start from their mean. `--network ours` trains our network in the same loop, without compilation and CUDA graph, and
-tells a difference of the networks from one of the trainings.
+are used as they are. A step has `--batch` molecules in groups of `--group`, each as on a device of its own: ActNorm
+starts from the mean of as many networks whose weights are drawn apart, gradients are averaged, and BatchNorm's running
+statistics are those of the first group of rank 0, as DistributedDataParallel keeps them. In place of apex's fused Adam
+and clipping it takes torch's, and our batches on the GPU in place of its loader, after checking one of them against its
+own encoding. `--network ours` trains our network in the same loop, without compilation and CUDA graph, and tells a
+difference of the networks from one of the trainings.
 
 After the first epoch and every `--every` epochs rank 0 prints a line: bits per dimension of held-out molecules with
 noise, and validity, uniqueness and NUV of `--molecules` generated ones, by batches of 512. Where NVIDIA's modules are
@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.beside.peers.reference import FOLDERS, identity, stand_in
-from benchmarks.moflow_original import weights_of
+from benchmarks.moflow_original import start_as_devices, weights_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.molecules.zinc250k import load
 from src.errors import UserError
@@ -62,13 +63,12 @@ class Trained(Protocol):
 class Theirs:
     """NVIDIA's network and loss, with its own way to sample."""
 
-    def __init__(self, folder: Path, first: Batch, amp: bool) -> None:
+    def __init__(self, folder: Path, first: Batch, groups: int, amp: bool) -> None:
         sys.path.insert(0, str(folder))
         stand_in(["dllogger"])
         from moflow.config import ZINC250K_CONFIG  # pyright: ignore[reportMissingImports]
         from moflow.model.model import MoFlow as Original  # pyright: ignore[reportMissingImports]
         from moflow.model.model import MoFlowLoss  # pyright: ignore[reportMissingImports]
-        from moflow.model.utils import initialize  # pyright: ignore[reportMissingImports]
         from moflow.runtime.generate import infer  # pyright: ignore[reportMissingImports]
 
         self.config, self._infer = ZINC250K_CONFIG, infer
@@ -77,8 +77,11 @@ class Theirs:
         device = first[0].device
         self.encoder.to(device)
         self.model, self.loss = Original(self.config).to(device), MoFlowLoss(self.config).to(device)
-        with torch.autocast(device.type, torch.float16, amp):
-            initialize(self.model, self.inputs(first))
+        adj, x = self.inputs(first)
+        drawn = [torch.rand_like(x), torch.rand_like(adj)]
+        others = [Original(self.config).to(device) for _ in range(groups - 1)]
+        autocast = partial(torch.autocast, device.type, torch.float16, amp)
+        start_as_devices([self.model, *others], x, adj, drawn, autocast)
         self.model.to(memory_format=torch.channels_last)
         self.modules: Any = nn.ModuleList([self.model, self.loss])
         self.clipped, self.ln_var = list(self.model.parameters()), self.loss.ln_var
@@ -152,8 +155,8 @@ class Theirs:
 class Ours:
     """Our network; its groups are trained one by one, as NVIDIA's are."""
 
-    def __init__(self, first: Batch, amp: bool) -> None:
-        self.modules: Any = MoFlow().to(first[0].device)
+    def __init__(self, first: Batch, groups: int, amp: bool) -> None:
+        self.modules: Any = MoFlow(norm_batch=len(first[0]) // groups).to(first[0].device)
         with torch.autocast(first[0].device.type, torch.float16, amp):
             self.modules.initialize(*first)
         self.clipped = [value for name, value in self.modules.named_parameters() if name != "ln_var"]
@@ -282,31 +285,34 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
-def started(rank: int, world: int) -> torch.device:
-    """Returns this rank's device, and joins the other ranks."""
+def own_device() -> torch.device:
+    """Returns this rank's device, set up for the training."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    if world > 1:
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return device
 
 
 def train(asked: argparse.Namespace, rank: int, world: int) -> None:
-    data, device = load(asked.data, split_file=asked.split), started(rank, world)
+    data, device = load(asked.data, split_file=asked.split), own_device()
     nodes, edges = (torch.from_numpy(np.array(each)).to(device) for each in (data.nodes, data.edges))
     rows, held = (torch.from_numpy(np.asarray(each)).to(device) for each in (data.train_index, data.valid_index))
     held = held[: asked.group if asked.steps else None]
 
     torch.manual_seed(asked.seed)
     order = torch.Generator(device).manual_seed(asked.seed)
-    first = rows[torch.randperm(len(rows), generator=order, device=device)[: asked.group]]
+    first = rows[torch.randperm(len(rows), generator=order, device=device)[: asked.batch]]
     start, amp = (nodes[first], edges[first]), device.type == "cuda" and asked.precision == "amp"
     folder = asked.reference / FOLDERS["moflow"]
-    trained: Trained = Theirs(folder, start, amp) if asked.network == "theirs" else Ours(start, amp)
+    begin = partial(Theirs, folder) if asked.network == "theirs" else Ours
+    trained: Trained = begin(start, asked.batch // asked.group, amp)
+    if world > 1:  # only now: each rank starts alone as all devices do together
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        for value in (*trained.modules.parameters(), *trained.modules.buffers()):
+            distributed.broadcast(value.detach(), 0)
     training = Training(trained, asked, device, world)
     torch.manual_seed(asked.seed + 1000 * (rank + 1))  # the noise, of each rank
     scorer = Scorer(data.vocabulary, data.train_published, data.train_canonical) if rank == 0 else None

@@ -1,7 +1,7 @@
 """MoFlow's two normalisations: ActNorm, initialised from the first batch, and BatchNorm, which can run on one row."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -54,12 +54,37 @@ class ActNorm(nn.Module):
     @torch.no_grad()
     def initialize(self, v: Float[Tensor, "batch *sample"]) -> None:
         """Sets loc and scale so that the outputs for this batch (of all ranks) have mean 0 and standard deviation 1."""
+        count, mean, variance = global_moments(v, self.reduced(v))
+        self.start_from(mean, (variance * count / (count - 1)).sqrt())
+
+    def reduced(self, v: Float[Tensor, "batch *sample"]) -> list[int]:
+        """Returns the dimensions of the values over which a channel is normalised."""
         shape = (1,) * (v.dim() - self.loc.dim()) + tuple(self.loc.shape)
-        count, mean, variance = global_moments(v, [dim for dim, size in enumerate(shape) if size == 1])
-        std = (variance * count / (count - 1)).sqrt()
+        return [dim for dim, size in enumerate(shape) if size == 1]
+
+    @torch.no_grad()
+    def start_from(self, mean: Float[Tensor, " channels"], std: Float[Tensor, " channels"]) -> None:
+        """Sets loc and scale so that channels of these means and standard deviations get mean 0 and 1."""
         self.loc.copy_(-mean.view_as(self.loc))
         self.scale.copy_(1 / (std + 1e-6).view_as(self.scale))
         self.initialized.fill_(True)
+
+
+@torch.no_grad()
+def initialize_alike(norms: Sequence[ActNorm], values: Sequence[Float[Tensor, "batch *sample"]]) -> None:
+    """Initialises the same ActNorm of several networks, each of which has values of its own, on all ranks.
+
+    All get the mean of the networks' means and the mean of their standard deviations, as NVIDIA's devices do. Every
+    rank must bring as many networks.
+    """
+    moments = [torch.var_mean(v.double(), norm.reduced(v)) for norm, v in zip(norms, values, strict=True)]
+    mean, std = torch.stack([torch.stack((mean, variance.sqrt())) for variance, mean in moments]).mean(0)
+    if distributed.is_available() and distributed.is_initialized():
+        both = torch.stack((mean, std)) / distributed.get_world_size()
+        distributed.all_reduce(both)
+        mean, std = both
+    for norm in norms:
+        norm.start_from(mean, std)
 
 
 class BatchNorm(nn.Module):

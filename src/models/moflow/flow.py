@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.models.moflow.actnorm import ActNorm
+from src.models.moflow.actnorm import ActNorm, initialize_alike
 
 RECOMPILE_LIMIT = 64
 
@@ -64,6 +64,17 @@ class FlowChain(nn.Module):
         for step in self.steps:
             cast(FlowStep, step).actnorm.initialize(z)
             z, _ = step(z, *condition)
+
+
+def initialize_together(chains: Sequence[FlowChain], starts: Sequence[tuple[Tensor, ...]]) -> None:
+    """Initialises each ActNorm of several networks' chains alike; see `initialize_alike`.
+
+    `starts` has each network's own values before the first step, and behind them the condition of its steps.
+    """
+    values = [z for z, *_ in starts]
+    for steps in zip(*(chain.steps for chain in chains), strict=True):
+        initialize_alike([cast(FlowStep, step).actnorm for step in steps], values)
+        values = [step(z, *rest)[0] for step, z, (_, *rest) in zip(steps, values, starts, strict=True)]
 
 
 class Limit:

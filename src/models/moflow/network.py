@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from src.config.ranges import Count, Range, Share
 from src.errors import UserError
 from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, BatchNorm, initializing
-from src.models.moflow.atom import AtomFlow, GraphConv, LogDet
-from src.models.moflow.bond import BondFlow, Conv3x3
-from src.models.moflow.flow import Limit
+from src.models.moflow.atom import AtomFlow, GraphConv, LogDet, relations_of
+from src.models.moflow.bond import BondFlow, Conv3x3, squeeze
+from src.models.moflow.flow import Limit, initialize_together
 from src.models.moflow.kernels import Execution
 
 Nodes = UInt8[Tensor, "batch atoms"]
@@ -44,7 +44,8 @@ class MoFlow(nn.Module):
         num_atom_classes: atom classes; 0 is no atom. num_bond_classes: bond kinds; 0 is no bond.
         bond_squeeze: edge length of the blocks that become channels. conv_lu: see `BondFlow`.
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
-        norm_batch: molecules that BatchNorm normalises together in training; None: the batch of the device.
+        norm_batch: molecules of each of the devices as which to train: BatchNorm normalises them together, and ActNorm
+            starts as such devices do together (`initialize`). None: as one device of the whole batch.
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         padding: latents of the node rows beyond `max_atoms` that no step transforms, when sampling. `prior` draws them
             as published, although no molecule has them there; `encoded` takes those that the rows of no atom have.
@@ -119,14 +120,19 @@ class MoFlow(nn.Module):
     @property
     def initialized(self) -> bool:
         """Whether every ActNorm is initialised. Synchronises with the device."""
-        return bool(torch.stack([m.initialized for m in self.modules() if isinstance(m, ActNorm)]).all())
+        return bool(torch.stack([norm.initialized for norm in self._actnorms()]).all())
+
+    def _actnorms(self) -> list[ActNorm]:
+        return [module for module in self.modules() if isinstance(module, ActNorm)]
 
     @torch.no_grad()
     def initialize(self, nodes: Nodes, edges: Edges) -> None:
         """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
 
-        The ranks must hold equal parameters, and all of them must call it. Raises UserError for a training batch that
-        norm_batch does not divide.
+        The ranks must hold equal parameters, and all of them must call it. With `norm_batch` each group of so many
+        molecules passes through a network of its own, and the ActNorms take the mean over these networks: NVIDIA's
+        devices draw their weights apart, and take the first one's only after this. Raises UserError for a training
+        batch that norm_batch does not divide.
         """
         if self.norm_batch is not None and len(nodes) > self.norm_batch and len(nodes) % self.norm_batch:
             raise UserError(
@@ -137,9 +143,27 @@ class MoFlow(nn.Module):
             return
         _, graph = clean = self.one_hot(nodes, edges)
         x, adj = self.dequantise(*clean, noise=True)
-        with initializing(self):
-            self.bond_flow.initialize(adj)
-            self.atom_flow.initialize(x, graph)
+        if self.norm_batch is None:
+            with initializing(self):
+                self.bond_flow.initialize(adj)
+                self.atom_flow.initialize(x, graph)
+            return
+        size = min(self.norm_batch, len(x))
+        networks = self.drawn_apart(len(x) // size)
+        bonds = [(squeeze(part, self.bond_flow.fold),) for part in adj.split(size)]
+        atoms = [(part, relations_of(bond)) for part, bond in zip(x.split(size), graph.split(size), strict=True)]
+        initialize_together([each.bond_flow for each in networks], bonds)
+        initialize_together([each.atom_flow for each in networks], atoms)
+        for own, started in zip(self._actnorms(), networks[0]._actnorms(), strict=True):
+            own.load_state_dict(started.state_dict())
+
+    def drawn_apart(self, count: int) -> list["MoFlow"]:
+        """Returns networks of this rank with new weights, in training mode; the first of rank 0 has this one's."""
+        with self.ln_var.device:
+            networks = [MoFlow(**self._arguments).to(self.ln_var).train() for _ in range(count)]
+        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0:
+            networks[0].load_state_dict(self.state_dict())
+        return networks
 
     def one_hot(self, nodes: Nodes, edges: Edges) -> tuple[Atoms, Bonds]:
         """Returns atom classes and bond kinds one-hot, padded to `num_nodes` with class 0 and no bond."""

@@ -108,30 +108,87 @@ def test_initialisation_happens_once_and_survives_a_checkpoint() -> None:
     assert restored.initialized
 
 
-def initialise_one_rank(rank: int, world: int, folder: str) -> None:
+def set_as_devices(networks: list[MoFlow], x: Tensor, adj: Tensor, graph: Tensor) -> None:
+    """Starts one ActNorm after another of all networks by means over them, each pass from the beginning."""
+    size = len(x) // len(networks)
+    parts = list(zip(x.split(size), adj.split(size), graph.split(size), strict=True))
+    for flow, dims in (("bond_flow", (0, 1)), ("atom_flow", (0, 2))):
+        for index in range(len(getattr(networks[0], flow).steps)):
+            seen: list[Tensor] = []
+            norms = [steps_of(getattr(network, flow))[index].actnorm for network in networks]
+            hooks = [
+                norm.register_forward_pre_hook(lambda _norm, args, seen=seen: seen.append(args[0])) for norm in norms
+            ]
+            for network, (atoms, bonds, clean) in zip(networks, parts, strict=True):
+                network.bond_flow(bonds) if flow == "bond_flow" else network.atom_flow(atoms, clean)
+            for hook in hooks:
+                hook.remove()
+            mean, std = torch.stack([torch.stack((v.mean(dims), v.std(dims))) for v in seen]).mean(0)
+            for norm in norms:
+                norm.loc.data, norm.scale.data = -mean.view_as(norm.loc), 1 / (std + 1e-6).view_as(norm.scale)
+
+
+def test_norm_batch_starts_as_devices_with_other_weights_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group of 4 of a batch of 12 passes through a network of its own; the first is the one that is trained."""
+    network = make_network(norm_batch=4)
+    nodes, edges = fix_noise(network, monkeypatch)
+    x, adj = network.dequantise()  # type: ignore[call-arg]
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.manual_seed(3)
+    networks = network.drawn_apart(3)
+    weights = [each.bond_flow.steps[0].coupling.convs[0].weight for each in networks]  # type: ignore[union-attr]
+    assert torch.equal(weights[0], before["bond_flow.steps.0.coupling.convs.0.weight"])
+    assert not any(torch.equal(weights[0], each) for each in weights[1:]) and not torch.equal(*weights[1:])
+    set_as_devices(networks, x, adj, network.one_hot(nodes, edges)[1])
+    torch.manual_seed(3)
+    network.initialize(nodes, edges)
+    assert network.initialized
+    expected = networks[0].state_dict()
+    for name, value in network.state_dict().items():
+        kept = before if "actnorm" not in name else expected
+        if "initialized" not in name:
+            assert_close(value, kept[name], rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_one_device_of_norm_batch_starts_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = [make_network(norm_batch=norm_batch) for norm_batch in (None, BATCH)]
+    for network in networks:
+        network.initialize(*fix_noise(network, monkeypatch))
+    assert_close(*(network.state_dict() for network in networks), rtol=1e-10, atol=1e-10)
+
+
+def initialise_one_rank(rank: int, world: int, folder: str, norm_batch: int | None) -> None:
     """Initialises in a process of its own, with the samples of its rank and their part of the batch's noise."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(initialised_state(rank, world), f"{folder}/{rank}.pt")
+    torch.save(initialised_state(rank, world, norm_batch), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
-def initialised_state(rank: int, world: int) -> dict[str, Tensor]:
-    network = make_network()
+def initialised_state(rank: int, world: int, norm_batch: int | None = None) -> dict[str, Tensor]:
+    network = make_network(norm_batch=norm_batch)
     nodes, edges = make_molecules(BATCH)
     torch.manual_seed(2)
     x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
-    bounds = torch.tensor([0, 5, BATCH]) if world > 1 else torch.tensor([0, BATCH])  # unequal shares
+    middle = 5 if norm_batch is None else BATCH // 2  # unequal shares
+    bounds = torch.tensor([0, middle, BATCH]) if world > 1 else torch.tensor([0, BATCH])
     own = slice(int(bounds[rank]), int(bounds[rank + 1]))
     network.dequantise = lambda *_args, **_kwargs: (x[own], adj[own])  # type: ignore[method-assign]
+    torch.manual_seed(10 + rank)
+    if norm_batch is not None and world == 1:  # the networks of both ranks
+        networks = network.drawn_apart(2)
+        torch.manual_seed(11)
+        networks += [MoFlow(**network._arguments).double() for _ in range(2)]
+        network.drawn_apart = lambda _count: networks  # type: ignore[method-assign]
     network.initialize(nodes[own], edges[own])
     return network.state_dict()
 
 
 @pytest.mark.slow
-def test_two_ranks_initialise_like_one_process(tmp_path: Path) -> None:
-    expected = initialised_state(0, 1)
-    spawn(initialise_one_rank, (2, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize("norm_batch", [None, 3])
+def test_two_ranks_initialise_like_one_process(tmp_path: Path, norm_batch: int | None) -> None:
+    expected = initialised_state(0, 1, norm_batch)
+    spawn(initialise_one_rank, (2, str(tmp_path), norm_batch), nprocs=2)
     states = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert_close(states[0], states[1], rtol=0, atol=0)
     assert_close(states[0], dict(expected), rtol=1e-10, atol=1e-10)
