@@ -4,11 +4,11 @@
 
 The argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d. Both start from the same weights, set ActNorm
 from the same first batch, and get the same random molecules and noise. NVIDIA's code computes a batch in groups, each
-as on a device of its own: ActNorm starts from the mean of networks whose weights are drawn apart, gradients are
+as on a device of its own: ActNorm starts from the mean over networks with weights of their own, gradients are
 averaged and rank 0's statistics of BatchNorm are kept, as DistributedDataParallel does. Ours computes the batch at
 once, with `norm_batch`. Prints each step's bits per dimension and gradient norm, and exits with 1 where one of them,
 ActNorm's start, a weight, ln_var or a decoded molecule differs. Running statistics of BatchNorm are compared where
-there is one group: only there they mean the same. Runs on the CPU; the default takes about two minutes.
+there is one group: only there they mean the same. Runs on the CPU; the default takes about three minutes.
 """
 
 import argparse
@@ -187,9 +187,9 @@ def main() -> None:
     ours.load_state_dict(ours.state_dict() | fresh)
     batch, (x, adj) = molecules(asked.batch, config, transform_fn)
     drawn = [torch.rand_like(x), torch.rand_like(adj)]
-    networks = ours.drawn_apart(asked.batch // asked.group)
+    networks = ours.networks_of_devices(asked.batch // asked.group)
     start_as_devices([theirs, *(as_original(Original(config).double(), each) for each in networks[1:])], x, adj, drawn)
-    with noise(*drawn), patch.object(ours, "drawn_apart", lambda _count: networks):
+    with noise(*drawn), patch.object(ours, "networks_of_devices", lambda _count: networks):
         ours.initialize(*batch)
     del networks
     begun = ours.state_dict()

@@ -5,7 +5,7 @@
 
 The first argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d, whose modules, CUDA graphs and sampling
 are used as they are. A step has `--batch` molecules in groups of `--group`, each as on a device of its own: ActNorm
-starts from the mean of as many networks whose weights are drawn apart, gradients are averaged, and BatchNorm's running
+starts from the mean over as many networks with weights of their own, gradients are averaged, and BatchNorm's running
 statistics are those of the first group of rank 0, as DistributedDataParallel keeps them. In place of apex's fused Adam
 and clipping it takes torch's, and our batches on the GPU in place of its loader, after checking one of them against its
 own encoding. `--network ours` trains our network in the same loop, without compilation and CUDA graph, and tells a

@@ -77,12 +77,12 @@ def initialize_alike(norms: Sequence[ActNorm], values: Sequence[Float[Tensor, "b
     All get the mean of the networks' means and the mean of their standard deviations, as NVIDIA's devices do. Every
     rank must bring as many networks.
     """
-    moments = [torch.var_mean(v.double(), norm.reduced(v)) for norm, v in zip(norms, values, strict=True)]
-    mean, std = torch.stack([torch.stack((mean, variance.sqrt())) for variance, mean in moments]).mean(0)
+    found = [torch.stack(torch.std_mean(v.double(), norm.reduced(v))) for norm, v in zip(norms, values, strict=True)]
+    both = torch.stack(found).mean(0)
     if distributed.is_available() and distributed.is_initialized():
-        both = torch.stack((mean, std)) / distributed.get_world_size()
+        both /= distributed.get_world_size()
         distributed.all_reduce(both)
-        mean, std = both
+    std, mean = both
     for norm in norms:
         norm.start_from(mean, std)
 

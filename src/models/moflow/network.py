@@ -44,8 +44,9 @@ class MoFlow(nn.Module):
         num_atom_classes: atom classes; 0 is no atom. num_bond_classes: bond kinds; 0 is no bond.
         bond_squeeze: edge length of the blocks that become channels. conv_lu: see `BondFlow`.
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
-        norm_batch: molecules of each of the devices as which to train: BatchNorm normalises them together, and ActNorm
-            starts as such devices do together (`initialize`). None: as one device of the whole batch.
+        norm_batch: trains as on devices with so many molecules each: BatchNorm normalises them together, and ActNorm
+            starts from the mean over networks with weights of their own, one for each device (`initialize`). None:
+            BatchNorm normalises a device's batch, ActNorm starts from this network and the batch of all devices.
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         padding: latents of the node rows beyond `max_atoms` that no step transforms, when sampling. `prior` draws them
             as published, although no molecule has them there; `encoded` takes those that the rows of no atom have.
@@ -130,9 +131,9 @@ class MoFlow(nn.Module):
         """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
 
         The ranks must hold equal parameters, and all of them must call it. With `norm_batch` each group of so many
-        molecules passes through a network of its own, and the ActNorms take the mean over these networks: NVIDIA's
-        devices draw their weights apart, and take the first one's only after this. Raises UserError for a training
-        batch that norm_batch does not divide.
+        molecules passes through a network of its own, and the ActNorms take the mean over these networks: each of
+        NVIDIA's devices draws its own weights, and takes the first one's only after this. Raises UserError for a
+        training batch that norm_batch does not divide.
         """
         if self.norm_batch is not None and len(nodes) > self.norm_batch and len(nodes) % self.norm_batch:
             raise UserError(
@@ -149,7 +150,7 @@ class MoFlow(nn.Module):
                 self.atom_flow.initialize(x, graph)
             return
         size = min(self.norm_batch, len(x))
-        networks = self.drawn_apart(len(x) // size)
+        networks = self.networks_of_devices(len(x) // size)
         bonds = [(squeeze(part, self.bond_flow.fold),) for part in adj.split(size)]
         atoms = [(part, relations_of(bond)) for part, bond in zip(x.split(size), graph.split(size), strict=True)]
         initialize_together([each.bond_flow for each in networks], bonds)
@@ -157,8 +158,11 @@ class MoFlow(nn.Module):
         for own, started in zip(self._actnorms(), networks[0]._actnorms(), strict=True):
             own.load_state_dict(started.state_dict())
 
-    def drawn_apart(self, count: int) -> list["MoFlow"]:
-        """Returns networks of this rank with new weights, in training mode; the first of rank 0 has this one's."""
+    def networks_of_devices(self, count: int) -> list["MoFlow"]:
+        """Returns a network with new weights, in training mode, for each of `count` devices that this rank stands for.
+
+        The first one of rank 0 has this network's weights.
+        """
         with self.ln_var.device:
             networks = [MoFlow(**self._arguments).to(self.ln_var).train() for _ in range(count)]
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0:

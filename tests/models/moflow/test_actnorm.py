@@ -135,7 +135,7 @@ def test_norm_batch_starts_as_devices_with_other_weights_do(monkeypatch: pytest.
     x, adj = network.dequantise()  # type: ignore[call-arg]
     before = {name: value.clone() for name, value in network.state_dict().items()}
     torch.manual_seed(3)
-    networks = network.drawn_apart(3)
+    networks = network.networks_of_devices(3)
     weights = [each.bond_flow.steps[0].coupling.convs[0].weight for each in networks]  # type: ignore[union-attr]
     assert torch.equal(weights[0], before["bond_flow.steps.0.coupling.convs.0.weight"])
     assert not any(torch.equal(weights[0], each) for each in weights[1:]) and not torch.equal(*weights[1:])
@@ -176,10 +176,10 @@ def initialised_state(rank: int, world: int, norm_batch: int | None = None) -> d
     network.dequantise = lambda *_args, **_kwargs: (x[own], adj[own])  # type: ignore[method-assign]
     torch.manual_seed(10 + rank)
     if norm_batch is not None and world == 1:  # the networks of both ranks
-        networks = network.drawn_apart(2)
+        networks = network.networks_of_devices(2)
         torch.manual_seed(11)
         networks += [MoFlow(**network._arguments).double() for _ in range(2)]
-        network.drawn_apart = lambda _count: networks  # type: ignore[method-assign]
+        network.networks_of_devices = lambda _count: networks  # type: ignore[method-assign]
     network.initialize(nodes[own], edges[own])
     return network.state_dict()
 
