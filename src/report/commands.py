@@ -10,7 +10,7 @@ from src.report.compare.build import compare
 from src.report.load import load
 from src.report.rows import published_row
 from src.report.scaling import scaling, scaling_table
-from src.report.stability import stability, stability_table
+from src.report.stability import ended, stability, stability_table
 from src.report.table import Table, section
 from src.system.files import write_text
 
@@ -88,10 +88,17 @@ def stability_options(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write")
+    parser.add_argument("--picture", type=Path, help="png file to write: the seeds' curves over the published ones")
 
 
 def run_stability(options: argparse.Namespace) -> int:
-    put(stability_table(stability(load(options.runs)), options.format), options.output)
+    loaded = load(options.runs)
+    spreads = stability(loaded)
+    if options.picture:
+        from src.report.plots import stability_picture  # matplotlib takes a second to load
+
+        stability_picture([record for _, record in ended(loaded)], spreads, options.picture)
+    put(stability_table(spreads, options.format), options.output)
     return 0
 
 

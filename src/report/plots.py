@@ -1,6 +1,7 @@
 """Draws pictures of records: phases of the wall time, histories of metrics, and scaling."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from src.errors import UserError
 from src.report.axes import unit_of, wants_log
 from src.report.phases import shares
 from src.report.record import Record
 from src.report.scaling import Point
+from src.report.stability import Spread, evaluations
 from src.system.colours import PHASES as COLOURS
 from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
 
@@ -120,6 +123,47 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
         style_axes(axes)
     picture.suptitle(f"{points[0].model}: speed-up per device", x=0.02, ha="left", size=10, color=FAINT)
     save_picture(picture, path)
+
+
+def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path: Path) -> None:
+    """Writes a picture of each seed's metrics over the epochs; grey are the published means and standard deviations.
+
+    It has the metrics that have a published curve. Raises UserError where none has, or the file cannot be written.
+    """
+    curves = [(int(each.at.removeprefix("epoch ")), each) for each in spreads if each.at.startswith("epoch ")]
+    metrics = list(dict.fromkeys(each.metric for _, each in curves))
+    if not metrics:
+        raise UserError(
+            f"no curve of {records[0].case.model} is published: `report.py compare --format html` draws ours"
+        )
+    picture = new_picture(3.6 * len(metrics) + 0.4, 3.6)
+    panels = picture.subplots(1, len(metrics), squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        points = [(epoch, each.mean, each.sd or 0.0) for epoch, each in curves if each.metric == metric]
+        epochs, means, deviations = zip(*points, strict=True)
+        label = f"published: mean and standard deviation of {curves[0][1].n}"
+        axes.errorbar(epochs, means, deviations, color="#999999", linewidth=1.6, marker="s", markersize=5, capsize=3,
+                      label=label)  # fmt: skip
+        for record, colour in zip(records, cycle(CURVES), strict=False):
+            label = f"seed {record.config.get('seed')}"
+            axes.plot(*_by_epoch(record, metric), color=colour, linewidth=1.6, marker="o", markersize=3.5, label=label,
+                      zorder=3)  # fmt: skip
+        axes.set_title(f"{metric}, {unit_of(metric, '')}".rstrip(", "), loc="left", size=11, weight="bold", color=INK)
+        axes.set_xlabel("epoch", size=8, color=FAINT, loc="right", labelpad=1)
+        style_axes(axes)
+    handles, labels = panels[0].get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK, ncols=4)
+    picture.suptitle(_case(records[0]), x=0.02, ha="left", size=10, color=FAINT)
+    save_picture(picture, path)
+
+
+def _by_epoch(record: Record, metric: str) -> tuple[list[float], list[float]]:
+    """Returns the epochs trained at each evaluation, and the metric there."""
+    found = sorted((step, value) for (name, step), value in evaluations(record).items() if name == metric)
+    # an evaluation within an epoch, or after training, has fewer steps to the epochs begun
+    rows = [row for row in record.history if row.get("step") and row.get("epoch") is not None]
+    steps = max((row["step"] / (row["epoch"] + 1) for row in rows), default=1.0)
+    return [step / steps for step, _ in found], [value for _, value in found]
 
 
 def _hardware(point: Point) -> str:

@@ -42,11 +42,11 @@ class Spread:
 def stability(loaded: Loaded) -> list[Spread]:
     """Returns the spreads of the runs that ended normally, by metric and step, then the published ones of the model.
 
-    Raises UserError for fewer than two seeds, and where the runs are of several cases or repeat a seed.
+    A single run has values and no spread.
+
+    Raises UserError where no run ended normally, and where the runs are of several cases or repeat a seed.
     """
-    runs = [(source, record) for source, record in loaded.runs if record.status == "done"]
-    if len(runs) < 2:
-        raise UserError(f"{len(runs)} run that ended normally has no spread: give the runs of several seeds")
+    runs = ended(loaded)
     first_source, first = runs[0]
     seeds: dict[object, str] = {}
     for source, record in runs:
@@ -61,6 +61,13 @@ def stability(loaded: Loaded) -> list[Spread]:
     records = [record for _, record in runs]
     found = [*_whole(records), *_by_step(records)]
     return found + published(first.case.model, {each.metric for each in found})
+
+
+def ended(loaded: Loaded) -> list[tuple[str, Record]]:
+    """Returns the runs that ended normally, with their sources. Raises UserError where there is none."""
+    if runs := [(source, record) for source, record in loaded.runs if record.status == "done"]:
+        return runs
+    raise UserError("none of these runs ended normally: give those of the seeds of one case")
 
 
 def published(model: str, metrics: set[str]) -> list[Spread]:
@@ -109,7 +116,7 @@ def _whole(records: Sequence[Record]) -> list[Spread]:
 
 def _by_step(records: Sequence[Record]) -> list[Spread]:
     """Returns the spreads of the evaluations' metrics, at each step at which every run was evaluated."""
-    every = [_evaluations(record) for record in records]
+    every = [evaluations(record) for record in records]
     metrics = dict.fromkeys(metric for own in every for metric, _ in own)
     shared = set.intersection(*(set(own) for own in every))
     return [
@@ -119,7 +126,7 @@ def _by_step(records: Sequence[Record]) -> list[Spread]:
     ]
 
 
-def _evaluations(record: Record) -> dict[tuple[str, int], float]:
+def evaluations(record: Record) -> dict[tuple[str, int], float]:
     """Returns the metrics of a run's evaluations, by metric and step; the last at a step counts."""
     rows = [row for row in record.history if "loss" not in row and row.get("step") is not None]
     return {
@@ -132,6 +139,6 @@ def _evaluations(record: Record) -> dict[tuple[str, int], float]:
 
 def _spread(metric: str, at: str, values: Sequence[float]) -> Spread:
     return Spread(
-        metric=metric, at=at, n=len(values), mean=fmean(values), sd=stdev(values), min=min(values),
-        max=max(values), median=median(values),
+        metric=metric, at=at, n=len(values), mean=fmean(values), sd=stdev(values) if len(values) > 1 else None,
+        min=min(values), max=max(values), median=median(values),
     )  # fmt: skip

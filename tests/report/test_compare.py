@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -297,12 +298,24 @@ def test_stability_is_the_spread_of_each_evaluation_beside_the_published_one(mak
 def test_stability_wants_seeds_of_one_case(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one, again, other = (str(make(n, seed=1, config={"hp.lr": lr})) for n, lr in (("a", 1), ("b", 1), ("c", 2)))
     for runs, message in (
-        ([one], "has no spread"),
+        ([str(make("failed", status="failed"))], "none of these runs ended normally"),
         ([one, again], "give each seed once"),
         ([one, other], "another case"),
     ):
         assert main(["stability", *runs]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_stability_draws_the_seeds_over_the_published_curve(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make("a", seed=3, history=[{"step": 540, "epoch": 9, "validity": 80.0}])
+    assert main(["stability", str(run), "--picture", str(tmp_path / "curve.png")]) == 0
+    assert re.search(r"validity +\| step 540 +\| +1 \| +80 \| +/ \|", capsys.readouterr().out)
+    assert "seed 3" in (tmp_path / "curve.svg").read_text()
+    run = make("b", history=[{"step": 540, "epoch": 9, "loss_of_none": 80.0}])
+    assert main(["stability", str(run), "--picture", str(tmp_path / "none.png")]) == 2
+    assert "no curve of moflow is published" in capsys.readouterr().err and not (tmp_path / "none.png").exists()
 
 
 def test_published_rows_are_printed_with_their_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -17,6 +18,7 @@ from src.measure.phases import PHASES
 from src.report import plots
 from src.report.record import Record
 from src.report.scaling import Point
+from src.report.stability import Spread
 
 
 @pytest.fixture
@@ -120,6 +122,25 @@ def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in pairwise(sorted(boxes, key=lambda box: box.y0)))
     plots.scaling_picture([*points, replace(own, kind="strong")], tmp_path / "both.png")
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
+
+
+def test_stability_picture_has_every_seed_and_the_published_curve_over_epochs(
+    tmp_path: Path, trained: Record, drawn: list[Figure]
+) -> None:
+    rows = [{"step": 0, "epoch": 0, "validity": 1.0}, {"step": 27, "epoch": 0, "validity": 40.0},
+            {"step": 108, "epoch": 1, "validity": 60.0}, {"step": 108, "epoch": 2, "validity": 62.0},
+            {"step": 100, "epoch": 1, "validity": 5.0, "loss": 1.0}]  # fmt: skip
+    runs = [replace(trained, history=rows, config={"seed": seed}) for seed in (1, 2)]
+    curve = [Spread(metric="validity", at=f"epoch {i}", n=20, mean=60.0 + i, sd=4.0) for i in (1, 2)]
+    own = Spread(metric="validity", at="step 108", n=2, mean=62.0)
+    plots.stability_picture(runs, [own, *curve, replace(curve[0], metric="uniqueness")], tmp_path / "curve.png")
+    validity, uniqueness = drawn[0].axes
+    lines = [np.asarray(line.get_xydata()).tolist() for line in validity.lines if line.get_linestyle() == "-"]
+    assert lines == [[[1, 61], [2, 62]], *[[[0, 1], [0.5, 40], [2, 62]]] * 2]
+    (bars,) = (each for each in validity.collections if isinstance(each, LineCollection))
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[1, 57], [1, 65]], [[2, 58], [2, 66]]]
+    assert [axes.get_title(loc="left") for axes in (validity, uniqueness)] == ["validity, %", "uniqueness, %"]
+    assert {"seed 1", "seed 2", "published: mean and standard deviation of 20"} <= texts_of(tmp_path / "curve.svg")
 
 
 def test_labels_keep_their_distance_and_stay_inside() -> None:
