@@ -16,6 +16,8 @@ case $what in
     page distilbert_seeds "$records"/distilbert_minilm_seed_*.json
     page mobilenet_sweep "$records"/mobilenet_sweep/*.json --no-published
     "$python" report.py stability "$records"/distilbert_minilm_seed_*.json --output "$out/distilbert_seeds.md"
+    "$python" report.py stability "$records"/moflow_published_?.json --output "$out/moflow_published.md" \
+      --picture "$out/moflow_published.png"
     ;;
   sweep)
     # one thread: several would wait for each other on shared cores
