@@ -41,9 +41,17 @@ for record in "$out"/*/*/result.json; do
   name=$(basename "$(dirname "$record")") model=$(basename "$(dirname "$(dirname "$record")")")
   sed "s#$PWD/##g" "$record" > "$here/records/${model}_$name.json"
 done
+picture() {  # FILE NAME: takes a run's picture, where it has drawn it
+  [ ! -e "$1" ] || cp "$1" "$here/moflow_$2.png"
+}
 for name in qed plogp; do
-  picture=("$out"/moflow/optimise_quality_1_$name/*_optimised.png)
-  [ ${#picture[@]} = 0 ] || cp "${picture[0]}" "$here/moflow_optimised_$name.png"
+  picture "$out/moflow/optimise_quality_1_$name/molecules_optimised.png" "optimised_$name"
+done
+for name in published_1 quality_1; do
+  picture "$out/moflow/temperatures_$name/molecules.png" "${name}_molecules"
+  for what in properties temperatures; do
+    picture "$out/moflow/temperatures_$name/molecules_$what.png" "${name}_$what"
+  done
 done
 for model in moflow se3_transformer distilbert dlrm mobilenet_v1; do
   weak=("$here/records/$model"_weak_*.json)

@@ -76,11 +76,14 @@ def test_all_rows_copy_complete_records_without_paths_of_the_machine(tmp_path: P
         write_record(replace(trained, status=status, config={"output_dir": str(folder)}), folder / "result.json")
     (done.parent / "optimise_quality_1_qed").mkdir()
     (done.parent / "optimise_quality_1_qed" / "molecules_optimised.png").write_text("a picture")
+    (done.parent / "temperatures_published_1").mkdir()
+    (done.parent / "temperatures_published_1" / "molecules_properties.png").write_text("another")
     write_record(trained, tmp_path / "docs" / "results" / "records" / "moflow_weak_512_amp_x1.json")
     given = program(tmp_path / "given", f'echo "$@" >> {tmp_path}/called')
     own = {**os.environ, "PYTHON": str(given)}
     subprocess.run(["bash", "docs/results/all.sh", "out"], cwd=tmp_path, env=own, capture_output=True, check=True)
     assert (tmp_path / "docs" / "results" / "moflow_optimised_qed.png").read_text() == "a picture"
+    assert (tmp_path / "docs" / "results" / "moflow_published_1_properties.png").read_text() == "another"
     made = [line for line in (tmp_path / "called").read_text().splitlines() if line.startswith("report.py")]
     assert made[0].startswith("report.py scaling docs/results/records/moflow_weak_512_amp_x1.json --picture ")
     assert made[-1] == "report.py --docs" and any(
