@@ -13,22 +13,8 @@ BATCH_NORM_MOMENTUM = 0.1
 BATCH_NORM_EPS = 1e-5
 
 
-def global_moments(
-    values: Float[Tensor, "..."], dims: list[int]
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Returns count, mean and biased variance over `dims` and all ranks, in float64, without the reduced dimensions."""
-    values = values.double()
-    total, squares = values.sum(dims), values.square().sum(dims)
-    sums = torch.stack([torch.full_like(total, values.numel() / total.numel()), total, squares])
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(sums)
-    count, total, squares = sums
-    mean = total / count
-    return count, mean, (squares / count - mean.square()).clamp(min=0)
-
-
 class ActNorm(nn.Module):
-    """y = scale (v + loc) per channel; the identity until `initialize` is called.
+    """y = scale (v + loc) per channel; the identity until `initialize_alike` is called.
 
     `shape` is the parameters' shape as it broadcasts against the values: (channels,) where channels come last,
     (channels, 1) where one more dimension follows.
@@ -50,12 +36,6 @@ class ActNorm(nn.Module):
     def reverse(self, y: Float[Tensor, "batch *sample"]) -> Float[Tensor, "batch *sample"]:
         """Inverts `forward`."""
         return y / self.scale - self.loc
-
-    @torch.no_grad()
-    def initialize(self, v: Float[Tensor, "batch *sample"]) -> None:
-        """Sets loc and scale so that the outputs for this batch (of all ranks) have mean 0 and standard deviation 1."""
-        count, mean, variance = global_moments(v, self.reduced(v))
-        self.start_from(mean, (variance * count / (count - 1)).sqrt())
 
     def reduced(self, v: Float[Tensor, "batch *sample"]) -> list[int]:
         """Returns the dimensions of the values over which a channel is normalised."""
@@ -105,7 +85,6 @@ class BatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_channels))
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
-        self.initializing = False
         self.group: int | None = None
         self.keeps = self.reuses = False
         self.kept_mean: Tensor | None = None
@@ -125,21 +104,18 @@ class BatchNorm(nn.Module):
                 mean, var = mean.index_select(0, row), var.index_select(0, row)
         if self.reuses:
             return normalised_with(values, mean, var, weight, bias)
-        if self.initializing:
-            _, mean, var = global_moments(values, [dim for dim in range(values.dim()) if dim != 1])
-            mean, var = mean.to(weight.dtype), var.to(weight.dtype)
-        training = self.training and not self.initializing
-        if training and self.group is not None and len(values) > self.group:
+        if self.training and self.group is not None and len(values) > self.group:
             normalised, batch_mean, batch_var = grouped_batch_norm(values, self.group, mean, var, weight, bias)
             if self.keeps:
                 self.kept_mean, self.kept_var = batch_mean, batch_var
-        elif training and self.keeps:
+        elif self.training and self.keeps:
             self.kept_mean, self.kept_var = moments(values.to(weight.dtype))
             normalised = normalised_with(values, self.kept_mean, self.kept_var, weight, bias)
             update_running(mean, var, self.kept_mean, self.kept_var, values.numel() // values.shape[1])
         else:
-            normalised = F.batch_norm(values, mean, var, weight, bias, training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
-        if row is not None and training:
+            how = (self.training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
+            normalised = F.batch_norm(values, mean, var, weight, bias, *how)
+        if row is not None and self.training:
             self.running_mean.index_copy_(0, row, mean)
             self.running_var.index_copy_(0, row, var)
         return normalised
@@ -233,14 +209,4 @@ def reused_statistics(network: nn.Module) -> Iterator[None]:
     the weights some steps later, and a loss can be lowered in that time that rises again when they have followed.
     """
     with batch_norms_with(network, "reuses"):
-        yield
-
-
-@contextmanager
-def initializing(network: nn.Module) -> Iterator[None]:
-    """Makes every BatchNorm of `network` normalise with the batch of all ranks, without updating running statistics.
-
-    Otherwise the ActNorms after a BatchNorm would depend on how the batch is split over the ranks.
-    """
-    with batch_norms_with(network, "initializing"):
         yield

@@ -158,9 +158,3 @@ class AtomFlow(FlowChain):
             norm = cast(AtomStep, step).actnorm
             x = norm.scale[first:] * (x + norm.loc[first:])
         return x
-
-    def initialize(
-        self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]
-    ) -> None:
-        """Initialises the ActNorms from one batch: noised atom classes, clean adjacency."""
-        self.run_initialize(x, relations_of(adj))

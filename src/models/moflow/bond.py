@@ -215,7 +215,3 @@ class BondFlow(FlowChain):
     ) -> Float[Tensor, "batch kinds nodes nodes"]:
         """Inverts `forward`; returns continuous adjacency tensors. `limit`: see `FlowChain.run_reverse`."""
         return unsqueeze(self.run_reverse(squeeze(z, self.fold), limit=limit), self.fold)
-
-    def initialize(self, adj: Float[Tensor, "batch kinds nodes nodes"]) -> None:
-        """Initialises the ActNorms from one (noised) batch."""
-        self.run_initialize(squeeze(adj, self.fold))

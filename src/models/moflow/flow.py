@@ -59,15 +59,9 @@ class FlowChain(nn.Module):
             z = z if limit is None else limit(z)
         return z
 
-    def run_initialize(self, z: Float[Tensor, "batch rows columns"], *condition: Tensor) -> None:
-        """Initialises each ActNorm with the output of the initialised steps before it."""
-        for step in self.steps:
-            cast(FlowStep, step).actnorm.initialize(z)
-            z, _ = step(z, *condition)
-
 
 def initialize_together(chains: Sequence[FlowChain], starts: Sequence[tuple[Tensor, ...]]) -> None:
-    """Initialises each ActNorm of several networks' chains alike; see `initialize_alike`.
+    """Initialises each ActNorm of several networks' chains alike, with the outputs of the initialised steps before it.
 
     `starts` has each network's own values before the first step, and behind them the condition of its steps.
     """

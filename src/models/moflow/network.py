@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from src.config.ranges import Count, Range, Share
 from src.errors import UserError
 from src.gpu.side_stream import side_stream
-from src.models.moflow.actnorm import ActNorm, BatchNorm, initializing
+from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet, relations_of
 from src.models.moflow.bond import BondFlow, Conv3x3, squeeze
 from src.models.moflow.flow import Limit, initialize_together
@@ -45,8 +45,8 @@ class MoFlow(nn.Module):
         bond_squeeze: edge length of the blocks that become channels. conv_lu: see `BondFlow`.
         noise_scale: width of the uniform dequantisation noise; 0 selects the original's alternative noise.
         norm_batch: trains as on devices with so many molecules each: BatchNorm normalises them together, and ActNorm
-            starts from the mean over networks with weights of their own, one for each device (`initialize`). None:
-            BatchNorm normalises a device's batch, ActNorm starts from this network and the batch of all devices.
+            starts from the mean over networks with weights of their own, one for each device (`initialize`). None: as
+            on the devices that there are.
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         padding: latents of the node rows beyond `max_atoms` that no step transforms, when sampling. `prior` draws them
             as published, although no molecule has them there; `encoded` takes those that the rows of no atom have.
@@ -130,10 +130,11 @@ class MoFlow(nn.Module):
     def initialize(self, nodes: Nodes, edges: Edges) -> None:
         """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
 
-        The ranks must hold equal parameters, and all of them must call it. With `norm_batch` each group of so many
-        molecules passes through a network of its own, and the ActNorms take the mean over these networks: each of
-        NVIDIA's devices draws its own weights, and takes the first one's only after this. Raises UserError for a
-        training batch that norm_batch does not divide.
+        All ranks must call it. The batch of each device, or with `norm_batch` each group of so many molecules, passes
+        through a network of its own, and the ActNorms take the mean over these networks: each of NVIDIA's devices draws
+        its own weights, and takes the first one's only after this. Started from one network, training on eight devices
+        ends at fewer valid molecules (docs/notes/2026-11-26-moflow-published.md). Raises UserError for a training batch
+        that norm_batch does not divide.
         """
         if self.norm_batch is not None and len(nodes) > self.norm_batch and len(nodes) % self.norm_batch:
             raise UserError(
@@ -144,12 +145,7 @@ class MoFlow(nn.Module):
             return
         _, graph = clean = self.one_hot(nodes, edges)
         x, adj = self.dequantise(*clean, noise=True)
-        if self.norm_batch is None:
-            with initializing(self):
-                self.bond_flow.initialize(adj)
-                self.atom_flow.initialize(x, graph)
-            return
-        size = min(self.norm_batch, len(x))
+        size = min(self.norm_batch or len(x), len(x))
         networks = self.networks_of_devices(len(x) // size)
         bonds = [(squeeze(part, self.bond_flow.fold),) for part in adj.split(size)]
         atoms = [(part, relations_of(bond)) for part, bond in zip(x.split(size), graph.split(size), strict=True)]
@@ -161,12 +157,17 @@ class MoFlow(nn.Module):
     def networks_of_devices(self, count: int) -> list["MoFlow"]:
         """Returns a network with new weights, in training mode, for each of `count` devices that this rank stands for.
 
-        The first one of rank 0 has this network's weights.
+        The first one of rank 0 has this network's weights, and draws no random numbers.
         """
-        with self.ln_var.device:
-            networks = [MoFlow(**self._arguments).to(self.ln_var).train() for _ in range(count)]
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0:
-            networks[0].load_state_dict(self.state_dict())
+        device = self.ln_var.device
+        first = not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0
+        networks = []
+        for index in range(count):
+            own = first and index == 0
+            with device, torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=own):
+                networks.append(MoFlow(**self._arguments).to(self.ln_var).train())
+            if own:
+                networks[0].load_state_dict(self.state_dict())
         return networks
 
     def one_hot(self, nodes: Nodes, edges: Edges) -> tuple[Atoms, Bonds]:
