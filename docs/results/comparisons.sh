@@ -16,8 +16,9 @@ case $what in
     page distilbert_seeds "$records"/distilbert_minilm_seed_*.json
     page mobilenet_sweep "$records"/mobilenet_sweep/*.json --no-published
     "$python" report.py stability "$records"/distilbert_minilm_seed_*.json --output "$out/distilbert_seeds.md"
-    "$python" report.py stability "$records"/moflow_published_?.json --output "$out/moflow_published.md" \
-      --picture "$out/moflow_published.png"
+    for runs in moflow_published moflow_quality se3_transformer_homo; do
+      "$python" report.py stability "$records/$runs"_?.json --picture "$out/$runs.png" > /dev/null
+    done
     ;;
   sweep)
     # one thread: several would wait for each other on shared cores

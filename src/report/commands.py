@@ -88,7 +88,7 @@ def stability_options(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="file to write")
-    parser.add_argument("--picture", type=Path, help="png file to write: the seeds' curves over the published ones")
+    parser.add_argument("--picture", type=Path, help="png file to write: the seeds' curves, over the published ones")
 
 
 def run_stability(options: argparse.Namespace) -> int:

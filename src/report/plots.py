@@ -126,24 +126,29 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
 
 
 def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path: Path) -> None:
-    """Writes a picture of each seed's metrics over the epochs; grey are the published means and standard deviations.
+    """Writes a picture of each seed's final metric over the epochs, and of the metrics that have a published curve.
 
-    It has the metrics that have a published curve. Raises UserError where none has, or the file cannot be written.
+    Grey are the target, and the published means and standard deviations. Raises UserError where there is nothing to
+    draw, or the file cannot be written.
     """
     curves = [(int(each.at.removeprefix("epoch ")), each) for each in spreads if each.at.startswith("epoch ")]
-    metrics = list(dict.fromkeys(each.metric for _, each in curves))
+    own, final = {each.metric for each in spreads if each.at.startswith("step ")}, records[0].final_metric
+    metrics = [final.name] if final and final.name in own else []
+    metrics += [name for name in dict.fromkeys(each.metric for _, each in curves) if name not in metrics]
     if not metrics:
         raise UserError(
-            f"no curve of {records[0].case.model} is published: `report.py compare --format html` draws ours"
+            f"the runs of {records[0].case.model} have no evaluations to draw: train with fit.eval_every_n_epochs"
         )
-    picture = new_picture(3.6 * len(metrics) + 0.4, 3.6)
+    picture = new_picture(max(3.6 * len(metrics) + 0.4, 5.4), 3.6)  # the legend needs as much
     panels = picture.subplots(1, len(metrics), squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
-        points = [(epoch, each.mean, each.sd or 0.0) for epoch, each in curves if each.metric == metric]
-        epochs, means, deviations = zip(*points, strict=True)
-        label = f"published: mean and standard deviation of {curves[0][1].n}"
-        axes.errorbar(epochs, means, deviations, color="#999999", linewidth=1.6, marker="s", markersize=5, capsize=3,
-                      label=label)  # fmt: skip
+        if final and final.name == metric and final.target is not None:
+            axes.axhline(final.target, color="#999999", linewidth=1.2, linestyle="--", label=f"target {final.target:g}")
+        if points := [(epoch, each.mean, each.sd or 0.0) for epoch, each in curves if each.metric == metric]:
+            epochs, means, deviations = zip(*points, strict=True)
+            label = f"published: mean and standard deviation of {curves[0][1].n}"
+            grey: dict[str, Any] = {"color": "#999999", "linewidth": 1.6, "marker": "s", "markersize": 5, "capsize": 3}
+            axes.errorbar(epochs, means, deviations, label=label, **grey)
         for record, colour in zip(records, cycle(CURVES), strict=False):
             label = f"seed {record.config.get('seed')}"
             axes.plot(*_by_epoch(record, metric), color=colour, linewidth=1.6, marker="o", markersize=3.5, label=label,
@@ -151,8 +156,11 @@ def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path
         axes.set_title(f"{metric}, {unit_of(metric, '')}".rstrip(", "), loc="left", size=11, weight="bold", color=INK)
         axes.set_xlabel("epoch", size=8, color=FAINT, loc="right", labelpad=1)
         style_axes(axes)
-    handles, labels = panels[0].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK, ncols=4)
+    labelled = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    picture.legend([*labelled.values()], [*labelled], loc="outside lower left", frameon=False, fontsize=9,
+                   labelcolor=INK, ncols=4)  # fmt: skip
     picture.suptitle(_case(records[0]), x=0.02, ha="left", size=10, color=FAINT)
     save_picture(picture, path)
 

@@ -313,9 +313,9 @@ def test_stability_draws_the_seeds_over_the_published_curve(
     assert main(["stability", str(run), "--picture", str(tmp_path / "curve.png")]) == 0
     assert re.search(r"validity +\| step 540 +\| +1 \| +80 \| +/ \|", capsys.readouterr().out)
     assert "seed 3" in (tmp_path / "curve.svg").read_text()
-    run = make("b", history=[{"step": 540, "epoch": 9, "loss_of_none": 80.0}])
+    run = make("b", history=[])
     assert main(["stability", str(run), "--picture", str(tmp_path / "none.png")]) == 2
-    assert "no curve of moflow is published" in capsys.readouterr().err and not (tmp_path / "none.png").exists()
+    assert "no evaluations to draw" in capsys.readouterr().err and not (tmp_path / "none.png").exists()
 
 
 def test_published_rows_are_printed_with_their_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -124,23 +125,29 @@ def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
 
 
-def test_stability_picture_has_every_seed_and_the_published_curve_over_epochs(
+def test_stability_picture_has_every_seed_over_epochs_and_what_was_published(
     tmp_path: Path, trained: Record, drawn: list[Figure]
 ) -> None:
-    rows = [{"step": 0, "epoch": 0, "validity": 1.0}, {"step": 27, "epoch": 0, "validity": 40.0},
-            {"step": 108, "epoch": 1, "validity": 60.0}, {"step": 108, "epoch": 2, "validity": 62.0},
-            {"step": 100, "epoch": 1, "validity": 5.0, "loss": 1.0}]  # fmt: skip
+    rows = [{"step": 0, "epoch": 0, "nuv": 1.0}, {"step": 27, "epoch": 0, "nuv": 40.0},
+            {"step": 108, "epoch": 1, "nuv": 60.0}, {"step": 108, "epoch": 2, "nuv": 62.0, "validity": 63.0},
+            {"step": 100, "epoch": 1, "nuv": 5.0, "loss": 1.0}]  # fmt: skip
     runs = [replace(trained, history=rows, config={"seed": seed}) for seed in (1, 2)]
     curve = [Spread(metric="validity", at=f"epoch {i}", n=20, mean=60.0 + i, sd=4.0) for i in (1, 2)]
-    own = Spread(metric="validity", at="step 108", n=2, mean=62.0)
-    plots.stability_picture(runs, [own, *curve, replace(curve[0], metric="uniqueness")], tmp_path / "curve.png")
-    validity, uniqueness = drawn[0].axes
-    lines = [np.asarray(line.get_xydata()).tolist() for line in validity.lines if line.get_linestyle() == "-"]
-    assert lines == [[[1, 61], [2, 62]], *[[[0, 1], [0.5, 40], [2, 62]]] * 2]
+    own = [Spread(metric=name, at="step 108", n=2, mean=62.0) for name in ("nuv", "validity")]
+    plots.stability_picture(runs, [*own, *curve], tmp_path / "curve.png")
+    nuv, validity = drawn[0].axes
+
+    def lines(axes: Axes) -> list[list[list[float]]]:
+        return [np.asarray(line.get_xydata()).tolist() for line in axes.lines if line.get_linestyle() == "-"]
+
+    assert lines(nuv) == [[[0, 1], [0.5, 40], [2, 62]]] * 2
+    assert [line.get_ydata() for line in nuv.lines if line.get_linestyle() == "--"] == [[87.9, 87.9]]
+    assert lines(validity) == [[[1, 61], [2, 62]], *[[[2, 63]]] * 2]
     (bars,) = (each for each in validity.collections if isinstance(each, LineCollection))
     assert [segment.tolist() for segment in bars.get_segments()] == [[[1, 57], [1, 65]], [[2, 58], [2, 66]]]
-    assert [axes.get_title(loc="left") for axes in (validity, uniqueness)] == ["validity, %", "uniqueness, %"]
-    assert {"seed 1", "seed 2", "published: mean and standard deviation of 20"} <= texts_of(tmp_path / "curve.svg")
+    assert [axes.get_title(loc="left") for axes in (nuv, validity)] == ["nuv, %", "validity, %"]
+    legend = {"target 87.9", "seed 1", "seed 2", "published: mean and standard deviation of 20"}
+    assert legend <= texts_of(tmp_path / "curve.svg")
 
 
 def test_labels_keep_their_distance_and_stay_inside() -> None:
