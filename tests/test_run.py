@@ -102,7 +102,8 @@ def test_the_phases_of_the_record_add_up(record: Record) -> None:
     wall = phases.pop("wall")
     assert set(phases) == set(PHASES)
     assert abs(sum(phases.values()) - wall) <= 0.01 * wall
-    assert 0 <= record["e2e_time_s"] - wall < 0.1 * wall  # what is done after the phases are summed up
+    # config and environment are noted after the phases are summed up: on a loaded machine half a second was seen
+    assert 0 <= record["e2e_time_s"] - wall < 0.1 * wall + 1
     assert all(phases[name] > 0 for name in ("startup", "fetch", "compute", "evaluation", "checkpoint", "other"))
     assert phases["compute"] * record["p_core"] == pytest.approx(record["samples"])
 
