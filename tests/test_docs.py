@@ -182,7 +182,7 @@ def test_the_wheel_installs_no_package_that_others_have_too() -> None:
         ("dlrm_train_65536_amp", "steady", "19,541,164"),
         ("distilbert_padded_96_tf32", "steady", "1,743"),
         ("mobilenet_v1_weak_64_amp_x1", "steady", "20,123"),
-        ("moflow_published_1", "quality", "89.2"),
+        ("moflow_published_3", "quality", "67.9"),
         ("se3_transformer_training_amp", "quality", "0.0296"),
         ("dlrm_teacher_16384_amp", "quality", "0.7997"),
         ("mobilenet_v1_cifar10", "quality", "0.9319"),
@@ -200,7 +200,7 @@ def test_figures_of_the_readme_are_those_of_their_records(record: str, figure: s
 
 @pytest.mark.parametrize(
     "record",
-    ["moflow_published_1", "se3_transformer_training_amp", "dlrm_teacher_16384_amp", "mobilenet_v1_cifar10"],
+    ["se3_transformer_training_amp", "dlrm_teacher_16384_amp", "mobilenet_v1_cifar10"],
 )
 def test_times_and_memory_of_the_readme_are_those_of_their_records(record: str) -> None:
     found = read_record(RECORDS / f"{record}.json")
