@@ -13,10 +13,13 @@ import torch
 import yaml
 
 from src.callbacks.throughput import Throughput
+from src.config.complete import complete
 from src.errors import UserError
+from src.measure.clock import Clock
 from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
-from src.run import train
+from src.run import build, train
+from src.system import group
 from tests.support import ROOT
 from tests.support.tiny_run import tiny_config, tiny_overrides
 
@@ -302,3 +305,19 @@ class TestResume:
         train(tiny_config(home, f"output_root={tmp_path}", f"output_dir={new}", "resume=true", "fit.max_steps=1"))
         assert "starting fresh" in capsys.readouterr().out
         assert read(new)["samples"] == 8
+
+
+def test_rank_1_draws_other_numbers_than_rank_0_of_the_next_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of seeds 1 and 2 would be half the same otherwise."""
+
+    def drawn(seed: int, rank: int) -> torch.Tensor:
+        home = tmp_path / f"{seed}_{rank}"
+        home.mkdir(exist_ok=True)
+        monkeypatch.setattr(group, "rank", lambda: rank)
+        network = build(complete(tiny_config(home, f"seed={seed}")), Clock()).task.network
+        return torch.cat([value.flatten() for value in network.parameters()])
+
+    assert torch.equal(drawn(2, 0), drawn(2, 0))
+    assert not torch.equal(drawn(1, 1), drawn(2, 0))

@@ -51,6 +51,14 @@ def world_size() -> int:
     return int(os.environ[name]) if name else 1
 
 
+def seed_of_rank(seed: int) -> int:
+    """Returns the seed of this rank's random numbers: the run's own on rank 0, and others on others.
+
+    Seeds below 2**20 share none of them: with `seed + rank`, rank 1 of a run would repeat rank 0 of the next seed's.
+    """
+    return (seed + (rank() << 20)) % 2**32
+
+
 def speaks() -> bool:
     """Returns whether this process reports why a run ended: rank 0 does, unless the launcher reports for all ranks."""
     return rank() == 0 and ANSWERED_FOR not in os.environ
