@@ -52,9 +52,9 @@ def world_size() -> int:
 
 
 def seed_of_rank(seed: int) -> int:
-    """Returns the seed of this rank's random numbers: the run's own on rank 0, and others on others.
+    """Returns the seed of this rank's random numbers; on rank 0 it is the run's.
 
-    Seeds below 2**20 share none of them: with `seed + rank`, rank 1 of a run would repeat rank 0 of the next seed's.
+    Runs whose seeds are below 2**20 share none: with `seed + rank`, rank 1 would have those of the next seed's rank 0.
     """
     return (seed + (rank() << 20)) % 2**32
 
