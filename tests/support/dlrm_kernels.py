@@ -112,6 +112,19 @@ def updated(
     return Updated(vectors, max(errors) / largest, rest, kept)
 
 
+def narrow_look_up(
+    fused: Any, tables: Sequence[Table], batch: int, dim: int, dtype: torch.dtype, device: str = "cpu"
+) -> float:
+    """Returns the error of vectors from tables of that dtype against sums in float64."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        narrow = PlainEmbeddings(tables, dim).to(dtype)
+    ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
+    with torch.no_grad():
+        found = fused.tables.look_up(list(narrow.weights), tuple(tables), ids, batch, dtype)
+        return error(found, deepcopy(narrow).double().look_up(ids, batch, torch.float64))
+
+
 def some_ids(table: Table, batch: int) -> Tensor:
     """Returns ids of which half are the table's last one and half are uniform."""
     generator = torch.Generator().manual_seed(table.cardinality)

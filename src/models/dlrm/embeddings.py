@@ -133,15 +133,15 @@ class PlainEmbeddings(Embeddings):
         return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
-        """Sorts the ids for the update kernel on a side stream; returns None without kernels or gradients."""
+        """Sorts the ids for the update kernel, of float32 tables, on a side stream; else, or without gradients, None."""
         fused = self.fused()
-        if fused is None or not torch.is_grad_enabled():
+        if fused is None or not torch.is_grad_enabled() or self.weights[0].dtype != torch.float32:
             return None
         return fused.tables.row_order_on_side_stream(self.tables, ids, batch)
 
     def fused(self) -> ModuleType | None:
         """Returns the kernels, or None if they do not support these tables."""
-        if not len(self.weights) or self.weights[0].dtype != torch.float32:
+        if not len(self.weights):
             return None
         found = dispatch.fused_for(self.weights[0])
         return found if found and found.tables.supported(self.dim) else None

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from src.batches.clicks import Table
+from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.kernels import dispatch
-from tests.support.dlrm_kernels import dot, layers, updated
+from tests.support.dlrm_kernels import dot, layers, narrow_look_up, updated
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
@@ -76,6 +77,22 @@ def test_row_updates_agree_with_float64(
     assert found.unchanged, found
     # Adagrad divides by the size of the sum, also where its terms cancel.
     assert found.weights < (1e-5 if optimizer == "sgd" else 1e-3), found.weights
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_rows_of_narrow_tables_are_summed_in_float32(
+    tables: list[Table], dtype: torch.dtype, tolerance: float, fused: Any
+) -> None:
+    assert narrow_look_up(fused, tables, 5000, 128, dtype, CUDA) < (0 if tables == ONE_HOT else tolerance) + 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tables_of_a_prediction_in_half_precision_take_the_kernel_too(dtype: torch.dtype) -> None:
+    embeddings = PlainEmbeddings(ONE_HOT, 128).to(CUDA, dtype)
+    assert embeddings.fused() is not None
+    ids = torch.zeros(len(ONE_HOT) * 8, dtype=torch.int32, device=CUDA)
+    assert (embeddings.row_order(ids, 8) is not None) == (dtype == torch.float32)  # the update is of float32
 
 
 def test_row_updates_are_deterministic(fused: Any) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from src.batches.clicks import Table
 from src.models.dlrm.kernels import fused
-from tests.support.dlrm_kernels import dot, layers, updated
+from tests.support.dlrm_kernels import dot, layers, narrow_look_up, updated
 
 DTYPES = [
     (torch.float32, 2e-6),
@@ -56,6 +56,12 @@ def test_row_updates_agree_with_float64(
     found = updated(fused, tables, batch, dim, dtype, apart=apart)
     assert found.vectors < tolerance, found
     assert found.weights < 2e-6 and found.unchanged, found
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_rows_of_narrow_tables_are_summed_in_float32(tables: list[Table], dtype: torch.dtype, tolerance: float) -> None:
+    assert narrow_look_up(fused, tables, 70, 8, dtype) < (0 if tables == ONE_HOT else tolerance) + 1e-9
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def cached_tensor(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.de
 
 
 def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
-    """Returns the addresses of float32 tensors, on their device."""
-    assert all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+    """Returns the addresses of contiguous tensors of one dtype, on their device."""
+    assert all(tensor.dtype == tensors[0].dtype and tensor.is_contiguous() for tensor in tensors)
     return cached_tensor(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, tensors[0].device)
 
 
@@ -117,8 +117,8 @@ def look_up_into(
     several = cached_tensor(tuple(out.data_ptr() for out in outs), torch.int64, ids.device) if len(outs) > 1 else None
     launch(
         kernels.look_up, (len(tables) * len(outs) * -(-batch // LOOK_UP["BLOCK"]),),
-        addresses(weights), shape.slots, shape.hotness, cached_tensor(tuple(columns), torch.int32, ids.device), ids,
-        several, outs[0], batch, len(tables),
+        addresses(weights), weights[0], shape.slots, shape.hotness,
+        cached_tensor(tuple(columns), torch.int32, ids.device), ids, several, outs[0], batch, len(tables),
         PARTS=len(outs), TABLES=vectors, DIM=dim, WIDTH=power_of_2(dim), ONE_HOT=shape.one_hot, **LOOK_UP,
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def apply(
     gradient: Float[Tensor, "batch tables dim"],
     rule: Rule,
 ) -> None:
-    """Updates the rows of `order` by the sums of their gradients."""
+    """Updates the rows of `order`, of float32 tables, by the sums of their gradients."""
     shape, (batch, _, dim) = table_sizes(tables, gradient.device), gradient.shape
     if order.side is not None:
         order.side.join()

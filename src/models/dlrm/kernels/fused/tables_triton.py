@@ -13,19 +13,20 @@ import triton.language as tl
 
 @triton.jit
 def look_up(
-    pointers, slots, hotness, columns, ids, outs, out, batch, tables,
+    pointers, typed, slots, hotness, columns, ids, outs, out, batch, tables,
     PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ONE_HOT: tl.constexpr,
 ):  # fmt: skip
     """Writes each sample's sum of a table's rows as vector `columns[table]` of `out` [batch, TABLES, DIM].
 
+    `pointers` are the tables' addresses; `typed` is any of them, for their dtype. Sums are in float32.
     The samples come in PARTS of `batch`. If there are several, part p goes to the tensor at address `outs[p]`.
     Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly.
     """
     # One axis for all: the second axis of a grid ends at 65,535.
     part, rest = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     table, block = rest % tables, rest // tables
-    weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
+    weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(typed.dtype.element_ty)), 16)
     if PARTS > 1:
         out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
     sample, column = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
