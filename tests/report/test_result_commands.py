@@ -3,10 +3,12 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from benchmarks.beside.cases import CASES
 from src.config.values import check_training, check_values
 from src.datamodules.graphs.qm9 import COLUMNS
 from tests.support import ROOT
@@ -54,6 +56,26 @@ def test_all_rows_are_commands_that_compose(commands: list[list[str]]) -> None:
             else:
                 check_values("model.predict.", config.model.predict)
     assert len(commands) > 150
+
+
+def test_comparisons_are_cases_with_peers_and_leave_out_two(tmp_path: Path) -> None:
+    """The script names both; a case that has a ratio is left out, one without is measured again."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(f'#!/bin/sh\nfor word in "$@"; do printf "%s\\037" "$word"; done >> {log}\necho >> {log}\n')
+    python.chmod(0o755)
+    for name, ratio in (("train_512_amp", '{"mean": 3.5}'), ("train_512_tf32", "null")):
+        (tmp_path / "out" / "moflow" / name).mkdir(parents=True)
+        (tmp_path / "out" / "moflow" / name / "beside.json").write_text(f'{{"ours_over_it": {ratio}}}')
+    script = ["bash", str(ROOT / "docs" / "results" / "beside.sh"), "out"]
+    for model in CASES:
+        subprocess.run([*script, model], cwd=tmp_path, env={**os.environ, "PYTHON": str(python)}, check=True)
+    lines = [line.split(SEPARATOR) for line in log.read_text().splitlines()]
+    run = {(model, case): peers for _, _, model, case, _, peers, *_ in lines}
+    every = {(model, case.name): case for model, cases in CASES.items() for case in cases}
+    for of, peers in run.items():
+        assert any(fnmatch(peer.name, peers) for peer in every[of].peers), of
+    absent = {("moflow", "train_3584_tf32"), ("se3_transformer", "train_1600_tf32"), ("moflow", "train_512_amp")}
+    assert set(every) - set(run) == absent
 
 
 def test_every_row_has_a_folder_of_its_own(commands: list[list[str]]) -> None:

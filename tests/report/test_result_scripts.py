@@ -15,6 +15,7 @@ from tests.support import ROOT
 ARGUMENTS = {
     "all.sh": (),
     "auto.sh": ("moflow",),
+    "beside.sh": ("moflow",),
     "comparisons.sh": (),
     "distilbert.sh": ("full",),
     "dlrm.sh": ("speed",),
