@@ -133,7 +133,10 @@ class PlainEmbeddings(Embeddings):
         return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
-        """Sorts the ids for the update kernel, of float32 tables, on a side stream; else, or without gradients, None."""
+        """Sorts the ids for the update kernel on a side stream.
+
+        Returns None without gradients or kernels, and for tables that are not float32, which the update needs.
+        """
         fused = self.fused()
         if fused is None or not torch.is_grad_enabled() or self.weights[0].dtype != torch.float32:
             return None
