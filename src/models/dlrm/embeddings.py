@@ -135,7 +135,7 @@ class PlainEmbeddings(Embeddings):
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
         """Sorts the ids for the update kernel on a side stream.
 
-        Returns None without gradients or kernels, and for tables that are not float32, which the update needs.
+        Returns None without gradients or kernels, and for tables of other dtypes than float32, the update kernel's.
         """
         fused = self.fused()
         if fused is None or not torch.is_grad_enabled() or self.weights[0].dtype != torch.float32:
