@@ -177,11 +177,11 @@ def test_the_wheel_installs_no_package_that_others_have_too() -> None:
 @pytest.mark.parametrize(
     ("record", "figure", "text"),
     [
-        ("moflow_weak_512_amp_x1", "steady", "32,171"),
-        ("se3_transformer_weak_240_amp_x1", "steady", "44,778"),
-        ("dlrm_train_65536_amp", "steady", "19,541,164"),
-        ("distilbert_padded_96_tf32", "steady", "1,743"),
-        ("mobilenet_v1_weak_64_amp_x1", "steady", "20,123"),
+        ("moflow_train_512_amp", "steady", "29,091"),
+        ("se3_transformer_train_240_amp", "steady", "44,050"),
+        ("dlrm_train_65536_amp", "steady", "17,316,049"),
+        ("distilbert_padded_96_tf32", "steady", "1,555"),
+        ("mobilenet_v1_train_64_amp", "steady", "18,647"),
         ("moflow_published_3", "quality", "67.9"),
         ("se3_transformer_training_amp", "quality", "0.0296"),
         ("dlrm_teacher_16384_amp", "quality", "0.7997"),

@@ -45,7 +45,7 @@ class PublishedRow:
         fix_hp: the printed change of hyper-parameters, '/' for none.
         url: the address of the source, with https.
         comparable: False for figures that the publisher has withdrawn.
-        command: repeats a measured reference; empty if it was not kept.
+        command: repeats a measured reference; empty for a publication.
         environment: the machine and software that the source names.
         variant: a model or machine of the source. Speed-ups are only computed within one variant.
         train_time_s: a time to train whose start and end the publisher does not define.

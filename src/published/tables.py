@@ -99,6 +99,8 @@ def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> d
         raise ValueError(f"unknown column {unknown[0]!r}")
     if missing := [key for key in REQUIRED if key not in flat]:
         raise ValueError(f"{missing[0]!r} is missing")
+    if flat.get("measured") and not flat.get("command"):
+        raise ValueError("'command' is missing, which repeats a measured row")
     for key, choices in CHOICES.items():
         if flat[key] not in choices:
             raise ValueError(f"{key} is {flat[key]!r}; must be one of {', '.join(choices)}")

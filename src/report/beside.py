@@ -13,6 +13,12 @@ HEADER = """\
 | case | side | per second | ours / it | 95% interval | GiB | SM MHz | degrees C |
 |---|---|--:|--:|--:|--:|--:|--:|
 """
+SUMMARY = """\
+| batch | Reprise | fastest other code | its rate | ours / it | 95% interval |
+|---|--:|---|--:|--:|--:|
+"""
+ORDER = ("train", "generate", "predict", "convolution")
+PRECISIONS = {"amp": "AMP", "tf32": "TF32"}  # how a precision is printed, where not as it is
 INTERVAL = (
     "A ratio is formed within each round of turns; the interval is that of the mean of their logarithms. GiB is the "
     "peak of memory that torch reserved; clock and temperature are the least and greatest during the turns."
@@ -40,14 +46,23 @@ def comparison(contents: Sequence[dict[str, Any]]) -> str:
     lines = [table(contents), INTERVAL, ""]
     if any(content["tiny"] for content in contents):
         lines += ["A rehearsal with tiny networks: the figures mean nothing.", ""]
-    lines += [*dict.fromkeys(map(origin, contents)), ""]
-    lines += dict.fromkeys(included(row) for content in contents for row in content["sides"] if row["includes"])
-    rates = [f"{c['case']['name']} {rate:,.0f}" for c in contents if (rate := c["sides"][0].get("own_rate"))]
+    commands: dict[str, list[str]] = {}
+    for content in contents:
+        commands.setdefault(origin(content), []).append(content["command"])
+    for where, of_cases in commands.items():
+        lines += [f"{where}:", "", *(f"    {command}" for command in dict.fromkeys(of_cases)), ""]
+    lines += dict.fromkeys(
+        included(row, _verb(content)) for content in contents for row in content["sides"] if row["includes"]
+    )
+    rates = [
+        f"{c['case']['name']} {rate:,.0f} {c['case']['unit']}"
+        for c in contents
+        if (rate := c["sides"][0].get("own_rate"))
+    ]
     if rates:
-        unit, ours = contents[0]["case"]["unit"], contents[0]["sides"][0]["side"]
         lines += [
             "",
-            f"By the median step of its own record, {ours} ran at these {unit} per second: {', '.join(rates)}.",
+            f"{contents[0]['sides'][0]['side']} per second, by the median step of its own record: {', '.join(rates)}.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -76,38 +91,44 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(contents: Sequence[dict[str, Any]]) -> str:
-    """Returns a Markdown table of cases, each with the fastest side that is not ours."""
-    lines = ["| case | Reprise | fastest other code | its rate | ours / it | 95% interval |"]
-    lines.append("|---|--:|---|--:|--:|--:|")
-    for content in contents:
+    """Returns Markdown tables of cases, each with the fastest side that is not ours: one for each kind of case."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for content in sorted(contents, key=lambda content: ORDER.index(_verb(content))):
         ours, *peers = content["sides"]
         measured = [peer for peer in peers if peer["ours_over_it"]]
         if not measured:
             continue
         best = max(measured, key=lambda peer: peer["throughput"])
         case, ratio = content["case"], best["ours_over_it"]
-        words = [f"{case['kind']}, {case['batch_size']:,}, {case['precision']}", case["note"]]
-        interval = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+        name = f"{case['batch_size']:,}, {PRECISIONS.get(case['precision'], case['precision'])}"
         rates = [f"{side['throughput']:,.0f}" for side in (ours, best)]
-        cells = ["; ".join(filter(None, words)), rates[0], best["side"], rates[1], f"{ratio['mean']:.2f}", interval]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        interval = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
+        cells = [name, rates[0], best["side"], rates[1], f"{ratio['mean']:.2f}", interval]
+        groups.setdefault((_verb(content), case["unit"], case["note"]), []).append(f"| {' | '.join(cells)} |")
+    tables = []
+    for (verb, unit, note), rows in groups.items():
+        words = "; ".join(filter(None, (f"**{verb.capitalize()}**, {unit} per second", note)))
+        tables += [f"{words}:", "", SUMMARY + "\n".join(rows), ""]
+    return "\n".join(tables).rstrip()
 
 
 def origin(content: dict[str, Any]) -> str:
-    """Returns when, where and by which command a case was measured."""
+    """Returns when, where and at which commit a case was measured."""
     git, machine = content["git"], ", ".join(content["gpus"]) or "a CPU"
     changed = ", with changes" if git["dirty"] else ""
-    return (
-        f"Measured {content['measured_at'][:10]} on {machine}, commit {git['commit']}{changed}: `{content['command']}`"
-    )
+    return f"Measured {content['measured_at'][:10]} on {machine}, commit {git['commit'][:7]}{changed}"
 
 
-def included(row: dict[str, Any]) -> str:
+def included(row: dict[str, Any], verb: str) -> str:
     """Returns what a turn of a side includes and how it differs from what its authors run."""
-    words = [f"- {row['side']}: a turn includes {row['includes']}", *row["differs"]]
+    words = [f"- {row['side']} ({verb}): a turn includes {row['includes']}", *row["differs"]]
     words += ["ITS LOSS WAS NOT FINITE"] if row["final_loss"] == "not finite" else []
     return ". ".join(words) + "."
+
+
+def _verb(content: dict[str, Any]) -> str:
+    """Returns what the sides of a case do, which its name begins with."""
+    return str(content["case"]["name"]).split("_", 1)[0]
 
 
 def _range(found: dict[str, float] | None) -> str:

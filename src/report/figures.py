@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
-from src.report.beside import in_order, read_comparison, summary
+from src.report.beside import PRECISIONS, in_order, read_comparison, summary
 from src.report.record import Record, read_record
 from src.report.scaling import Point, batches, commit_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
@@ -21,7 +21,6 @@ PAPERS = Path(__file__).parents[1] / "published" / "papers"
 Row = TypeVar("Row", PublishedRow, Point)
 RATES = ("p_core", "throughput")  # of a published row, the first that it has
 METRICS = {"nuv": ".1f"}  # how a quality is printed, where not with four decimals
-PRECISIONS = {"amp": "AMP", "tf32": "TF32"}  # how a precision is printed, where not as it is
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Figure:
         record: the name of the record that it stems from.
         suffix: what is printed behind it.
         of: the published row, or measured reference, that it stems from.
-        ratio: how many times as fast ours was in the run that measured this reference.
+        ratio: how many times as fast ours was in the run that measured this reference: mean, low, high.
     """
 
     value: float
@@ -43,17 +42,20 @@ class Figure:
     record: str = ""
     suffix: str = ""
     of: PublishedRow | None = None
-    ratio: float | None = None
+    ratio: dict[str, float] | None = None
 
     @property
     def best(self) -> float:
         return self.value if self.corrected is None else self.corrected
 
     def __str__(self) -> str:
-        text = format(self.value * self.factor, self.style)
+        text = self._printed(self.value)
         if self.corrected is not None:
-            text += f" ({format(self.corrected * self.factor, self.style)} corrected)"
+            text += f" ({self._printed(self.corrected)} corrected)"
         return text + self.suffix
+
+    def _printed(self, value: float) -> str:
+        return format(value * self.factor, self.style).rstrip(".")  # a style with "#" leaves "145."
 
 
 class Figures:
@@ -109,13 +111,15 @@ class Figures:
         found = [each.value for each in self.record(name).quality or () if (each.name, each.group) == (key, group)]
         return self._figure(name, found[-1] if found else None, style)
 
-    def gpus(self, name: str) -> str:
-        """The GPUs that the run used: H200, or 2 x H100."""
-        record = self.record(name)
-        models = {re.sub(r"NVIDIA |[ -]\d+GB.*", "", each) for each in record.environment["gpus"]}
-        if len(models) != 1:
-            raise UserError(f"{self.file(name)}: names {len(models)} models of GPUs, one is needed")
-        return f"{record.ranks} x {models.pop()}" if record.ranks > 1 else models.pop()
+    def gpus(self, *names: str) -> str:
+        """The GPUs that each of the runs used: H200, or 2 x H100. Raises UserError for runs of several kinds."""
+        records = [self.record(name) for name in names]
+        used = {(re.sub(r"NVIDIA |[ -]\d+GB.*", "", gpu), record.ranks) for record in records
+                for gpu in record.environment["gpus"]}  # fmt: skip
+        if len(used) != 1:
+            raise UserError(f"{', '.join(names)}: of {len(used)} kinds or numbers of GPUs, one is needed")
+        model, number = used.pop()
+        return f"{number} x {model}" if number > 1 else model
 
     def seconds(self, name: str, phase: str = "") -> Figure:
         """From the start of the process to its record; of a phase, those spent in it."""
@@ -240,7 +244,7 @@ class Figures:
         best = max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
         return replace(best, ratio=self._ratio(model, best))
 
-    def _ratio(self, model: str, reference: Figure) -> float | None:
+    def _ratio(self, model: str, reference: Figure) -> dict[str, float] | None:
         """How many times as fast ours was in the comparison that a reference stems from; None if none is kept."""
         row = _row_of(reference)
         for content in self._comparisons(model):
@@ -248,7 +252,7 @@ class Figures:
             same = (case["kind"], case["batch_size"], case["precision"]) == (row.kind, row.batch_size, row.precision)
             for side in content["sides"][1:] if same and case["note"] in row.note else ():
                 if side["ours_over_it"] and round(side["throughput"], 1) == row.throughput:
-                    return float(side["ours_over_it"]["mean"])
+                    return dict(side["ours_over_it"])
         return None
 
     def _comparisons(self, model: str) -> list[dict[str, Any]]:
@@ -260,11 +264,6 @@ class Figures:
         """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
         found = self._comparisons(model)
         return summary(found) if found else ""
-
-    def not_kept(self, model: str | None = None) -> str:
-        """A sentence, where a measured reference has no command that repeats it: one of the model, or any."""
-        lost = any(row.measured and not row.command for row in rows(model))
-        return "The commands behind column (1) were not kept: those cases are to be measured again. " if lost else ""
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
@@ -286,7 +285,7 @@ class Figures:
 
     def millions(self, figure: Figure | str, digits: int = 3) -> Figure | str:
         """The figure in millions; an empty cell stays one."""
-        return figure if isinstance(figure, str) else replace(figure, style=f".{digits}g", factor=1e-6)
+        return figure if isinstance(figure, str) else replace(figure, style=f"#.{digits}g", factor=1e-6)
 
     def styled(self, figure: Figure, style: str) -> Figure:
         """The figure by a format of Python's."""
@@ -306,8 +305,13 @@ class Figures:
             raise UserError(f"{own.record} has no measured reference to be compared with: measure one")
         if own.record and other.of and other.of.measured:
             self._check_chip(own.record, other.of)
-        ratio = other.ratio or own.best / other.best
+        ratio = other.ratio["mean"] if other.ratio else own.best / other.best
         return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
+
+    def in_turn(self, other: Figure | str) -> str:
+        """How many times as fast ours was in the run that measured the other, with its interval; else nothing."""
+        ratio = other.ratio if isinstance(other, Figure) else None
+        return f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
 
     def each(self, figure: Callable[..., Figure], pattern: str, *further: Any) -> list[Figure]:
         """A figure of each record of the names that match a pattern; `further` are what the figure asks for besides."""

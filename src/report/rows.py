@@ -180,10 +180,8 @@ def _fix_hp(record: Record) -> str:
 
 
 def _command_note(row: PublishedRow) -> str:
-    """Returns a note with the command that repeats a measured reference, or that it is lost; '' for a publication."""
-    if not row.measured:
-        return ""
-    return f"by {row.command}" if row.command else "its command was not kept, to be measured again"
+    """Returns a note with the command that repeats a measured reference; '' for a publication."""
+    return f"by {row.command}" if row.measured else ""
 
 
 def _config(hardware: str, trainer: str) -> str:

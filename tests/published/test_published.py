@@ -124,7 +124,7 @@ def test_measured_references_are_labelled_and_come_last() -> None:
         ({"model": "mobilenet_v1", "source": "770", "trainer": "1x8"}, {"throughput": 6675.576, "batch_size": 128}),
         (
             {"model": "moflow", "source": "measured", "batch_size": 3584, "precision": "amp"},
-            {"throughput": 14255, "mem_used_gib": 33.5, "hardware": "h200"},
+            {"throughput": 12797, "mem_used_gib": 48.4, "hardware": "h100_80g"},
         ),
     ],
 )
@@ -241,6 +241,7 @@ def test_a_valid_file_is_read(tmp_path: Path) -> None:
         ("precision: amp, ", "", "bad.yaml, table 1 row 1: 'precision' is missing"),
         ("precision: amp", "precision: fp64", "bad.yaml, table 1 row 1: precision is 'fp64'"),
         ("p_core]\n", "pcore]\n", "bad.yaml, table 1 row 1: unknown column 'pcore'"),
+        ("shared: {", "shared: {measured: true, ", "bad.yaml, table 1 row 1: 'command' is missing"),
         ("source:", "sauce:", "bad.yaml, table 1: unknown key 'sauce'"),
         ("{trainer: 1x1}", "{trainer: 2x8}", "bad.yaml, table 1: correction 1 applies to no row"),
         (", why: counted twice", "", "bad.yaml, table 1 row 1: 'why' is missing"),

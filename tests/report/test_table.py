@@ -76,23 +76,20 @@ def _squeezed(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if not line.startswith("| -")]
 
 
-def test_the_source_marks_rows_that_are_not_comparable_or_not_repeatable(
+def test_the_source_marks_rows_that_are_not_comparable_and_names_the_command_of_measured_ones(
     trained: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = replace(PUBLISHED[0], source="Publisher, old page", comparable=False)
-    lost = replace(PUBLISHED[0], source="measured reference: theirs", measured=True, note="eager")
-    kept = replace(lost, command="benchmarks/theirs.sh", note="")
-    monkeypatch.setattr(rows, "nearest_rows", lambda case, kind: [old, lost, kept])
+    theirs = replace(PUBLISHED[0], source="measured reference: theirs", measured=True, note="eager")
+    theirs = replace(theirs, command="benchmarks/theirs.sh")
+    monkeypatch.setattr(rows, "nearest_rows", lambda case, kind: [old, theirs])
     [table] = tables([("run", trained)])
     lines = _squeezed(section(table))
-    assert [line.split("|")[-2].strip() for line in lines[2:5]] == [
-        "Publisher **not comparable** [1]", "measured reference: theirs [2]", "measured reference: theirs [3]"
+    assert [line.split("|")[-2].strip() for line in lines[2:4]] == [
+        "Publisher **not comparable** [1]", "measured reference: theirs [2]"
     ]  # fmt: skip
-    assert lines[-2:] == [
-        "- [2] measured reference: theirs: eager; its command was not kept, to be measured again",
-        "- [3] measured reference: theirs: by benchmarks/theirs.sh",
-    ]
-    assert "its command was not kept" in as_csv([table]) and "its command was not kept" in as_json([table])
+    assert lines[-1] == "- [2] measured reference: theirs: eager; by benchmarks/theirs.sh"
+    assert "by benchmarks/theirs.sh" in as_csv([table]) and "by benchmarks/theirs.sh" in as_json([table])
 
 
 def test_a_table_equals_the_golden_table(trained: Record, out_of_memory: Record) -> None:
