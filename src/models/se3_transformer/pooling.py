@@ -32,7 +32,9 @@ def pool(
     sizes = graph_ptr.diff()[:, None]
     if kind == "max":
         return _maximum(features, graph_of, nodes, graphs).where(sizes > 0, 0)
-    wide = features.to(torch.promote_types(features.dtype, torch.float32))
+    # A GPU adds in no fixed order. In float64 sums of float16 are exact, and those of float32 nearly always after
+    # rounding, so that equal runs stay equal (docs/notes/2026-11-25-qm9-targets.md).
+    wide = features.double()
     total = wide.new_zeros(graphs + 1, features.shape[1]).index_add(0, graph_of, wide)[:graphs]
     return (total / sizes.clamp_min(1) if kind == "mean" else total).to(features.dtype)
 

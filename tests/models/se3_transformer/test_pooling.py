@@ -62,10 +62,22 @@ def test_nan_affects_its_molecule_only(kind: Pooling) -> None:
     assert result.isnan().nonzero().tolist() == [[0, 2]]
 
 
-def test_float16_is_summed_in_float32() -> None:
+def test_float16_is_summed_in_a_wider_type() -> None:
     """The sum overflows float16, the mean does not."""
     result = pool(torch.full((4000, 1), 100, dtype=torch.float16), torch.tensor([0, 4000]), "mean")
     assert result.dtype == torch.float16 and result.item() == 100
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_sum_does_not_depend_on_the_order_of_the_nodes(kind: Pooling, dtype: torch.dtype) -> None:
+    """A GPU adds in any order."""
+    molecules, nodes = 500, 18
+    features = torch.randn(molecules, nodes, 128, generator=seeded(4))
+    features = (features * torch.randn(features.shape, generator=seeded(5)).mul(3).exp()).clamp(-6e4, 6e4).to(dtype)
+    shuffled = features[:, torch.randperm(nodes, generator=seeded(6))]
+    pointer = torch.arange(molecules + 1) * nodes
+    assert torch.equal(*(pool(x.flatten(0, 1), pointer, kind) for x in (features, shuffled)))
 
 
 def test_an_unknown_pooling_is_refused() -> None:
