@@ -112,6 +112,7 @@ def test_a_reference_of_another_gpu_is_not_compared_with() -> None:
         ("{{ rate( }}\n", "line 1: unexpected"),
         ("\n\n{{ rate() }}\n", "line 3: .*missing .*argument"),
         ("{{ exposed_ms('moflow_weak_512_amp_x1') }}\n", "line 1: .*_amp_x1.json: does not have this figure"),
+        ("{{ gpus('moflow_published_1', 'moflow_train_512_amp') }}\n", "line 1: .*_512_amp: of 2 kinds or numbers"),
         ("{{ gpus('mobilenet_sweep/00') }}\n", "line 1: .*mobilenet_sweep/00: of 0 kinds or numbers of GPUs"),
         ("{{ paper('qm9', 'Cormorant', 'homo') }}\n", "line 1: .*qm9.yaml has 0 cells of 'Cormorant' under 'homo'"),
         ("{{ paper('qm', 'Cormorant', 'homo') }}\n", "line 1: no table 'qm'; there are "),
