@@ -123,7 +123,7 @@ def included(row: dict[str, Any], verb: str) -> str:
     """Returns what a turn of a side includes and how it differs from what its authors run."""
     words = [f"- {row['side']} ({verb}): a turn includes {row['includes']}", *row["differs"]]
     words += ["ITS LOSS WAS NOT FINITE"] if row["final_loss"] == "not finite" else []
-    return ". ".join(words) + "."
+    return "; ".join(words) + "."
 
 
 def _verb(content: dict[str, Any]) -> str:
