@@ -54,8 +54,8 @@ for name in published_1 quality_1; do
   done
 done
 for model in moflow se3_transformer distilbert dlrm mobilenet_v1; do
-  weak=("$here/records/$model"_weak_*.json)
-  [ ${#weak[@]} = 0 ] || "$python" report.py scaling "${weak[@]}" --picture "$here/${model}_scaling.png" > /dev/null
+  runs=("$here/records/$model"_{weak,strong}_*.json)
+  [ ${#runs[@]} = 0 ] || "$python" report.py scaling "${runs[@]}" --picture "$here/${model}_scaling.png" > /dev/null
 done
 "$here/comparisons.sh" "$here/comparisons"
 "$python" report.py --docs

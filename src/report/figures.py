@@ -14,11 +14,12 @@ from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
 from src.report.beside import PRECISIONS, in_order, read_comparison, summary
 from src.report.record import Record, read_record
-from src.report.scaling import Point, batches, commit_of, published_points, rate_of
+from src.report.scaling import Point, batches, commit_of, machine_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
 
 PAPERS = Path(__file__).parents[1] / "published" / "papers"
 Row = TypeVar("Row", PublishedRow, Point)
+Shown = TypeVar("Shown", "Figure", str)
 RATES = ("p_core", "throughput")  # of a published row, the first that it has
 METRICS = {"nuv": ".1f"}  # how a quality is printed, where not with four decimals
 
@@ -81,10 +82,6 @@ class Figures:
         if name not in self.read:
             self.read[name] = read_record(self.file(name))
         return self.read[name]
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a record."""
-        return self.file(name).exists()
 
     def rate(self, name: str) -> Figure:
         """Samples per second: of steady training, or of prediction."""
@@ -152,7 +149,7 @@ class Figures:
         Raises UserError where the two are of other commits or machines.
         """
         one = one or f"{name.rpartition('_x')[0]}_x1"
-        for what, of in (("commit", commit_of), ("machine", lambda record: record.environment.get("machine"))):
+        for what, of in (("commit", commit_of), ("machine", machine_of)):
             both = [of(self.record(each)) for each in (name, one)]
             if both[0] != both[1]:
                 raise UserError(f"{name} is of {what} {both[0]}, {one} of {both[1]}: measure both in one run")
@@ -313,8 +310,8 @@ class Figures:
         ratio = other.ratio if isinstance(other, Figure) else None
         return f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
 
-    def each(self, figure: Callable[..., Figure], pattern: str, *further: Any) -> list[Figure]:
-        """A figure of each record of the names that match a pattern; `further` are what the figure asks for besides."""
+    def each(self, figure: Callable[..., Shown], pattern: str, *further: Any) -> list[Shown]:
+        """A figure, or the GPUs, of each record whose name matches; `further` are what the figure asks for besides."""
         return [figure(file.stem, *further) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
 
     def mean(self, figures: Sequence[Figure]) -> Figure:

@@ -107,11 +107,14 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
             if p.kind == kind:
                 key = (p.is_published, p.source if p.is_published else "", _hardware(p), p.precision, p.samples)
                 lines.setdefault(key, []).append(p)
+        ends = []
         for i, (key, line) in enumerate(sorted(lines.items())):
             devices, values = [1, *(p.devices for p in line)], [1.0, *(p.efficiency for p in line)]
-            axes.plot(devices, values, color="#BBBBBB" if key[0] else CURVES[i % len(CURVES)],
+            colour = CURVES[i % len(CURVES)]
+            axes.plot(devices, values, color="#BBBBBB" if key[0] else colour,
                       linewidth=1.6, marker="o", markersize=4, zorder=2 if key[0] else 3)  # fmt: skip
-        _label_lines(axes, [line[-1] for line in lines.values()], lowest)
+            ends.append((line[-1], FAINT if key[0] else colour))
+        _label_lines(axes, ends, 1.3 * ticks[-1], lowest)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(n) for n in ticks])
         axes.set(xlim=(0.9, 9 * ticks[-1]), ylim=(lowest, TOP))
@@ -179,20 +182,19 @@ def _hardware(point: Point) -> str:
     return point.config.split()[0]
 
 
-def _label_lines(axes: Axes, ends: Sequence[Point], lowest: float) -> None:
-    """Labels the lines at their ends, without overlaps among lines that end at the same number of devices."""
-    for devices in {p.devices for p in ends}:
-        own = sorted((p for p in ends if p.devices == devices), key=lambda p: -p.efficiency)
-        heights = spread_labels([p.efficiency for p in own], (TOP - lowest) * GAP, lowest)
-        for p, height in zip(own, heights, strict=True):
-            colour, hardware = (FAINT, f"{_hardware(p)} ") if p.is_published else (INK, "")
-            axes.annotate(
-                f"{hardware}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (devices, p.efficiency),
-                xytext=(devices * 1.25, height), textcoords="data", size=7, va="center", color=colour, zorder=4,
-                arrowprops={"arrowstyle": "-", "color": "#DDDDDD", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
-                            "relpos": (0, 0.5)},
-                bbox={"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"},
-            )  # fmt: skip
+def _label_lines(axes: Axes, ends: Sequence[tuple[Point, str]], at: float, lowest: float) -> None:
+    """Labels each line's end, in its colour, in one column at `at` devices, without overlaps."""
+    ends = sorted(ends, key=lambda end: -end[0].efficiency)
+    heights = spread_labels([p.efficiency for p, _ in ends], (TOP - lowest) * GAP, lowest)
+    for (p, colour), height in zip(ends, heights, strict=True):
+        hardware = f"{_hardware(p)} " if p.is_published else ""
+        axes.annotate(
+            f"{hardware}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (p.devices, p.efficiency),
+            xytext=(at, height), textcoords="data", size=7, va="center", color=colour, zorder=4,
+            arrowprops={"arrowstyle": "-", "color": "#DDDDDD", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
+                        "relpos": (0, 0.5)},
+            bbox={"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"},
+        )  # fmt: skip
 
 
 def spread_labels(values: Sequence[float], gap: float, lowest: float) -> list[float]:

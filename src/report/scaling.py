@@ -105,6 +105,10 @@ def commit_of(record: Record) -> str | None:
     return (record.environment.get("git") or {}).get("commit")
 
 
+def machine_of(record: Record) -> str | None:
+    return record.environment.get("machine")
+
+
 def rate_of(record: Record) -> float | None:
     """Returns samples per second of steady steps, or of all steps if none is steady."""
     steady = record.steady.p_train if record.steady else None
@@ -134,16 +138,22 @@ def same_network(first: Record, second: Record) -> bool:
 
 
 def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str, Record]]) -> Point:
-    """Returns the point of a run, over the fastest run on one device of the same commit (others may be profiled runs).
+    """Returns the point of a run, over the fastest run on one device of its commit and machine.
 
-    Without one of the same commit it is the fastest of all, and the point's source names its commit.
+    The others may be profiled runs. Where there is none, the fastest of another machine, or else of another commit,
+    takes its place, and the point's source says so.
     """
-    same = [one for _, one in single if commit_of(one) == commit_of(record)]
+
+    def alike(one: Record) -> tuple[bool, bool, float]:
+        return commit_of(one) == commit_of(record), machine_of(one) == machine_of(record), rate_of(one) or 0.0
+
     case, rate = record.case, rate_of(record) or 0.0
-    fastest = max(same or [one for _, one in single], key=lambda each: rate_of(each) or 0.0)
-    one = rate_of(fastest) or 0.0
-    if not same:
+    fastest = max((one for _, one in single), key=alike)
+    same_commit, same_machine, one = alike(fastest)
+    if not same_commit:
         source = f"{source}; one device: commit {(commit_of(fastest) or 'unknown')[:7]}"
+    elif not same_machine:
+        source = f"{source}; one device: of another machine"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
     exchange = record.communication
     exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None

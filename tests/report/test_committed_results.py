@@ -108,7 +108,7 @@ def test_the_speed_ups_of_the_summaries_are_those_of_the_records() -> None:
             printed_ones = re.findall(r"\.json\) ([\d.]+)x \|", line)
             assert printed_ones == [f"{rate / rates[0]:.2f}" for rate in rates[1:]], line
             speed_ups += len(printed_ones)
-    assert speed_ups == 19
+    assert speed_ups == 24
 
 
 def test_the_links_of_results_and_notes_lead_to_files() -> None:

@@ -113,14 +113,15 @@ def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
 ) -> None:
     own = Point("moflow", "H200 1x2", "amp", "weak", 2, 512, 53e3, 1.9, "own")
     same = replace(own, config="A100-80G 1x8", devices=8, speed_up=7.6, source="theirs", is_published=True)
-    points = [own, same, replace(same, config="V100-16G 1x8", speed_up=7.58)]
+    near = replace(own, precision="fp32", devices=4, speed_up=3.81)  # its line ends where the label of `own` is
+    points = [own, near, same, replace(same, config="V100-16G 1x8", speed_up=7.58)]
     plots.scaling_picture(points, tmp_path / "scaling.png")
     (axes,) = drawn[0].axes
     assert sorted(np.asarray(line.get_xydata()).tolist() for line in axes.lines) == [
-        [[1, 1], [2, 0.95]], [[1, 1], [8, 7.58 / 8]], [[1, 1], [8, 0.95]]
+        [[1, 1], [2, 0.95]], [[1, 1], [4, 3.81 / 4]], [[1, 1], [8, 7.58 / 8]], [[1, 1], [8, 0.95]]
     ]  # fmt: skip
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the leader lines
-    assert len(boxes) == 3 and not any(a.overlaps(b) for a, b in pairwise(sorted(boxes, key=lambda box: box.y0)))
+    assert len(boxes) == 4 and not any(a.overlaps(b) for a, b in pairwise(sorted(boxes, key=lambda box: box.y0)))
     plots.scaling_picture([*points, replace(own, kind="strong")], tmp_path / "both.png")
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
 

@@ -59,16 +59,22 @@ def test_runs_of_different_networks_are_not_compared(trained: Record) -> None:
     assert [point.source for point in scaling(runs, False)] == ["same"]  # an option that one does not know may differ
 
 
-def test_the_run_on_one_device_is_the_fastest_of_the_same_commit(trained: Record) -> None:
+def test_the_run_on_one_device_is_the_fastest_of_the_same_commit_and_machine(trained: Record) -> None:
+    def of(record: Record, commit: str, machine: str | None = None) -> Record:
+        return replace(record, environment={"git": {"commit": commit}, "machine": machine})
+
+    def only(*runs: Record) -> tuple[float, str]:
+        (point,) = scaling([("x", each) for each in runs], False)
+        return point.speed_up, point.source
+
     one, two = run(trained, 1, 8, "device", 100.0), run(trained, 2, 8, "device", 150.0)
-    profiled, older = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)
-    new, old = {"git": {"commit": "b"}}, {"git": {"commit": "a"}}
-    runs = [replace(profiled, environment=new), replace(one, environment=new), replace(two, environment=new)]
-    (point,) = scaling([("x", each) for each in [*runs, replace(older, environment=old)]], False)
-    assert (point.speed_up, point.source) == (1.5, "x")
-    other = [replace(one, environment=old), replace(profiled, environment=old), replace(two, environment=new)]
-    (point,) = scaling([("x", each) for each in other], False)
-    assert (point.speed_up, point.source) == (1.5, "x; one device: commit a")
+    profiled, faster = run(trained, 1, 8, "device", 50.0), run(trained, 1, 8, "device", 200.0)
+    here = of(two, "b", "m")
+    elsewhere, older = of(faster, "b", "n"), of(faster, "a", "m")
+    assert only(of(profiled, "b", "m"), of(one, "b", "m"), here, elsewhere, older) == (1.5, "x")
+    assert only(here, elsewhere, older) == (0.75, "x; one device: of another machine")
+    assert only(here, of(profiled, "a", "n"), of(one, "a", "n")) == (1.5, "x; one device: commit a")
+    assert only(of(one, "b"), of(two, "b")) == (1.5, "x")  # records of before do not know their machine
 
 
 @pytest.mark.parametrize("change", [{"precision": "tf32"}, {"hardware": "a100_40g"}, {"datamodule": "qm9"}])
