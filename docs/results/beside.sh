@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The comparisons with other code on the result pages, on one NVIDIA GPU of 80 GB, each 1 to 3 minutes:
 #   docs/results/beside.sh OUT mobilenet_v1|distilbert|moflow|se3_transformer|dlrm [--reference CLONE] [option=value ...]
-# All sides of a case are in the GPU's memory at once: here are the peers that fit beside ours, the fastest among them. What
-# does not: NVIDIA's MoFlow at 3,584 in TF32, and NVIDIA's SE(3)-Transformer at 1,600 in TF32 (110 GiB). A larger GPU takes all:
-# `python -m benchmarks.beside MODEL`. OUT/MODEL/CASE holds a comparison; those that have a ratio are left out. ROWS=PATTERN in
-# the environment takes the cases of such names only. CLONE and the rest: docs/guides/beside.md.
+# All sides of a case are in the GPU's memory at once: here are peers that fit beside ours. What does not: NVIDIA's MoFlow at 3,584
+# in TF32, and NVIDIA's SE(3)-Transformer at 1,600 in TF32 (110 GiB). For time, peers that the patterns below do not take are left
+# out too. `python -m benchmarks.beside MODEL` takes all, on a larger GPU. OUT/MODEL/CASE holds a comparison; those that have a ratio
+# are left out. ROWS=PATTERN in the environment takes the cases of such names only. CLONE and the rest: docs/guides/beside.md.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/beside.sh OUT mobilenet_v1|distilbert|moflow|se3_transformer|dlrm [--reference CLONE] [option=value ...]" >&2; exit 2; }

@@ -4,7 +4,7 @@
 # Each row's record is OUT/NAME/result.json; `report.py scaling OUT/weak_*` makes the table. Further options go to every run, for
 # example data_root=DIR. In the environment PRECISION=tf32 takes another precision than amp, GPUS="1 8" other numbers of GPUs,
 # ROWS=PATTERN the rows of such names only: PRECISION=fp32 are Paddle's cases sp and mp of MobileNetV1, 64 and 768 images on each GPU;
-# GPUS="1 8" ROWS='weak_@(512|3072)_*' are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
+# GPUS="1 8" are MoFlow's published cases 1x8. DLRM's rows: dlrm.sh.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: docs/results/scaling.sh OUT moflow|se3_transformer|distilbert|mobilenet_v1 [option=value ...]" >&2; exit 2; }
