@@ -56,10 +56,8 @@ def test_a_bad_molecule(smiles: str, reason: str, tmp_path: Path, refused: Entry
     for script in ("train.py", "prepare.py"):
         arguments = tiny(tmp_path) if script == "train.py" else tiny_prepare(tmp_path)
         line = refused(script, *arguments, "datamodule.source.skip_bad=false")
-        assert (
-            line
-            == f"{file} line 3: '{smiles}' {reason}; correct the file, or set skip_bad=true to leave such molecules out"
-        )
+        remedy = "correct the file, or leave such molecules out: datamodule.source.skip_bad=true"
+        assert line == f"{file} line 3: '{smiles}' {reason}; {remedy}"
         assert files_below(tmp_path / "data") <= {"smiles_file"}
 
 

@@ -19,6 +19,7 @@ from src.errors import UserError
 from src.system.files import folder_in_use, is_in_use, is_made, sole_maker
 
 META = "meta.json"
+LEAVE_OUT = "leave such molecules out: datamodule.source.skip_bad=true"  # where one is refused
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from src.report.record import Record, read_record
 from src.sweep.job import job_folders, read_job
 from src.sweep.table import differing_overrides, label
 
+NAMED = 5  # folders without a record that a note names
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -26,7 +28,8 @@ class Loaded:
 def load(paths: Sequence[Path]) -> Loaded:
     """Returns the records of the paths, each once; a sweep stands for its jobs, another folder for its run folders.
 
-    Folders without a record are left out and named on stderr, if others have one; jobs without a record are returned.
+    Folders without a record, also those in a folder of runs, are left out and named on stderr, if others have one; jobs
+    without a record are returned.
     Raises UserError where there is no record at all, and for a record that cannot be read.
     """
     files: dict[Path, Path] = {}  # by where they are, since two paths may name one file
@@ -38,13 +41,16 @@ def load(paths: Sequence[Path]) -> Loaded:
         without += _without_record(jobs)
         if not found and not jobs:
             empty.append(path)
+        elif path not in found and not jobs:
+            empty += _without_result(path)
         for file in found:
             files.setdefault((file / "result.json" if file.is_dir() else file).resolve(), file)
     if not files:
         _refuse(paths, len(without))
-    if empty:
+    if empty := list(dict.fromkeys(empty)):
         folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
-        print(f"note: {folders} without a record left out: {', '.join(map(str, empty))}", file=sys.stderr)
+        more = f" and {len(empty) - NAMED} more" if len(empty) > NAMED else ""
+        print(f"note: {folders} without a record left out: {', '.join(map(str, empty[:NAMED]))}{more}", file=sys.stderr)
     known = list(files.values())
     return Loaded([(_label(file), read_record(file)) for file in known], known, without)
 
@@ -55,6 +61,11 @@ def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:
         return
     folders = jobs or sorted(file.parent for file in path.glob("*/result.json"))
     yield from (folder for folder in folders if (folder / "result.json").exists())
+
+
+def _without_result(path: Path) -> list[Path]:
+    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return [folder for folder in folders if not (folder / "result.json").exists()]
 
 
 def _without_record(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, str]]:

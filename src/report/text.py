@@ -106,8 +106,9 @@ def _rates(record: Record) -> str:
         ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),
     ]
     known = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]
-    width = max((len(value) for _, value, _, _ in known), default=0)
-    lines = [f"  {name:<12}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in known]
+    names, width = (max((len(row[i]) for row in known), default=0) for i in (0, 1))
+    names = max(names + 1, 12)
+    lines = [f"  {name:<{names}}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in known]
     return "\n".join(["Rates", *map(_short, lines)]) if lines else ""
 
 
@@ -117,8 +118,9 @@ def _phases(record: Record) -> str:
         return ""
     wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
     bars = ["█" * round(min(1.0, max(0.0, phase.share)) * BAR) for phase in found]
+    titles = max(25, *(len(phase.title) + 1 for phase in found))
     lines = [
-        f"  {phase.title:<25}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {bar}".rstrip()
+        f"  {phase.title:<{titles}}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {bar}".rstrip()
         for phase, bar in zip(found, bars, strict=True)
     ]
     return "\n".join([f"Where {wall:.1f} s went", *lines])

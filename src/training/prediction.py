@@ -78,9 +78,11 @@ class BenchmarkOptions:
 
 
 def split_in_words(count: int, what: str, split: str, trained_on: int) -> str:
-    """Returns `count` samples in words, with their split and how many of them were trained on."""
+    """Returns `count` samples in words, with their split or file and how many of them were trained on."""
     seen = "" if not trained_on else ", all trained on" if trained_on == count else f", {trained_on:,} trained on"
-    return f"{count:,} {what} of the {split} split{seen}"
+    named = {"all": "the whole data", "-": "standard input"}
+    where = f"the {split} split" if split.isidentifier() else Path(split).name
+    return f"{count:,} {what} of {named.get(split, where)}{seen}"
 
 
 class TimedBatches(Generic[B]):

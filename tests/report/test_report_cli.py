@@ -41,6 +41,13 @@ def test_folders_without_a_record_are_left_out_and_named(run_folder: Path, capsy
     printed = capsys.readouterr()
     assert printed.err == f"note: 2 folders without a record left out: {empty[0]}, {empty[1]}\n"
     assert "moflow" in printed.out
+    assert main([str(run_folder.parent), "--no-published"]) == 0  # also those in a folder of runs
+    assert capsys.readouterr().err == f"note: 2 folders without a record left out: {empty[0]}, {empty[1]}\n"
+    more = [run_folder.parent / f"x{i}" for i in range(4)]
+    for folder in more:
+        folder.mkdir()
+    assert main([str(run_folder), *map(str, empty + more), "--no-published"]) == 0
+    assert capsys.readouterr().err.endswith(f"{empty[1]}, {more[0]}, {more[1]}, {more[2]} and 1 more\n")
     assert main([*map(str, empty)]) == 2
     assert capsys.readouterr().err == "error: none of the 2 folders has a result.json: give the folders of runs\n"
 

@@ -1,12 +1,13 @@
 """The summary at the end of a run, and the shares of its phases."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from src.report.phases import shares
-from src.report.record import FinalMetric, Memory, Record
+from src.report.record import FinalMetric, Memory, Record, Tokens
 from src.report.text import summary
 
 
@@ -39,6 +40,14 @@ def test_summary_has_case_result_rates_phases_and_files(trained: Record) -> None
         "record  outputs/a/result.json",
     ):
         assert words in text
+
+
+def test_labels_of_all_lengths_stand_apart_from_their_figures(trained: Record) -> None:
+    tokens = Tokens(processed_per_s=32639.0)
+    text = summary(replace(trained, tokens=tokens, phases_s=trained.phases_s | {"decode": 0.07}), {})
+    assert "with padding 32639 tokens/s" in text and "decode (waiting for images)       0.07 s" in text
+    rows = [line for line in text.splitlines() if re.search(r"\d s +\d+\.\d%", line)]
+    assert len(rows) > 4 and len({line.index("%") for line in rows}) == 1
 
 
 def test_summary_of_a_prediction(predicted: Record) -> None:

@@ -53,7 +53,9 @@ def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) 
             mol, charge=charge, covFactor=STRETCH, embedChiral=False, maxIterations=MAX_ITERATIONS
         )
     except (ValueError, RuntimeError) as error:
-        raise MoleculeError(f"has no bond orders that fit its coordinates and a charge of {charge}") from error
+        raise MoleculeError(
+            f"has no bond orders that fit its coordinates and a charge of {charge} (an .xyz comment gives charge=1)"
+        ) from error
     return molecule_of(mol)
 
 

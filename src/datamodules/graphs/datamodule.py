@@ -12,6 +12,7 @@ from src.datamodules.base import PUBLISHED, Metered, SplitDataModule
 from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_of
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
+from src.datamodules.prepared import LEAVE_OUT
 from src.errors import UserError
 from src.system.printable import printable
 
@@ -108,10 +109,8 @@ class GraphDataModule(SplitDataModule):
         """Returns the splits without molecules of no edges. Raises UserError for these unless `skip_bad` is set."""
         isolated = (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds")
         if isolated.any() and not data.skip_bad:
-            raise UserError(
-                f"{data.names[int(isolated.argmax())]} has no bonds: give datamodule.edges.kind=radius or full, or set "
-                f"skip_bad=true to leave such molecules out"
-            )
+            name = data.names[int(isolated.argmax())]
+            raise UserError(f"{name} has no bonds: give datamodule.edges.kind=radius or full, or {LEAVE_OUT}")
         return {name: rows[~isolated[rows]] for name, rows in data.splits.items()}
 
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> GraphLoader:

@@ -15,7 +15,7 @@ from rdkit import RDLogger
 
 from src.datamodules import prepared
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError
-from src.datamodules.prepared import Selection, reading, verified_meta, write_lines
+from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_meta, write_lines
 from src.errors import UserError
 from src.system.progress import item_progress
 from src.system.workers import WorkerPool, cpu_count
@@ -118,7 +118,7 @@ def _write(
         for position, reason in parsed.bad:
             problem = f"{entries.names[chosen[start + position]]} {reason}"
             if not skip_bad:
-                raise UserError(f"{problem}; correct the file, or set skip_bad=true to leave such molecules out")
+                raise UserError(f"{problem}; correct the file, or {LEAVE_OUT}")
             good[start + position] = False
             lines[BAD].append(problem)
         lines[NOTED] += [f"{entries.names[chosen[start + position]]} {note}" for position, note in parsed.noted]

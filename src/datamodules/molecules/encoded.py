@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 
 from src.datamodules import prepared
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import Selection, reading, verified_meta, write_lines
+from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_meta, write_lines
 from src.errors import UserError, shortened
 from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
 from src.molecules.vocabulary import Vocabulary, of_elements
@@ -134,7 +134,7 @@ def _write(
         smiles = shortened(row, 80)
         problem = f"{file} line {line}: {smiles!r} {error}"
         if not skip_bad:
-            raise UserError(f"{problem}; correct the file, or set skip_bad=true to leave such molecules out")
+            raise UserError(f"{problem}; correct the file, or {LEAVE_OUT}")
         good[position] = False
         bad.append(problem)
         dropped.setdefault(error.reason, []).append(f"line {line}: {smiles!r} {error}")

@@ -123,5 +123,5 @@ def _found(source: str) -> Path:
     except FileNotFoundError as error:
         raise UserError(
             f"datamodule.vocabulary={source} is not a local folder, and the Hugging Face hub does not provide it "
-            f"({error}): give datamodule.vocabulary=FOLDER with its {FILE}"
+            f"({error}): give datamodule.vocabulary=FOLDER with its {FILE} (docs/guides/sst2.md)"
         ) from None

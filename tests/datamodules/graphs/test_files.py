@@ -132,7 +132,7 @@ BAD = [
     ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at the same position; "),
     ("a.xyz", frame([*WATER[:2], "H 0 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'H 0 1'; "),
     ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1'; "),
-    ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0; "),
+    ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0 ("),
     ("a.sdf", SDF.replace(" C   0  0", " *   0  0"), "a.sdf record 1 (ethanol) has an atom of no element: atom 1"),
     ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has 2D coordinates"),
     ("a.sdf", SDF.replace("1  2  3  0", "1  7  3  0"), "a.sdf record 2 cannot be read as a molecule"),
@@ -149,7 +149,7 @@ BAD = [
 def test_a_bad_molecule_is_named_and_leaves_no_file(tmp_path: Path, name: str, text: str, message: str) -> None:
     line = refused(tmp_path, name, text)
     assert line.startswith(message), line
-    assert line.endswith("; correct the file, or set skip_bad=true to leave such molecules out")
+    assert line.endswith("; correct the file, or leave such molecules out: datamodule.source.skip_bad=true")
     assert [names(folder) for folder in (tmp_path / "data").iterdir()] == [[]]
 
 

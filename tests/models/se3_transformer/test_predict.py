@@ -86,7 +86,7 @@ def test_errors_are_those_of_their_formulas_and_say_what_was_trained_on(
     assert rmse.value == pytest.approx(np.sqrt(((found - true) ** 2).mean()), rel=1e-4)
     assert r2.value == pytest.approx(1 - ((found - true) ** 2).sum() / ((true - true.mean()) ** 2).sum(), rel=1e-3)
     assert [row["trained_on"] for row in rows].count("yes") == 52
-    assert "MAE" in capsys.readouterr().out and mae.of.endswith("64 molecules of the all split, 52 trained on")
+    assert "MAE" in capsys.readouterr().out and mae.of.endswith("64 molecules of the whole data, 52 trained on")
 
 
 def test_of_another_file_nothing_was_trained_on(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_of_another_file_nothing_was_trained_on(home: Path, predicted: Callable[
     copy.write_bytes((home / "chains.csv").read_bytes())
     record = predicted(f"datamodule.source.file={copy}", f"datamodule.data_dir={tmp_path / 'prepared'}")
     assert {row["trained_on"] for row in rows_of(tmp_path / "predictions.csv")} == {"no"}
-    assert record.quality and record.quality[0].of == "mean absolute error, 64 molecules of the all split"
+    assert record.quality and record.quality[0].of == "mean absolute error, 64 molecules of the whole data"
 
 
 def test_predictions_have_the_error_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
