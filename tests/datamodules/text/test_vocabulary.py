@@ -132,5 +132,6 @@ except UserError as error:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.stdout.startswith("datamodule.vocabulary=distilbert-base-uncased is not a local folder, and the Hugg")
-    assert ended.stdout.endswith(" (it cannot be reached): give datamodule.vocabulary=FOLDER with its vocab.txt\n")
+    remedy = "give datamodule.vocabulary=FOLDER with its vocab.txt (docs/guides/sst2.md)"
+    assert ended.stdout.endswith(f" (it cannot be reached): {remedy}\n")
     assert ended.stdout.count("\n") == 1
