@@ -64,7 +64,6 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     clock = Clock(run_begin_s() + searched_s)
     config = complete(config)
     status, error, job = "done", None, None
-    say(config.note)
     with Ending() as ending, sole_run(Path(config.output_dir)) if group.rank() == 0 else nullcontext():
         try:
             try:

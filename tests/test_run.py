@@ -234,6 +234,15 @@ def test_a_run_that_could_not_begin_leaves_a_record(home: Path) -> None:
     assert record["p_whole"] is None and record["samples"] == 0
 
 
+def test_a_note_is_printed_once_above_the_figures(home: Path) -> None:
+    ended = run_train(
+        home, f"output_dir={home / 'noted'}", "note=a try", "fit.max_steps=1", "fit.final_evaluation=false"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("note: a try") == 1
+    assert "note: a try\ntrain done" in ended.stdout
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_record(home: Path) -> None:
     folder = home / "interrupted"

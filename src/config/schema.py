@@ -137,7 +137,7 @@ class TrainConfig:
     sweep: Sweep = field(default_factory=Sweep)
     seed: Seed = 1  # of weights, noise and the order of the data
     pictures: bool = True  # of where the time went and of the curves, beside the record
-    note: str | None = None  # what a person should know of this run; printed at its start and end
+    note: str | None = None  # what a person should know of this run; printed above its figures
     ckpt_path: str | None = None  # resume from this checkpoint
     resume: bool = False  # resume from the newest checkpoint of this model under output_root
     data_root: str = "data"  # folder of the data sets
