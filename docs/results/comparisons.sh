@@ -16,7 +16,7 @@ case $what in
     page distilbert_seeds "$records"/distilbert_minilm_seed_*.json
     page mobilenet_sweep "$records"/mobilenet_sweep/*.json --no-published
     "$python" report.py stability "$records"/distilbert_minilm_seed_*.json --output "$out/distilbert_seeds.md"
-    for runs in moflow_published moflow_quality se3_transformer_homo; do
+    for runs in moflow_published moflow_published_x1 moflow_quality se3_transformer_homo; do
       "$python" report.py stability "$records/$runs"_?.json --picture "$out/$runs.png" > /dev/null
     done
     ;;

@@ -137,7 +137,8 @@ def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path
     curves = [(int(each.at.removeprefix("epoch ")), each) for each in spreads if each.at.startswith("epoch ")]
     own, final = {each.metric for each in spreads if each.at.startswith("step ")}, records[0].final_metric
     metrics = [final.name] if final and final.name in own else []
-    metrics += [name for name in dict.fromkeys(each.metric for _, each in curves) if name not in metrics]
+    names = dict.fromkeys(each.metric for _, each in curves)
+    metrics += [name for name in names if name in own and name not in metrics]
     if not metrics:
         raise UserError(
             f"the runs of {records[0].case.model} have no evaluations to draw: train with fit.eval_every_n_epochs"

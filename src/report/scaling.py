@@ -150,10 +150,10 @@ def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str
     case, rate = record.case, rate_of(record) or 0.0
     fastest = max((one for _, one in single), key=alike)
     same_commit, same_machine, one = alike(fastest)
-    if not same_commit:
-        source = f"{source}; one device: commit {(commit_of(fastest) or 'unknown')[:7]}"
-    elif not same_machine:
-        source = f"{source}; one device: of another machine"
+    other = [f"of commit {(commit_of(fastest) or 'unknown')[:7]}"] if not same_commit else []
+    other += ["of another machine"] if not same_machine else []
+    if other:
+        source = f"{source}; one device: {', '.join(other)}"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
     exchange = record.communication
     exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None

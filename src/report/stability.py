@@ -71,7 +71,7 @@ def ended(loaded: Loaded) -> list[tuple[str, Record]]:
 
 
 def published(model: str, metrics: set[str]) -> list[Spread]:
-    """Returns the published spreads of a model, those of the given metrics."""
+    """Returns the published spreads of a model, those of the given metrics; "uniqueness of 100" is of uniqueness."""
     file = PUBLISHED / f"{model}.yaml"
     if not file.exists():
         return []
@@ -83,7 +83,7 @@ def published(model: str, metrics: set[str]) -> list[Spread]:
         for row in table["rows"]:
             values = shared | dict(zip(table["columns"], row, strict=True))
             found.append(build(Spread, values, optional=[f.name for f in fields(Spread)]))
-    return [each for each in found if each.metric in metrics]
+    return [each for each in found if each.metric.partition(" of ")[0] in metrics]
 
 
 def stability_table(spreads: Sequence[Spread], view: str) -> str:

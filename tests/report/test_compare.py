@@ -282,7 +282,8 @@ def test_stability_is_the_spread_of_each_evaluation_beside_the_published_one(mak
     values = {1: (60.0, 70.0), 2: (62.0, 74.0), 3: (67.0, 78.0)}
     runs = [
         make(f"s{seed}", seed=seed, nuv=late,
-             history=[{"step": 5, "epoch": 0, "validity": early}, {"step": 10, "epoch": 1, "validity": late}])
+             history=[{"step": 5, "epoch": 0, "validity": early, "uniqueness": 99.0},
+                      {"step": 10, "epoch": 1, "validity": late}])
         for seed, (early, late) in values.items()
     ]  # fmt: skip
     found = {(each.metric, each.at, each.n): each for each in stability(load(runs))}
@@ -293,6 +294,7 @@ def test_stability_is_the_spread_of_each_evaluation_beside_the_published_one(mak
     published = found["validity", "epoch 300", 20]
     assert (published.mean, published.sd) == (87.29, 3.70) and "NVIDIA" in published.source
     assert published.sd is not None and published.min is not None and published.min < published.mean
+    assert ("uniqueness of 100", "epoch 300", 20) in found and ("uniqueness", "epoch 300", 20) not in found
 
 
 def test_stability_wants_seeds_of_one_case(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,7 @@ def test_stability_picture_has_every_seed_over_epochs_and_what_was_published(
             {"step": 100, "epoch": 1, "nuv": 5.0, "loss": 1.0}]  # fmt: skip
     runs = [replace(trained, history=rows, config={"seed": seed}) for seed in (1, 2)]
     curve = [Spread(metric="validity", at=f"epoch {i}", n=20, mean=60.0 + i, sd=4.0) for i in (1, 2)]
+    curve.append(Spread(metric="uniqueness of 100", at="epoch 1", n=20, mean=99.0))  # the runs have none
     own = [Spread(metric=name, at="step 108", n=2, mean=62.0) for name in ("nuv", "validity")]
     plots.stability_picture(runs, [*own, *curve], tmp_path / "curve.png")
     nuv, validity = drawn[0].axes

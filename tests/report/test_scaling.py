@@ -73,7 +73,8 @@ def test_the_run_on_one_device_is_the_fastest_of_the_same_commit_and_machine(tra
     elsewhere, older = of(faster, "b", "n"), of(faster, "a", "m")
     assert only(of(profiled, "b", "m"), of(one, "b", "m"), here, elsewhere, older) == (1.5, "x")
     assert only(here, elsewhere, older) == (0.75, "x; one device: of another machine")
-    assert only(here, of(profiled, "a", "n"), of(one, "a", "n")) == (1.5, "x; one device: commit a")
+    words = "x; one device: of commit a, of another machine"
+    assert only(here, of(profiled, "a", "n"), of(one, "a", "n")) == (1.5, words)
     assert only(of(one, "b"), of(two, "b")) == (1.5, "x")  # records of before do not know their machine
 
 
