@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from src.config import schema
 from src.config.explain import explain, unknown_option
-from src.config.hydra_files import remove_unbegun, save_run
+from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.system import lean
-from src.system.group import rank, speaks, started_by
+from src.system.group import speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 from src.system.printable import printable
 
@@ -46,8 +46,6 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
     watch(config)
     mask_process()
     try:
-        if rank() == 0:
-            save_run(config)
         job(config)
     except Exception as error:
         mask_error(error)

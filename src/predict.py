@@ -15,6 +15,7 @@ from pytorch_lightning.loggers import Logger
 from src.callbacks.loggers import end_wandb, log_record, settle_loggers
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
+from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
@@ -55,17 +56,22 @@ def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
     clock = Clock(run_begin_s())
     given = given_overrides() if given is None else given
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
+    hydra_files = run_files(config)
     config = complete_prediction(config, (checkpoint or {}).get(RUN), given)
     if config.output:
         check_writable(Path(config.output).parent)
     with sole_run(Path(config.output_dir)):
-        return predict_completed(config, checkpoint, given, clock)
+        return predict_completed(config, checkpoint, given, clock, hydra_files)
 
 
 def predict_completed(
-    config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str], clock: Clock
+    config: DictConfig,
+    checkpoint: dict[str, Any] | None,
+    given: Sequence[str],
+    clock: Clock,
+    hydra_files: dict[Path, str],
 ) -> Record:
-    """Does what `predict` does, with a completed config, its checkpoint and the clock of the command."""
+    """Does what `predict` does, with a completed config, its checkpoint, the clock of the command and Hydra's files."""
     files = {"record": Path(config.output_dir) / "result.json"}
     figures: dict[str, Any] = {"unit": "samples", "status": "done", "error": None}
     error: BaseException | None = None
@@ -80,7 +86,10 @@ def predict_completed(
             prediction = combined({split: run_batches(task, each, config, clock) for split, each in jobs.items()})
         else:
             prediction = run_batches(task, job, config, clock)
+        save_run(hydra_files)
         files |= prediction.files
+        if config.output and not prediction.files:
+            print(f"{config.output} was not written: {config.model.name} gives figures alone with these options")
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
         mask_error(raised)

@@ -1,7 +1,10 @@
 """Preparing a data set: what training would do at its start, done once and ahead."""
 
+import sys
+
 from omegaconf import DictConfig
 
+from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
 from src.config.schema import PrepareConfig
 from src.config.values import checked
@@ -10,8 +13,14 @@ from src.datamodules.base import DataModule
 
 def prepare(config: DictConfig) -> None:
     """Prepares the configured data set and prints where it is. Raises UserError for what the user can mend."""
+    hydra_files = run_files(config)
     config = checked(config, PrepareConfig)
     datamodule: DataModule = instantiate(config.datamodule)
-    datamodule.prepare_data()
+    try:
+        datamodule.prepare_data()
+    except KeyboardInterrupt:
+        print("the same command goes on: it keeps finished files, and begins the others anew", file=sys.stderr)
+        raise
+    save_run(hydra_files)
     name, folder = config.datamodule.name, config.datamodule.get("data_dir")
     print(f"{name} is ready in {folder}" if folder else f"{name} has no files: there is nothing to prepare")

@@ -21,6 +21,7 @@ from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
+from src.config.hydra_files import is_of_a_mistake, run_files, save_run
 from src.config.instantiate import instantiate_parts
 from src.config.resumed import check_same_run
 from src.config.settings import given_overrides
@@ -52,6 +53,17 @@ class Job:
     trainer: pl.Trainer
 
 
+class HydraFiles(pl.Callback):
+    """Writes Hydra's files after the first step: a mistake seen before it leaves those of an earlier run alone."""
+
+    def __init__(self, files: dict[Path, str]) -> None:
+        self.files = files
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        save_run(self.files)
+        self.on_train_batch_end = None  # type: ignore[assignment,method-assign]  # costs nothing from here on
+
+
 def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     """Trains the configured case and writes `result.json`, also when it fails.
 
@@ -62,12 +74,14 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     """
     quieten()
     clock = Clock(run_begin_s() + searched_s)
-    config = complete(config)
+    hydra_files, config = run_files(config), complete(config)
     status, error, job = "done", None, None
     with Ending() as ending, sole_run(Path(config.output_dir)) if group.rank() == 0 else nullcontext():
         try:
             try:
                 job = build(config, clock)
+                if group.rank() == 0:
+                    job.trainer.callbacks.append(HydraFiles(hydra_files))  # type: ignore[attr-defined]
                 ending.follow(job.trainer, job.task)
                 fit(job, ending)
             finally:
@@ -262,7 +276,8 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
-    write_record(record, files["record"])
+    if is_begun or not files["record"].exists() or is_of_a_mistake(files["record"]):  # else of an earlier run
+        write_record(record, files["record"])
     if is_begun and config.pictures:
         files |= pictures_of(folder, record, job)
     if job is not None:

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from src.cli import DEBUGGING, fail
-from src.config.hydra_files import remove_unbegun
+from src.config.hydra_files import FOLDER, remove_unbegun
 from src.config.settings import given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
@@ -111,11 +111,12 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     from src.report.record import RunError, read_record, write_record
 
     file = Path(config.output_dir) / "result.json"
-    written = file.exists() and file.stat().st_mtime >= begin_s
+    written = is_since(file, begin_s)
+    is_mistake = failure.error["type"] == "UserError" and not is_since(file.parent / FOLDER / "config.yaml", begin_s)
     record = read_record(file) if written else record_without_run(config)
     if written and record.status == "interrupted" and failure.exitcode in ASKED:
         return failure.exitcode if failure.exitcode > 0 else 128 + signal.SIGTERM
-    if not written or failure.rank != 0:
+    if (not written or failure.rank != 0) and not (is_mistake and file.exists()):  # then of an earlier run
         error = replace(RunError(**failure.error), message=f"rank {failure.rank}: {failure.error['message']}")
         status = "oom" if memory_ran_out(f"{error.type}: {error.message}") else "failed"
         write_record(replace(record, status=status, error=error), file)
@@ -126,6 +127,11 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     print(failure.traceback or failure.error["message"], file=sys.stderr)
     print(f"record: {file}", file=sys.stderr)
     return 1
+
+
+def is_since(file: Path, begin_s: float) -> bool:
+    """Returns whether a file was written since then."""
+    return file.exists() and file.stat().st_mtime >= begin_s
 
 
 def record_without_run(config: DictConfig) -> "Record":

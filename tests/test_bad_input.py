@@ -229,7 +229,7 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, refused: EntryP
     assert line.startswith(f"{blocked}")
     assert "Not a directory; give another folder or file, or free some space" in line
     line = refused("train.py", *tiny(tmp_path, f"output_dir={blocked}/run"))
-    assert line == f"cannot write {blocked}/run (Not a directory): choose another output folder"
+    assert line == f"{blocked}/run: Not a directory; give another folder or file, or free some space"
     assert not (tmp_path / "data").exists()
     line = refused("predict.py", *tiny_predict(tmp_path, f"output={blocked}/molecules.csv"))
     assert line.startswith(f"cannot write {blocked} (File exists)")

@@ -1,7 +1,10 @@
 """The four entry points: short, quick where nothing is trained, and every config they can name makes its object."""
 
+import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +143,18 @@ def test_every_callback_and_logger_is_made(group: str, tmp_path: Path) -> None:
 def test_every_experiment_composes() -> None:
     for name in names("experiment"):
         check_training(resolved(f"experiment={name}"))
+
+
+def test_ctrl_c_in_preparing_says_what_the_same_command_does(tmp_path: Path) -> None:
+    (tmp_path / "my.smiles").write_text("CCO\n")
+    source = {"_target_": "tests.support.interrupting.load", "file": tmp_path / "my.smiles"}
+    command = [sys.executable, "prepare.py", "datamodule=smiles_file"]
+    command += [f"data_root={tmp_path}", f"output_root={tmp_path}"]
+    command += [f"datamodule.source.{key}={value}" for key, value in source.items()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=heeded)
+    assert ended.returncode == 130
+    assert ended.stderr == (
+        "the same command goes on: it keeps finished files, and begins the others anew\ninterrupted\n"
+    )

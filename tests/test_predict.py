@@ -123,8 +123,11 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)
 
 
-def test_the_likelihoods_of_the_splits_are_compared(checkpoint: Path, tmp_path: Path) -> None:
-    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "evaluate=true")
+def test_the_likelihoods_of_the_splits_are_compared(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = predicted(tmp_path, f"ckpt_path={checkpoint}", "evaluate=true", f"output={tmp_path / 'own.csv'}")
+    assert f"{tmp_path / 'own.csv'} was not written: moflow gives figures alone" in capsys.readouterr().out
     assert record.quality is not None and record.samples is not None
     by_split = {(each.group, each.name): each for each in record.quality}
     names = ["bits_atom", "bits_bond", "reconstruction"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import II, MISSING, OmegaConf
+from omegaconf import II, MISSING, DictConfig, OmegaConf
 
 from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seed
 from src.config.settings import CONF
@@ -23,6 +23,7 @@ from src.system.group import begun_s, restarts, started_by
 
 SHOWING = "--cfg", "--help", "--hydra-help", "--info", "--shell-completion", "--version"  # Hydra's, that run nothing
 SHOWING_SHORT = "-c", "-h", "-i", "-sc"
+NEEDS_RUN_FOLDER = "${run_dir:", "${hydra:", "${claim:"  # an output_dir with these cannot say what that folder is
 
 # OmegaConf knows no Literal, but leaves it alone here.
 Switch = Annotated[str, Literal["auto", "on", "off"]]
@@ -142,7 +143,7 @@ class TrainConfig:
     resume: bool = False  # resume from the newest checkpoint of this model under output_root
     data_root: str = "data"  # folder of the data sets
     output_root: str = "outputs"  # folder of the run folders
-    output_dir: str = "${run_dir:}"  # this run's folder, made by Hydra
+    output_dir: str = "${run_dir:}"  # this run's folder, with Hydra's files
 
 
 def no_training() -> dict[str, Any]:
@@ -204,6 +205,14 @@ def claim(folder: str) -> str:
         return folder
 
 
+def run_folder(folder: str, *, _root_: DictConfig) -> str:
+    """Returns the `output_dir` that was given, so that Hydra's files lie there too; else a folder of the run's own."""
+    given = str(OmegaConf.to_container(_root_, resolve=False).get("output_dir") or "")  # type: ignore[union-attr]
+    if not given or given == MISSING or any(name in given for name in NEEDS_RUN_FOLDER):
+        return claim(folder)
+    return str(_root_.output_dir)
+
+
 def begun(pattern: str) -> str:
     """Returns when the run began, the same on all ranks of a machine, in the format of `time.strftime`."""
     return time.strftime(pattern, time.localtime(begun_s()))
@@ -234,7 +243,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("begun", begun, replace=True)
     OmegaConf.register_new_resolver("first", first, replace=True)
     OmegaConf.register_new_resolver("class_folders", class_folders, replace=True)
-    OmegaConf.register_new_resolver("claim", claim, replace=True)
+    OmegaConf.register_new_resolver("claim", run_folder, replace=True)
     OmegaConf.register_new_resolver("choices", choices, replace=True)
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)

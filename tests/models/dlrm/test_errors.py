@@ -121,7 +121,7 @@ def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
     ids[5] = 7
     (folder / "train" / "cat_3.bin").write_bytes(ids)
     (folder / "checked.json").unlink()
-    line = error_of(tiny_dlrm(tmp_path, data=ON_DISK))
+    line = error_of(tiny_dlrm(tmp_path, f"output_dir={tmp_path / 'again'}", data=ON_DISK))
     assert str(folder / "train" / "cat_3.bin") in line and "row 5" in line and "7" in line
 
 
