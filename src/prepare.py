@@ -19,7 +19,7 @@ def prepare(config: DictConfig) -> None:
     try:
         datamodule.prepare_data()
     except KeyboardInterrupt:
-        print("the same command goes on: it keeps finished files, and begins the others anew", file=sys.stderr)
+        print("run the same command to go on: what is finished is kept", file=sys.stderr)
         raise
     save_run(hydra_files)
     name, folder = config.datamodule.name, config.datamodule.get("data_dir")

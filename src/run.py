@@ -16,12 +16,13 @@ from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
+from src.callbacks.hydra_files import HydraFiles
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
-from src.config.hydra_files import is_of_a_mistake, run_files, save_run
+from src.config.hydra_files import is_of_a_mistake, run_files
 from src.config.instantiate import instantiate_parts
 from src.config.resumed import check_same_run
 from src.config.settings import given_overrides
@@ -51,17 +52,6 @@ class Job:
     task: Task
     datamodule: DataModule
     trainer: pl.Trainer
-
-
-class HydraFiles(pl.Callback):
-    """Writes Hydra's files after the first step: a mistake seen before it leaves those of an earlier run alone."""
-
-    def __init__(self, files: dict[Path, str]) -> None:
-        self.files = files
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        save_run(self.files)
-        self.on_train_batch_end = None  # type: ignore[assignment,method-assign]  # costs nothing from here on
 
 
 def train(config: DictConfig, searched_s: float = 0.0) -> Record:

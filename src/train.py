@@ -111,8 +111,9 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     from src.report.record import RunError, read_record, write_record
 
     file = Path(config.output_dir) / "result.json"
-    written = is_since(file, begin_s)
-    is_mistake = failure.error["type"] == "UserError" and not is_since(file.parent / FOLDER / "config.yaml", begin_s)
+    written = written_since(file, begin_s)
+    begun = written_since(file.parent / FOLDER / "config.yaml", begin_s)
+    is_mistake = failure.error["type"] == "UserError" and not begun
     record = read_record(file) if written else record_without_run(config)
     if written and record.status == "interrupted" and failure.exitcode in ASKED:
         return failure.exitcode if failure.exitcode > 0 else 128 + signal.SIGTERM
@@ -129,7 +130,7 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     return 1
 
 
-def is_since(file: Path, begin_s: float) -> bool:
+def written_since(file: Path, begin_s: float) -> bool:
     """Returns whether a file was written since then."""
     return file.exists() and file.stat().st_mtime >= begin_s
 

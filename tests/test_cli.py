@@ -155,6 +155,4 @@ def test_ctrl_c_in_preparing_says_what_the_same_command_does(tmp_path: Path) -> 
     heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=heeded)
     assert ended.returncode == 130
-    assert ended.stderr == (
-        "the same command goes on: it keeps finished files, and begins the others anew\ninterrupted\n"
-    )
+    assert ended.stderr == ("run the same command to go on: what is finished is kept\ninterrupted\n")
