@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 import torch
 
-from src.batches.tokens import PackedTokens, PaddedTokens
 from src.datamodules.text.loader import PADDINGS
 from src.datamodules.text.sst2 import SST2DataModule
 from src.system.workers import cpu_count
@@ -43,17 +43,18 @@ def main() -> None:
 def row(module: SST2DataModule) -> str:
     """Measures one kind of padding; returns a line of the table."""
     metered = module.train_dataloader()
+    loader: Any = metered.loader
     begin_s, rest_s = min((epoch(module, metered) for _ in range(3)), key=sum)
     real, processed = module.tokens(slice(len(metered)))
     rate = len(metered) * module.batch_size / (begin_s + rest_s)
-    sizes = ", ".join(map(str, metered.loader.sizes.tolist()))
+    sizes = ", ".join(map(str, loader.sizes.tolist()))
     return (
         f"| `{module.padding}` | {sizes} | {1 - real / processed:.1%} | {begin_s * 1e3:.1f} "
         f"| {rest_s / len(metered) * 1e6:.1f} | {rate / 1e6:.2f} |"
     )
 
 
-def epoch(module: SST2DataModule, batches: Iterable[PaddedTokens | PackedTokens]) -> tuple[float, float]:
+def epoch(module: SST2DataModule, batches: Iterable[Any]) -> tuple[float, float]:
     """Seconds until the first batch, and for the rest of an epoch."""
     times = []
     iterator = iter(batches)

@@ -125,7 +125,8 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task: Task = parts.task
     datamodule: DataModule = parts.datamodule
     task.clock = datamodule.clock = clock
-    task.execution, task.clip_norm, task.accumulate = parts.execution, config.fit.clip_norm, config.hp.accumulate
+    task.execution, task.clip_norm = parts.execution, config.fit.clip_norm
+    datamodule.accumulate = config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.run_config = training_choices(config)
     task.save_hyperparameters(

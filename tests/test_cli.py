@@ -113,7 +113,7 @@ def test_every_model_is_made_and_has_a_loss() -> None:
         assert task.final_metric.name
         torch.manual_seed(0)
         batch = task.example_batch(4)
-        task.prepare_first_step(batch)
+        task.prepare_first_step([batch])
         assert task.loss(batch)["loss"].isfinite()
         assert task.configure_optimizers().param_groups[0]["lr"] == config.hp.lr
 

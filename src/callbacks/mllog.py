@@ -39,7 +39,7 @@ class MLLog(Measuring):
         self._running = trainer.is_global_zero
         self._write("submission_benchmark", self.benchmark)
         self._write("seed", self.seed)
-        self._write("global_batch_size", data.batch_size * trainer.world_size * pl_module.accumulate)
+        self._write("global_batch_size", data.batch_size * trainer.world_size * data.accumulate)
         if isinstance(data, SplitDataModule):
             split = data.splits["train"]
             self._write("train_samples", split if isinstance(split, int) else len(split))

@@ -5,7 +5,6 @@ python -m src.callbacks.overhead
 
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,6 +17,7 @@ from src.callbacks.phases import Phases
 from src.callbacks.throughput import Throughput
 from src.config.schema import Hardware, Precision
 from src.datamodules.base import Metered
+from src.datamodules.resident import PoolLoader
 from src.measure.clock import Clock
 from src.training.task import Task
 
@@ -27,7 +27,7 @@ STEP_S = 2e-3
 class MutedClock(Clock):
     """A clock that does nothing, for the loop without measuring."""
 
-    def mark(self, phase: str, samples: int = 0) -> None:
+    def mark(self, phase: str, samples: int | None = None) -> None:
         pass
 
     def begin_training(self, device: torch.device) -> None:
@@ -71,19 +71,6 @@ class FixedStep(Task):
         return None
 
 
-class Batches:
-    """Yields `count` dummy batches."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return (torch.zeros(1) for _ in range(self.count))
-
-
 def seconds_per_step(measured: bool, steps: int, products: int) -> float:
     """Returns the mean step time of one training loop of Lightning with a step of fixed length."""
     clock = Clock() if measured else MutedClock()
@@ -94,7 +81,7 @@ def seconds_per_step(measured: bool, steps: int, products: int) -> float:
         accelerator="auto", devices=1, max_epochs=1, logger=False, callbacks=measuring if measured else [],
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    batches = Batches(steps)
+    batches = PoolLoader([torch.zeros(1)], steps, 1)
     trainer.fit(task, Metered(batches, clock) if measured else batches)
     return task.seconds / steps
 

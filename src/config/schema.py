@@ -43,7 +43,7 @@ class HyperParameters:
     batch_size: Count = MISSING  # samples in one batch
     batch_per: BatchPer = MISSING  # whose batch `batch_size` counts
     lr: NotNegative = MISSING  # learning rate, before the schedule's factor
-    accumulate: Count = 1  # batches of each rank whose gradients are averaged in one optimiser step
+    accumulate: Count = 1  # batches of each rank in one optimiser step, whose samples weigh alike
 
 
 @dataclass

@@ -1,12 +1,15 @@
 """Bases of all datamodules: the training loader is timed, and its position is part of every checkpoint."""
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
+from src.batches.step import StepBatches
 from src.config.ranges import Count, Seed
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
@@ -18,9 +21,11 @@ PUBLISHED = ("zinc250k", "qm9", "qm9_dgl", "criteo", "criteo_multihot", "sst2", 
 class DataModule(pl.LightningDataModule):
     """Base of every datamodule; a subclass wraps its training loader in `self.metered(loader)`.
 
-    The clock then sees how long training waits for batches. The loader's position is part of every checkpoint, also
-    between epochs, where Lightning's own state would lose it.
+    The loader then yields optimiser steps of `accumulate` batches, and the clock sees how long training waits for them.
+    The loader's position is part of every checkpoint, also between epochs, where Lightning's own state would lose it.
     """
+
+    accumulate = 1  # batches of each rank in an optimiser step
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -40,14 +45,14 @@ class DataModule(pl.LightningDataModule):
         """This process's global rank and the number of ranks; (0, 1) without a trainer."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def metered(self, loader: Any) -> "Metered":
-        """Returns the training loader, timed, at the position of the checkpoint if one was loaded."""
-        self._training = Metered(loader, self.clock)
+    def metered(self, loader: OrderedLoader[Any]) -> "Metered":
+        """Returns the loader's optimiser steps, timed, from the position of the checkpoint on if one was loaded."""
+        self._training = Metered(loader, self.clock, self.accumulate, *self.rank_and_world)
         self._training.load_state_dict(self._resumed)
         return self._training
 
     def tokens(self, steps: slice) -> tuple[int, int] | None:
-        """Returns real and processed tokens of this rank's training batches `steps`, counted from the start of the run.
+        """Returns real and processed tokens of this rank's optimiser steps `steps`, counted from the start of the run.
 
         None if the data has no tokens.
         """
@@ -131,24 +136,42 @@ class SplitDataModule(DataModule):
 
 
 class Metered:
-    """A loader whose `next` is timed as the phase `fetch`; its length and state are the wrapped loader's."""
+    """The optimiser steps of a loader of batches; each `next` is timed as the phase `fetch`.
 
-    def __init__(self, loader: Any, clock: Clock) -> None:
-        self.loader, self.clock = loader, clock
+    The last step of an epoch has the batches that are left. Its state is the wrapped loader's, whose position counts
+    batches.
+    """
+
+    def __init__(
+        self, loader: OrderedLoader[Any], clock: Clock, accumulate: int = 1, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.loader, self.clock, self.accumulate = loader, clock, accumulate
+        self.rank, self.world_size = rank, world_size
+        self._batches = array("q")  # up to the end of each step so far
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return -(-len(self.loader) // self.accumulate)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[StepBatches]:
         self.clock.note("other")
-        for batch in self.loader:
+        loader = iter(self.loader)
+        while batches := list(islice(loader, self.accumulate)):
+            first = self.loader.position - len(batches)
+            counts = [self.loader.samples_of_ranks(first + i, self.world_size) for i in range(len(batches))]
+            self._batches.append((self._batches[-1] if self._batches else 0) + len(batches))
+            step = StepBatches.of(batches, counts, self.rank)
             self.clock.note("fetch")
-            yield batch
+            yield step
             self.clock.note("other")
 
+    def batches_of(self, steps: slice) -> slice:
+        """Returns the batches of these steps, counted from the start of the run."""
+        begin, end, _ = steps.indices(len(self._batches))
+        return slice(self._batches[begin - 1] if begin else 0, self._batches[end - 1] if end else 0)
+
     def state_dict(self) -> dict[str, Any]:
-        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
+        return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state and hasattr(self.loader, "load_state_dict"):
+        if state:
             self.loader.load_state_dict(state)

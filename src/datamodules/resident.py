@@ -50,6 +50,13 @@ class OrderedLoader(ABC, Generic[Batch]):
     def batch(self, step: int) -> Batch:
         """Returns the batch number `step` of the epoch."""
 
+    def samples_of_ranks(self, step: int, world_size: int) -> tuple[int, ...]:
+        """Returns the samples of every rank in batch number `step` of the epoch; all ranks return the same."""
+        if self.drop_last:
+            return (self.batch_size,) * world_size
+        rows = (len(range(rank, len(self.index), world_size)) for rank in range(world_size))
+        return tuple(min(max(count - step * self.batch_size, 0), self.batch_size) for count in rows)
+
     def __len__(self) -> int:
         if self.drop_last:
             return len(self.index) // (self.batch_size * self.world_size)
@@ -85,11 +92,17 @@ class OrderedLoader(ABC, Generic[Batch]):
 
 
 class PoolLoader(OrderedLoader[Batch]):
-    """`steps` batches an epoch, taken in order and repeatedly from a pool of batches on the device."""
+    """`steps` batches an epoch, taken in order and repeatedly from a pool of batches on the device.
 
-    def __init__(self, pool: list[Batch], steps: int) -> None:
+    Every rank has a pool of its own, of batches of `batch_size` samples.
+    """
+
+    def __init__(self, pool: list[Batch], steps: int, batch_size: int) -> None:
         super().__init__(torch.arange(steps), 1, shuffle=False, drop_last=False)
-        self.pool = pool
+        self.pool, self.samples = pool, batch_size
+
+    def samples_of_ranks(self, step: int, world_size: int) -> tuple[int, ...]:
+        return (self.samples,) * world_size
 
     def begin(self, order: Tensor) -> None:
         """Does nothing: the order is that of the pool."""

@@ -89,7 +89,7 @@ class Ending:
         self._agree(trainer, diverged=task.diverged is not None)
         if self._question is not None and self._question.diverged:
             raise UserError(task.diverged or "the loss of another rank is infinite or NaN; lower hp.lr")
-        self._stops = self.agreed and not task.is_filling
+        self._stops = self.agreed
         trainer.should_stop = trainer.should_stop or self._stops  # the checkpoint callback saves after the batch
 
     def _after_step(self, trainer: pl.Trainer) -> None:

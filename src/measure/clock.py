@@ -72,12 +72,12 @@ class Clock:
         self._iteration = self._compute = 0.0
         self._on_device = False
         self._device_last: torch.cuda.Event | None = None
-        self._pending: deque[tuple[str, torch.cuda.Event, int, list[tuple[str, float]]]] = deque()
+        self._pending: deque[tuple[str, torch.cuda.Event, int | None, list[tuple[str, float]]]] = deque()
         self._noted: list[tuple[str, float]] = []
         self._pool: list[torch.cuda.Event] = []
 
-    def mark(self, phase: str, samples: int = 0) -> None:
-        """Assigns the time since the last mark to `phase`; `samples` > 0 means that an optimiser step ends here."""
+    def mark(self, phase: str, samples: int | None = None) -> None:
+        """Assigns the time since the last mark to `phase`; with `samples`, an optimiser step of so many ends here."""
         if self._scope is not None:
             return
         if self._on_device:
@@ -151,7 +151,7 @@ class Clock:
             host_s = sum(share for _, share in noted)
             if host_s > 0:
                 for name, share in noted:
-                    self._account(name, seconds * share / host_s, 0)
+                    self._account(name, seconds * share / host_s)
                 seconds = 0.0
             self._account(phase, seconds, samples)
             self._pool.append(self._device_last)
@@ -161,13 +161,13 @@ class Clock:
         """Returns the seconds since the origin, on the host's clock."""
         return self._now() - self.origin_s
 
-    def _account(self, phase: str, seconds: float, samples: int) -> None:
+    def _account(self, phase: str, seconds: float, samples: int | None = None) -> None:
         self.totals_s[phase] += seconds
         if phase in IN_STEP:
             self._iteration += seconds
             if phase in ("compute", "communication"):
                 self._compute += seconds
-        if samples:
+        if samples is not None:
             self.steps.iteration_s.append(self._iteration)
             self.steps.compute_s.append(self._compute)
             self.steps.samples.append(samples)

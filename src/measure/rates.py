@@ -7,8 +7,8 @@ from src.measure.statistics import percentiles
 
 
 def ratio(samples: float, seconds: float) -> float | None:
-    """Returns samples per second; None without samples or time."""
-    return samples / seconds if samples and seconds > 0 else None
+    """Returns samples per second; None without time."""
+    return samples / seconds if seconds > 0 else None
 
 
 def token_rates(real: float, processed: float, samples: float, rate: float | None) -> dict[str, float | None] | None:
@@ -28,11 +28,13 @@ def token_rates(real: float, processed: float, samples: float, rate: float | Non
 
 
 def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[str, float | None]:
-    """Returns p_whole, p_train and p_core of one rank, in samples per second.
+    """Returns p_whole, p_train and p_core of one rank, in samples per second; None without a finished step.
 
     p_whole: trained samples / time from the first training step to the end of training, evaluation included.
     p_train: the same without evaluation. p_core: trained samples / compute with its exposed communication.
     """
+    if not len(steps):
+        return dict.fromkeys(("p_whole", "p_train", "p_core"))
     samples = sum(steps.samples)
     return {
         "p_whole": ratio(samples, training_s),

@@ -1,6 +1,6 @@
 """One optimiser step of any task: loss, backward, unscale, clip, update. Eager, or replayed from a CUDA graph."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from src.batches.step import StepBatches
 from src.config.schema import Execution
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
@@ -34,7 +35,7 @@ class StepTask(Protocol):
     def trainer(self) -> pl.Trainer: ...
     def optimizers(self) -> Any: ...
     def trained_parameters(self) -> list[nn.Parameter]: ...
-    def prepare_first_step(self, batch: Any) -> None: ...
+    def prepare_first_step(self, batches: Sequence[Any]) -> None: ...
     def loss(self, batch: Any) -> dict[str, Tensor]: ...
     def manual_backward(self, loss: Tensor) -> None: ...
     def overflowed(self) -> Tensor | None: ...
@@ -42,9 +43,10 @@ class StepTask(Protocol):
 
 
 class TrainStep:
-    """Call it with a batch, or with several, whose mean gradient is taken.
+    """Call it with the batches of a step; the gradient is that of the mean loss over all samples of all ranks.
 
-    It returns the step's scalars (means over the batches) as detached device tensors, without waiting for the device.
+    It returns the step's scalars as detached device tensors, without waiting for the device: means over the samples of
+    this rank.
 
     With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser, loss scaling
     and the exchange with other ranks included, is captured once and replayed. The mathematics is the same either way.
@@ -64,11 +66,11 @@ class TrainStep:
         self.run = Graphed(self._step, graph, max(1, warmup_steps))
         self.started = False
 
-    def __call__(self, *batches: Any) -> dict[str, Tensor]:
+    def __call__(self, step: StepBatches) -> dict[str, Tensor]:
         if not self.started:
-            self.task.prepare_first_step(batches[0])
+            self.task.prepare_first_step(step.batches)
             self.started = True
-        outputs = self.run(*batches)
+        outputs = self.run(step.weights, *step.batches)
         self._count_optimizer_step()
         return outputs
 
@@ -78,10 +80,13 @@ class TrainStep:
         if self.average is not None:
             self.average.close()
 
-    def _step(self, *batches: Any) -> dict[str, Tensor]:
-        *found, outputs = [self._backward(batch, number + 1, len(batches)) for number, batch in enumerate(batches)]
-        if found:
-            outputs = {name: torch.stack([each[name] for each in (*found, outputs)]).mean(0) for name in outputs}
+    def _step(self, weights: Tensor | None, *batches: Any) -> dict[str, Tensor]:
+        of_batches = []
+        for number, batch in enumerate(batches):
+            if self.average is not None:
+                self.average.is_last = number + 1 == len(batches)
+            of_batches.append(self._backward(batch, None if weights is None else weights[number], len(batches)))
+        outputs = mean_over_samples(of_batches, weights)
         with torch.autocast(self.task.device.type, enabled=False):
             optimizer: Any = self.optimizer.optimizer  # type: ignore[union-attr]
             clip_norm, scale, found_inf = self.task.clip_norm, None, None
@@ -114,13 +119,16 @@ class TrainStep:
             parameter.grad = None
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
-    def _backward(self, batch: Any, number: int, batches: int) -> dict[str, Tensor]:
+    def _backward(self, batch: Any, weight: Tensor | None, batches: int) -> dict[str, Tensor]:
         """Adds the gradients of one of so many batches to those that are there; returns its scalars."""
-        if self.average is not None:
-            self.average.is_last = number == batches
         outputs = self.task.loss(batch)
         with torch.autocast(self.task.device.type, enabled=False):  # Lightning has it on around training_step
-            self.task.manual_backward(outputs["loss"] if batches == 1 else outputs["loss"] / batches)
+            loss = outputs["loss"]
+            if weight is not None:
+                loss = loss * weight
+            elif batches > 1:
+                loss = loss / batches
+            self.task.manual_backward(loss)
         return {name: value.detach() for name, value in outputs.items() if value is not None}
 
     def _gradients(self) -> Iterator[list[Tensor]]:
@@ -167,3 +175,14 @@ class TrainStep:
         # Lightning's global_step counts what its own wrapper runs; a replay does not pass there.
         self.optimizer._on_before_step()  # type: ignore[union-attr]
         self.optimizer._on_after_step()  # type: ignore[union-attr]
+
+
+def mean_over_samples(of_batches: Sequence[dict[str, Tensor]], weights: Tensor | None) -> dict[str, Tensor]:
+    """Returns the scalars of several batches as means over their samples; zeros where a rank has none."""
+    if len(of_batches) == 1:
+        return of_batches[0]
+    together = {name: torch.stack([scalars[name] for scalars in of_batches]) for name in of_batches[0]}
+    if weights is None:
+        return {name: values.mean(0) for name, values in together.items()}
+    shares = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+    return {name: (values * shares.to(values.dtype)).sum(0) for name, values in together.items()}

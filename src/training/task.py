@@ -8,7 +8,7 @@ same for all of them.
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from src.batches.step import StepBatches
 from src.config.schema import Execution
 from src.config.trained import RUN
 from src.errors import UserError
@@ -83,11 +84,12 @@ class Task(pl.LightningModule):
         self.clock = Clock()
         self.execution = Execution()
         self.clip_norm: float | None = None
-        self.accumulate = 1  # batches of an optimiser step
-        self._held: list[Any] = []  # batches that wait for the others of their step
-        self.batch_size = 1  # of the newest batch: cost() spreads a step's own traffic over it
+        self.batch_size = 1.0  # samples of a batch of one rank, mean over this run: cost() spreads its traffic over it
+        self.updates = 1.0  # optimiser steps a batch, likewise
         self.activation_bytes = 4  # of a number that passes between products, for cost()
-        self.samples_trained = 0  # by this rank, in this run
+        self.samples_trained = 0  # by all ranks, in this run
+        self.step_samples = 0  # of this rank, in the newest step
+        self._batches_trained = self._steps_trained = 0  # by this rank, in this run
         self.last: dict[str, Tensor] = {}  # what the newest step returned; a graph overwrites these tensors in place
         self.losses = torch.zeros(())  # on the device: 0 while every loss was finite, NaN from then on
         self.diverged: str | None = None  # the error message once the host has seen that
@@ -125,8 +127,8 @@ class Task(pl.LightningModule):
     def compile_network(self) -> None:
         """Compiles what is worth compiling; nothing unless the model says so."""
 
-    def prepare_first_step(self, batch: Any) -> None:
-        """Initialises from data: runs once, before the first optimiser step of a run, with its batch."""
+    def prepare_first_step(self, batches: Sequence[Any]) -> None:
+        """Initialises from data: runs once, before the first optimiser step of a run, with its batches."""
 
     def check_datamodule(self, datamodule: Any) -> Any:
         """Returns the datamodule. Raises UserError, before any data is read, if it is of another kind."""
@@ -242,28 +244,22 @@ class Task(pl.LightningModule):
             self._step = None
         self._evaluation = None  # Lightning may move the weights away, and a graph would read where they were
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: StepBatches, batch_idx: int) -> None:
         self.clock.mark("other")
         assert self._step is not None
-        self._held.append(batch)
-        if len(self._held) < self.accumulate and not self.trainer.is_last_batch:
-            return
-        batches, self._held = self._held, []
         lr = self._follow_schedule()
-        self.last = self._step(*batches) | lr
-        self.batch_size = self.count(batch)
-        samples = sum(map(self.count, batches))
-        self.samples_trained += samples
-        self.clock.mark("compute", samples=samples)
+        self.last = self._step(batch) | lr
+        self.samples_trained += batch.samples
+        self._batches_trained += len(batch.batches)
+        self._steps_trained += 1
+        self.batch_size = self.samples_trained / (self._batches_trained * self.trainer.world_size)
+        self.updates = self._steps_trained / self._batches_trained
+        self.step_samples = sum(map(self.count, batch.batches))
+        self.clock.mark("compute", samples=self.step_samples)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.after_step is not None:
             self.after_step(self.trainer)
-
-    @property
-    def is_filling(self) -> bool:
-        """Whether the next batch has to wait for others of its optimiser step, unless it is the epoch's last."""
-        return len(self._held) + 1 < self.accumulate
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         if all(leaf.device == device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
@@ -278,18 +274,10 @@ class Task(pl.LightningModule):
         if self.schedule is None:
             return None
         epochs = self.schedule.interval == "epoch"
-        length = self.schedule.total or (self.trainer.max_epochs if epochs else self._optimizer_steps())
+        length = self.schedule.total or (self.trainer.max_epochs if epochs else self.trainer.estimated_stepping_batches)
         if length is None or not 1 <= length < math.inf:
             raise UserError("a learning rate schedule needs an end; give fit.max_epochs, or model.task.schedule.total")
         return ScheduledRate(self.schedule, int(length), optimizer, self.device)
-
-    def _optimizer_steps(self) -> float:
-        """Returns the optimiser steps of the whole run; infinity if it is not bounded."""
-        steps = self.trainer.estimated_stepping_batches
-        if self.accumulate == 1 or self.trainer.max_epochs in (None, -1):
-            return steps
-        in_epochs = -(-self.trainer.num_training_batches // self.accumulate) * (self.trainer.max_epochs or 0)
-        return min(steps, in_epochs)
 
     def _follow_schedule(self) -> dict[str, Tensor]:
         """Sets the learning rates of the next step; returns the first one as `lr`, nothing without a schedule."""

@@ -21,7 +21,7 @@ class RankTrainer(StandInTrainer):
     """A trainer of the given rank, with a datamodule of batches of 8."""
 
     rank = 0
-    datamodule = SimpleNamespace(batch_size=8)
+    datamodule = SimpleNamespace(accumulate=1, batch_size=8)
     is_global_zero = property(lambda self: self.rank == 0)
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from src.callbacks.phases import Phases
 from src.callbacks.throughput import Throughput
 from src.config.schema import Hardware, Precision
 from src.datamodules.base import Metered
+from src.datamodules.resident import PoolLoader
 from src.measure.clock import Clock
 from src.measure.phases import PHASES
 from src.measure.roofline import Cost
@@ -46,19 +47,16 @@ class Spent:
         self.times[phase] += 1
 
 
-class Loader:
+class Loader(PoolLoader[Batch]):
     """Yields batches that each take LOADER_S to fetch."""
 
     def __init__(self, spent: Spent) -> None:
+        super().__init__([(torch.ones(BATCH, 1),)], STEPS, BATCH)
         self.spent = spent
 
-    def __len__(self) -> int:
-        return STEPS
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(STEPS):
-            self.spent.spin("fetch", LOADER_S)
-            yield (torch.ones(BATCH, 1),)
+    def batch(self, step: int) -> Batch:
+        self.spent.spin("fetch", LOADER_S)
+        return super().batch(step)
 
 
 class SlowTask(Task):

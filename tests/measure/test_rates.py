@@ -21,7 +21,12 @@ def test_each_rate_has_its_own_denominator() -> None:
 
 
 def test_without_samples_rates_are_none() -> None:
-    assert whole_rates(Steps(), 0.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
+    assert whole_rates(Steps(), 1.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
+
+
+def test_the_rates_of_a_rank_whose_steps_had_no_samples_are_0() -> None:
+    """So that the sum over ranks is that of the others."""
+    assert whole_rates(steps(1.0, samples=0), 2.0, 0.0) == {"p_whole": 0.0, "p_train": 0.0, "p_core": 0.0}
 
 
 def test_tokens_per_sample_and_per_second() -> None:

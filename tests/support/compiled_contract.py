@@ -32,7 +32,7 @@ def main(file: str, name: str, home: Path) -> None:
         if compiled:
             task.compile_network()
         batch = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, task.example_batch(4))
-        task.prepare_first_step(batch)
+        task.prepare_first_step([batch])
         torch.manual_seed(0)
         loss = task.loss(batch)["loss"]
         loss.backward()

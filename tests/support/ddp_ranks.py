@@ -7,6 +7,7 @@ ActNorm starts from networks that each rank draws: here they have the same weigh
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,8 +51,8 @@ def run(home: Path, ranks: int) -> dict[str, Any]:
         self.training = False
         return forward(self, *arguments)
 
-    def initialised(self: MoFlowTask, batch: tuple[Tensor, Tensor]) -> None:
-        prepare(self, batch)
+    def initialised(self: MoFlowTask, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        prepare(self, batches)
         layers = {name: layer for name, layer in self.network.named_modules() if isinstance(layer, ActNorm)}
         seen["actnorm"] = {name: torch.stack([a.loc, a.scale]).detach().clone() for name, a in layers.items()}
 

@@ -20,6 +20,7 @@ from src.config.complete import complete
 from src.measure.clock import Clock
 from src.run import Job, build, fit, quieten
 from src.training.task import Task
+from tests.support.batches import batches_of
 from tests.support.same import assert_same_bits, lasting_state
 
 COMPILED = Path(__file__).with_name("compiled_contract.py")
@@ -82,7 +83,7 @@ class TaskContract(ABC):
     def test_example_batch_looks_like_the_loaders(self, home: Path) -> None:
         job = self.job(home, "batch")
         job.datamodule.setup("fit")
-        real = next(iter(job.datamodule.train_dataloader()))
+        real = next(batches_of(job.datamodule.train_dataloader()))
         example = job.task.example_batch(job.config.hp.batch_size)
         assert job.task.count(example) == job.task.count(real) == job.config.hp.batch_size
         assert [self.looks(leaf) for leaf in tree_leaves(example)] == [self.looks(leaf) for leaf in tree_leaves(real)]
@@ -117,7 +118,7 @@ class TaskContract(ABC):
         task = self.task(home)
         batch = task.example_batch(8)
         optimizer = task.configure_optimizers()
-        task.prepare_first_step(batch)
+        task.prepare_first_step([batch])
         losses = []
         for _ in range(self.learning_steps):
             optimizer.zero_grad()
@@ -178,7 +179,7 @@ class TaskContract(ABC):
     def test_executions_share_the_state_dict_and_the_function(self, home: Path) -> None:
         tasks = [self.task(home, *overrides).double() for overrides in (self.reference, self.fast)]
         batch = doubled(tasks[0].example_batch(4))
-        tasks[0].prepare_first_step(batch)
+        tasks[0].prepare_first_step([batch])
         tasks[1].load_state_dict(tasks[0].state_dict())
         assert_same_bits(dict(tasks[1].state_dict()), dict(tasks[0].state_dict()))
         results = []
@@ -193,7 +194,7 @@ class TaskContract(ABC):
     def test_cost_is_what_torch_counts(self, home: Path) -> None:
         task = self.task(home, *self.reference)
         batch = task.example_batch(4)
-        task.prepare_first_step(batch)
+        task.prepare_first_step([batch])
         task.loss(batch)  # makes what is made once and kept
         with FlopCounterMode(display=False) as forward:
             losses = task.loss(batch)

@@ -130,6 +130,7 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         self.device = device or torch.device("cpu")
         self.threads, self.prefetch = threads, prefetch
         self._ahead: Generator[ClickBatch] | None = None
+        self._numbers: list[int] = []  # of the epoch's global batches, in order
 
     def __iter__(self) -> Iterator[ClickBatch]:
         try:
@@ -139,7 +140,8 @@ class SplitLoader(OrderedLoader[ClickBatch]):
                 self._ahead.close()
 
     def begin(self, order: Int[Tensor, " batches"]) -> None:
-        numbers = order[self.position :].tolist()
+        self._numbers = order.tolist()
+        numbers = self._numbers[self.position :]
         if self.device.type == "cuda":
             pinned = PinnedBuffers(self.split.layout.num_bytes(self.rows), self.prefetch + 2)
             self._ahead = copy_ahead(self._read_ahead(numbers, pinned), self.device, pinned.give_back)
@@ -150,18 +152,22 @@ class SplitLoader(OrderedLoader[ClickBatch]):
         assert self._ahead is not None
         return next(self._ahead)
 
-    def _rows_of(self, number: int) -> tuple[int, int]:
-        """Returns the first and last (exclusive) of this rank's rows in a global batch."""
+    def samples_of_ranks(self, step: int, world_size: int) -> tuple[int, ...]:
+        spans = (self._rows_of(self._numbers[step], rank) for rank in range(world_size))
+        return tuple(end - begin for begin, end in spans)
+
+    def _rows_of(self, number: int, rank: int) -> tuple[int, int]:
+        """Returns the first and last (exclusive) of a rank's rows in a global batch."""
         begin = number * self.rows * self.ranks
         size = min(self.rows * self.ranks, self.split.num_rows - begin)
-        return begin + size * self.share // self.ranks, begin + size * (self.share + 1) // self.ranks
+        return begin + size * rank // self.ranks, begin + size * (rank + 1) // self.ranks
 
     def _read_ahead(self, numbers: list[int], pinned: "PinnedBuffers | None") -> Generator[ClickBatch]:
         reading: deque[Future[ClickBatch]] = deque()
         executor = ThreadPoolExecutor(self.threads, "click-reader")
         try:
             for number in numbers:
-                begin, end = self._rows_of(number)
+                begin, end = self._rows_of(number, self.share)
                 size = self.split.layout.num_bytes(end - begin)
                 data = pinned.take()[:size] if pinned else torch.empty(size, dtype=torch.uint8)
                 reading.append(executor.submit(self._read, begin, end, data))

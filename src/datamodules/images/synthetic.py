@@ -52,7 +52,7 @@ class SyntheticImagesDataModule(ImageDataModule):
         if (split, size) not in self._pools:
             self._pools[split, size] = self._generate(split, size)
         pool = self._pools[split, size]
-        return PoolLoader(pool, self.steps_per_epoch if train else len(pool))
+        return PoolLoader(pool, self.steps_per_epoch if train else len(pool), size)
 
     def _generate(self, split: str, size: int) -> list[ImageBatch]:
         device, (rank, _) = self.target_device, self.rank_and_world

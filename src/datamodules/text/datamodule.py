@@ -1,7 +1,7 @@
 """Base of all data sets of sentences, kept as tokens on the training device."""
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
 from src.config.ranges import Count, Range, Seed
 from src.datamodules.base import SplitDataModule
@@ -62,7 +62,8 @@ class TokenDataModule(SplitDataModule):
         )
 
     def tokens(self, steps: slice) -> tuple[int, int]:
-        counts = self._training.loader.counts[steps] if self._training else []
+        loader: Any = self._training.loader if self._training else None
+        counts = loader.counts[self._training.batches_of(steps)] if self._training else []
         return sum(real for real, _ in counts), sum(processed for _, processed in counts)
 
     def resident(self, data: TokenData) -> ResidentTokens:

@@ -182,7 +182,7 @@ class DistilBertTask(Task):
     def cost(self) -> Cost:
         sentences, tokens, squares = self.worked.tolist()
         work = Work(tokens / max(1, sentences), squares / max(1, sentences))
-        once = cost(self.network, work, self.batch_size, self.activation_bytes)
+        once = cost(self.network, work, self.batch_size, self.activation_bytes, self.updates)
         return replace(once, flops_training=2 * once.flops_training) if self.r_drop else once
 
     def example_batch(self, size: int) -> Tokens:

@@ -35,13 +35,16 @@ def macs_per_sample(network: DLRM) -> Macs:
     return Macs(products, prod(network.bottom.widths[:2]))  # the numerical features get no gradient
 
 
-def bytes_per_sample(network: DLRM, batch_size: int, activation_bytes: int) -> tuple[float, float]:
+def bytes_per_sample(
+    network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1
+) -> tuple[float, float]:
     """Returns the least bytes of device memory traffic of one sample in a batch: (forward, training).
 
     Forward: read the batch (2 bytes a numerical feature, 4 an id) and a row for each id (4 bytes an element, also if
     several samples use the row); write and read each activation once, vectors and interaction included; read the MLPs'
     parameters (4 bytes) once per batch. Training: read each activation once more, write and read its gradient; read
-    and write a row again; read a dense parameter twice, write its gradient, and move the optimiser's SGD_BYTES.
+    and write a row again; read a dense parameter twice, write its gradient, and move SGD_BYTES in each of the `updates`
+    optimiser steps a batch.
     """
     lookups = sum(table.hotness for table in network.tables)
     batch = 2 * network.bottom.widths[0] + 4 * lookups
@@ -53,11 +56,13 @@ def bytes_per_sample(network: DLRM, batch_size: int, activation_bytes: int) -> t
     parameters = sum(parameter.numel() for parameter in network.dense_parameters()) / batch_size
     forward = batch + row_bytes + 2 * activation_bytes * activations + 4 * parameters
     rows = TABLE_PASSES[network.embeddings.optimizer] * row_bytes
-    training = batch + rows + 5 * activation_bytes * activations + (8 + 4 + SGD_BYTES) * parameters
+    training = batch + rows + 5 * activation_bytes * activations + (8 + 4 + updates * SGD_BYTES) * parameters
     return forward, training
 
 
-def cost(network: DLRM, batch_size: int, activation_bytes: int) -> Cost:
+def cost(network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1) -> Cost:
     """Returns useful FLOPs and least bytes per sample, for the distance to the hardware's limits."""
     forward, omitted = macs_per_sample(network)
-    return Cost(2 * forward, 2 * (3 * forward - omitted), *bytes_per_sample(network, batch_size, activation_bytes))
+    return Cost(
+        2 * forward, 2 * (3 * forward - omitted), *bytes_per_sample(network, batch_size, activation_bytes, updates)
+    )

@@ -103,8 +103,9 @@ class DLRMTask(Task):
     def on_train_start(self) -> None:
         super().on_train_start()
         if isinstance(self.network.embeddings, ShardedEmbeddings):
-            if self.accumulate > 1:  # one batch's vectors take the place of the other's
-                raise UserError(f"hp.accumulate={self.accumulate}: spread tables take one batch a step; give 1")
+            accumulate = self.trainer.datamodule.accumulate  # type: ignore[attr-defined]
+            if accumulate > 1:  # one batch's vectors take the place of the other's
+                raise UserError(f"hp.accumulate={accumulate}: spread tables take one batch a step; give 1")
             self.network.embeddings.wait_with(self.waiting)
 
     def can_be_captured(self) -> bool:
@@ -129,7 +130,7 @@ class DLRMTask(Task):
         return batch.count
 
     def cost(self) -> Cost:
-        return cost(self.network, self.batch_size, self.activation_bytes)
+        return cost(self.network, self.batch_size, self.activation_bytes, self.updates)
 
     def example_batch(self, size: int) -> ClickBatch:
         """Returns normal numericals, random ids and random labels."""

@@ -33,26 +33,30 @@ def layers(network: MobileNetV1, size: int) -> list[Layer]:
     return found
 
 
-def bytes_per_image(network: MobileNetV1, size: int, batch_size: int, activation_bytes: int) -> tuple[float, float]:
+def bytes_per_image(
+    network: MobileNetV1, size: int, batch_size: float, activation_bytes: int, updates: float = 1
+) -> tuple[float, float]:
     """Returns the least bytes of device memory traffic of one image in a batch: (forward, training).
 
     Forward: read the image (a byte a colour); write and read each convolution's output once, with BatchNorm and ReLU
     fused; read the parameters once per batch. In training BatchNorm needs its input's mean, so the input is written and
     read once more. The backward pass reads that input once and the gradient twice, for its sums and for the next
     gradient, and writes the gradient of each convolution's input. Read a parameter twice, write its gradient, and move
-    the optimiser's SGD_BYTES.
+    the optimiser's SGD_BYTES in each of the `updates` steps a batch.
     """
     activations = sum(layer.outputs for layer in layers(network, size))
     parameters = sum(parameter.numel() for parameter in network.parameters()) / batch_size
     image = 3 * size**2
     forward = image + 2 * activation_bytes * activations + 4 * parameters
-    training = 2 * image + 7 * activation_bytes * activations + (8 + 4 + SGD_BYTES) * parameters
+    training = 2 * image + 7 * activation_bytes * activations + (8 + 4 + updates * SGD_BYTES) * parameters
     return forward, training
 
 
-def cost(network: MobileNetV1, size: int, batch_size: int, activation_bytes: int) -> Cost:
+def cost(network: MobileNetV1, size: int, batch_size: float, activation_bytes: int, updates: float = 1) -> Cost:
     """Returns useful FLOPs and least bytes per image, for the distance to the hardware's limits."""
     convolutions = layers(network, size)
     macs = sum(layer.macs for layer in convolutions) + prod(network.classifier.weight.shape)
     of_images = convolutions[0].macs  # images get no gradient
-    return Cost(2 * macs, 2 * (3 * macs - of_images), *bytes_per_image(network, size, batch_size, activation_bytes))
+    return Cost(
+        2 * macs, 2 * (3 * macs - of_images), *bytes_per_image(network, size, batch_size, activation_bytes, updates)
+    )

@@ -91,4 +91,4 @@ class MobileNetV1Task(ImageClassificationTask):
         return (1 - self.mixing * (1 - drawn)).to(images.dtype)
 
     def cost(self) -> Cost:
-        return cost(self.network, self.image_size, self.batch_size, self.activation_bytes)
+        return cost(self.network, self.image_size, self.batch_size, self.activation_bytes, self.updates)

@@ -77,12 +77,15 @@ def _atom_step_macs(network: MoFlow, step: AtomStep, counting: Counting, row_onl
     return mlp + nodes * (1 + kinds) * classes * channels, kinds * nodes**2 * channels
 
 
-def bytes_per_sample(network: MoFlow, batch_size: int, activation_bytes: int) -> tuple[float, float]:
+def bytes_per_sample(
+    network: MoFlow, batch_size: float, activation_bytes: int, updates: float = 1
+) -> tuple[float, float]:
     """Returns the least bytes through device memory of one sample in a batch: (forward, training).
 
     Forward: each product's output is written and read once, and so is the latent (4 bytes per number) of each step.
     Parameters (4 bytes) are read once per batch. Training: each output is also read again, and its gradient is written
-    and read. A parameter is read twice, its gradient is written, and the optimiser moves ADAM_BYTES.
+    and read. A parameter is read twice, its gradient is written, and the optimiser moves ADAM_BYTES in each of its
+    `updates` steps a batch.
     """
     bond_step, atom_step = _steps(network)
     bonds, atoms = len(network.bond_flow.steps), len(network.atom_flow.steps)
@@ -94,11 +97,11 @@ def bytes_per_sample(network: MoFlow, batch_size: int, activation_bytes: int) ->
     parameters = sum(parameter.numel() for parameter in network.parameters())
     activations = activation_bytes * outputs + 4 * latents
     forward = 2 * activations + 4 * parameters / batch_size
-    training = 5 * activations + (8 + 4 + ADAM_BYTES) * parameters / batch_size
+    training = 5 * activations + (8 + 4 + updates * ADAM_BYTES) * parameters / batch_size
     return forward, training
 
 
-def cost(network: MoFlow, batch_size: int, activation_bytes: int) -> Cost:
+def cost(network: MoFlow, batch_size: float, activation_bytes: int, updates: float = 1) -> Cost:
     """Returns useful FLOPs and least bytes per sample."""
     flops = flops_per_sample(network)
-    return Cost(flops.forward, flops.training, *bytes_per_sample(network, batch_size, activation_bytes))
+    return Cost(flops.forward, flops.training, *bytes_per_sample(network, batch_size, activation_bytes, updates))

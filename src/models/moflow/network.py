@@ -127,25 +127,26 @@ class MoFlow(nn.Module):
         return [module for module in self.modules() if isinstance(module, ActNorm)]
 
     @torch.no_grad()
-    def initialize(self, nodes: Nodes, edges: Edges) -> None:
-        """Initialises the ActNorms from the (noised) batch of all ranks, unless they are initialised.
+    def initialize(self, nodes: Nodes, edges: Edges, batch_size: int | None = None) -> None:
+        """Initialises the ActNorms from the (noised) molecules of all ranks, unless they are initialised.
 
-        All ranks must call it. The batch of each device, or with `norm_batch` each group of so many molecules, passes
-        through a network of its own, and the ActNorms take the mean over these networks: each of NVIDIA's devices draws
-        its own weights, and takes the first one's only after this. Started from one network, training on eight devices
-        ends at fewer valid molecules (docs/notes/2026-11-26-moflow-published.md). Raises UserError for a training batch
-        that norm_batch does not divide.
+        All ranks must call it. Each batch of `batch_size` molecules (all if not given), or with `norm_batch` each group
+        of so many, passes through a network of its own, and the ActNorms take the mean over these networks: each of
+        NVIDIA's devices draws its own weights, and takes the first one's only after this. Started from one network,
+        training on eight devices ends at fewer valid molecules (docs/notes/2026-11-26-moflow-published.md). Raises
+        UserError for a batch that norm_batch does not divide.
         """
-        if self.norm_batch is not None and len(nodes) > self.norm_batch and len(nodes) % self.norm_batch:
+        batch_size = batch_size or len(nodes)
+        if self.norm_batch is not None and batch_size > self.norm_batch and batch_size % self.norm_batch:
             raise UserError(
-                f"model.task.network.norm_batch={self.norm_batch} does not divide a device's batch of {len(nodes)}: "
+                f"model.task.network.norm_batch={self.norm_batch} does not divide a device's batch of {batch_size}: "
                 "change it or hp.batch_size"
             )
         if self.initialized:
             return
         _, graph = clean = self.one_hot(nodes, edges)
         x, adj = self.dequantise(*clean, noise=True)
-        size = min(self.norm_batch or len(x), len(x))
+        size = min(self.norm_batch or batch_size, batch_size)
         networks = self.networks_of_devices(len(x) // size)
         bonds = [(squeeze(part, self.bond_flow.fold),) for part in adj.split(size)]
         atoms = [(part, relations_of(bond)) for part, bond in zip(x.split(size), graph.split(size), strict=True)]

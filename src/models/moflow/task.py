@@ -150,7 +150,7 @@ class MoFlowTask(Task):
         return len(batch[0])
 
     def cost(self) -> Cost:
-        return cost(self.network, self.batch_size, self.activation_bytes)
+        return cost(self.network, self.batch_size, self.activation_bytes, self.updates)
 
     def example_batch(self, size: int) -> Batch:
         atoms, classes = self.network.max_atoms, self.network.num_atom_classes
@@ -161,8 +161,9 @@ class MoFlowTask(Task):
     def compile_network(self) -> None:
         self.network.compile_steps(dynamic=False)
 
-    def prepare_first_step(self, batch: Batch) -> None:
-        self.network.initialize(*batch)  # nothing after a resume: the state is in the checkpoint
+    def prepare_first_step(self, batches: Sequence[Batch]) -> None:
+        nodes, edges = (torch.cat(part) for part in zip(*batches, strict=True))
+        self.network.initialize(nodes, edges, self.count(batches[0]))  # nothing after a resume
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         bits_atom, bits_bond = self.network.likelihood(*batch)

@@ -101,14 +101,14 @@ def linear_macs(linear: LinearSE3) -> float:
 
 
 def bytes_per_molecule(
-    network: SE3TransformerPooled, molecule: Molecule, batch_size: int, activation_bytes: int
+    network: SE3TransformerPooled, molecule: Molecule, batch_size: float, activation_bytes: int, updates: float = 1
 ) -> tuple[float, float]:
     """Returns the least bytes through device memory of one molecule in a batch: (forward, training).
 
     Forward: each layer's output (messages of an edge; queries, attended values and features of a node) is written and
     read once, `activation_bytes` per number; radial weights and basis stay on the chip. Parameters (4 bytes) are read
     once per batch. Training: each output is also read again, and its gradient is written and read. A parameter is read
-    twice, its gradient is written, and the optimiser moves ADAM_BYTES.
+    twice, its gradient is written, and the optimiser moves ADAM_BYTES in each of its `updates` steps a batch.
     """
     per_edge, per_node = 0, network.transformer.to_output.fiber_out.num_features
     for module in network.transformer.blocks:
@@ -119,12 +119,16 @@ def bytes_per_molecule(
     numbers = per_edge * molecule.edges + per_node * molecule.nodes
     parameters = sum(parameter.numel() for parameter in network.parameters()) / batch_size
     forward = 2 * activation_bytes * numbers + 4 * parameters
-    training = 5 * activation_bytes * numbers + (8 + 4 + ADAM_BYTES) * parameters
+    training = 5 * activation_bytes * numbers + (8 + 4 + updates * ADAM_BYTES) * parameters
     return forward, training
 
 
-def cost(network: SE3TransformerPooled, molecule: Molecule, batch_size: int, activation_bytes: int) -> Cost:
+def cost(
+    network: SE3TransformerPooled, molecule: Molecule, batch_size: float, activation_bytes: int, updates: float = 1
+) -> Cost:
     """Returns useful FLOPs and least bytes per molecule."""
     macs = macs_per_molecule(network, molecule)
     training = 2 * (3 * macs.forward - macs.skipped)
-    return Cost(2 * macs.forward, training, *bytes_per_molecule(network, molecule, batch_size, activation_bytes))
+    return Cost(
+        2 * macs.forward, training, *bytes_per_molecule(network, molecule, batch_size, activation_bytes, updates)
+    )

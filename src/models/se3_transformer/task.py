@@ -132,7 +132,7 @@ class SE3TransformerTask(Task):
         return batch.count
 
     def cost(self) -> Cost:
-        return cost(self.network, self.molecule, self.batch_size, self.activation_bytes)
+        return cost(self.network, self.molecule, self.batch_size, self.activation_bytes, self.updates)
 
     def example_batch(self, size: int) -> GraphBatch:
         """Rings of atoms at random places, without padding."""

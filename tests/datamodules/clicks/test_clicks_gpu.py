@@ -9,6 +9,7 @@ from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.datamodules.clicks.synthetic_files import BLOCK, generate
 from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
 from src.gpu.cuda_graphs import Graphed
+from tests.support.batches import batches_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -32,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticClicksDataModule:
 def expected(data: SyntheticClicksDataModule) -> list[torch.Tensor]:
     """The batches on the host."""
     data.device = torch.device("cpu")
-    batches = [batch.data for batch in data.train_dataloader()]
+    batches = [batch.data for batch in batches_of(data.train_dataloader())]
     data.device = CUDA
     return batches
 
@@ -46,7 +47,7 @@ def test_batches_are_complete_if_training_is_slower_than_loading(
     data: SyntheticClicksDataModule, expected: list[torch.Tensor]
 ) -> None:
     seen = []
-    for batch in data.train_dataloader():
+    for batch in batches_of(data.train_dataloader()):
         assert batch.data.device.type == "cuda"
         busy()
         seen.append(batch.data.clone())
@@ -55,14 +56,14 @@ def test_batches_are_complete_if_training_is_slower_than_loading(
 
 
 def test_kept_batches_are_not_overwritten(data: SyntheticClicksDataModule, expected: list[torch.Tensor]) -> None:
-    kept = list(data.train_dataloader())
+    kept = list(batches_of(data.train_dataloader()))
     assert all(torch.equal(one.data.cpu(), other) for one, other in zip(kept, expected, strict=True))
 
 
 def test_at_most_four_batches_are_on_the_device(data: SyntheticClicksDataModule) -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    for _ in data.train_dataloader():
+    for _ in batches_of(data.train_dataloader()):
         busy()
     assert torch.cuda.max_memory_allocated() - before <= 4 * data.layout.num_bytes(ROWS)
 
@@ -79,7 +80,7 @@ def test_a_graph_is_captured_while_batches_are_read(
         return clicks.labels.sum() + clicks.numerical.float().sum() + clicks.ids.sum()
 
     run = Graphed(decoded, graph=True)
-    sums = [run(batch).clone() for batch in data.train_dataloader()]
+    sums = [run(batch).clone() for batch in batches_of(data.train_dataloader())]
     assert len(run.captures) == 1
     for found, buffer in zip(sums, expected, strict=True):
         torch.testing.assert_close(found.cpu(), decoded(ClickBatch(buffer, data.layout, ROWS)), rtol=1e-4, atol=1.0)
@@ -102,5 +103,5 @@ def test_a_pool_is_on_the_device() -> None:
     )
     pool.device = CUDA
     pool.setup("fit")
-    assert [batch.data.device.type for batch in pool.train_dataloader()] == ["cuda"] * 5
+    assert [batch.data.device.type for batch in batches_of(pool.train_dataloader())] == ["cuda"] * 5
     assert pool.bayes_auc is not None and 0.75 < pool.bayes_auc < 0.85

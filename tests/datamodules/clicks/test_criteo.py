@@ -14,11 +14,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 
 from src.batches.clicks import ClickBatch
+from src.batches.step import StepBatches
 from src.datamodules.clicks.check import STAMP
 from src.datamodules.clicks.criteo import CriteoDataModule
 from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.measure.clock import Clock
+from tests.support.batches import batches_of
 from tests.support.click_rows import ClickRows, click_rows
 
 TRAIN, TEST = 50, 23
@@ -64,7 +66,7 @@ def test_bayes_auc_is_read_from_the_metadata(folder: Path, rows: dict[str, Click
 
 def test_training_drops_an_incomplete_batch_and_evaluation_keeps_it(folder: Path, rows: dict[str, ClickRows]) -> None:
     data = ready(folder, test_batch_size=10)
-    for number, batch in enumerate(data.train_dataloader()):
+    for number, batch in enumerate(batches_of(data.train_dataloader())):
         rows["train"].assert_equal(batch.clicks(), 8 * number, 8 * number + 8)
     assert len(data.train_dataloader()) == 6
     for loader in (data.test_dataloader(), data.val_dataloader(), data.predict_dataloader()):
@@ -87,7 +89,9 @@ def test_prediction_uses_any_split(folder: Path) -> None:
 
 def test_shuffle_batches_shuffles_with_the_seed(folder: Path) -> None:
     def order(seed: int, **options: Any) -> list[bytes]:
-        return [batch.data.numpy().tobytes() for batch in ready(folder, seed=seed, **options).train_dataloader()]
+        return [
+            batch.data.numpy().tobytes() for batch in batches_of(ready(folder, seed=seed, **options).train_dataloader())
+        ]
 
     plain = order(1)
     shuffled = order(1, shuffle_batches=True)
@@ -102,8 +106,8 @@ class Trained(BoringModel):
         super().__init__()
         self.seen: list[ClickBatch] = []
 
-    def training_step(self, batch: ClickBatch, batch_idx: int) -> torch.Tensor:
-        self.seen.append(batch)
+    def training_step(self, batch: StepBatches, batch_idx: int) -> torch.Tensor:
+        self.seen += batch.batches
         return self.layer(torch.ones(1, 32)).sum()
 
 
@@ -135,7 +139,7 @@ def test_the_clock_measures_waiting_for_data(folder: Path) -> None:
     data = ready(folder)
     ticks = iter(range(1000))
     data.clock = Clock(0.0, now=lambda: float(next(ticks)))
-    assert len(list(data.train_dataloader())) == 6
+    assert len(list(batches_of(data.train_dataloader()))) == 6
     assert data.clock.totals_s["fetch"] == 6
 
 

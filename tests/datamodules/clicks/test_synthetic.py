@@ -17,6 +17,7 @@ from src.datamodules.clicks.synthetic import BIAS, PUBLISHED, BayesMetrics, Clic
 from src.datamodules.clicks.synthetic_files import BLOCK, generate
 from src.datamodules.clicks.synthetic_resident import ResidentClicksDataModule
 from src.errors import UserError
+from tests.support.batches import batches_of
 
 SIZES = (40_000, 5, 300)
 SMALL: dict[str, Any] = {"train_rows": 2 * BLOCK + 1000, "test_rows": 700, "cardinalities": SIZES, "num_numerical": 2}
@@ -273,7 +274,7 @@ def test_an_epoch_repeats_the_pool() -> None:
     data = resident(test_batch_size=16)
     data.prepare_data()
     data.setup("fit")
-    batches = list(data.train_dataloader())
+    batches = list(batches_of(data.train_dataloader()))
     assert [batch.count for batch in batches] == [8] * 5
     assert all(torch.equal(batches[i].data, batches[i + 2].data) for i in range(3))
     assert not torch.equal(batches[0].data, batches[1].data)
@@ -291,8 +292,8 @@ def test_an_epoch_repeats_the_pool() -> None:
 def test_a_resumed_pool_gives_the_remaining_batches() -> None:
     data = resident(pool_batches=5)
     data.setup("fit")
-    uninterrupted = [batch.data for batch in data.train_dataloader()]
+    uninterrupted = [batch.data for batch in batches_of(data.train_dataloader())]
     loader = data.train_dataloader()
     loader.load_state_dict({"epoch": 0, "position": 2})
-    rest = [batch.data for batch in loader]
+    rest = [batch.data for batch in batches_of(loader)]
     assert len(rest) == 3 and all(torch.equal(one, other) for one, other in zip(rest, uninterrupted[2:], strict=True))

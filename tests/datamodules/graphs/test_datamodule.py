@@ -15,6 +15,7 @@ from src.datamodules.graphs import qm9
 from src.datamodules.graphs.datamodule import GraphDataModule
 from src.datamodules.graphs.edges import Edges
 from src.errors import UserError
+from tests.support.batches import batches_of
 from tests.support.composing import composed
 from tests.support.qm9_rows import IDS, write_package
 
@@ -58,7 +59,7 @@ def test_each_loader_covers_its_split(home: Path) -> None:
     datamodule = ready(home, predict="all")
     assert datamodule.data is not None
     for name, loader in (
-        ("train", datamodule.train_dataloader()), ("val", datamodule.val_dataloader()),
+        ("train", batches_of(datamodule.train_dataloader())), ("val", datamodule.val_dataloader()),
         ("test", datamodule.test_dataloader()), ("all", datamodule.predict_dataloader()),
     ):  # fmt: skip
         batches: list[GraphBatch] = list(loader)
@@ -74,11 +75,13 @@ def test_each_loader_covers_its_split(home: Path) -> None:
 
 def test_the_position_is_part_of_a_checkpoint(home: Path) -> None:
     uninterrupted, interrupted, resumed = ready(home), ready(home), ready(home)
-    batches = [batch.targets.tolist() for batch in uninterrupted.train_dataloader()]
-    iterator = iter(interrupted.train_dataloader())
+    batches = [batch.targets.tolist() for batch in batches_of(uninterrupted.train_dataloader())]
+    iterator = batches_of(interrupted.train_dataloader())
     next(iterator)
     resumed.load_state_dict(interrupted.state_dict())
-    assert [batch.targets[0].item() for batch in resumed.train_dataloader()] == [batch[0] for batch in batches[1:]]
+    assert [batch.targets[0].item() for batch in batches_of(resumed.train_dataloader())] == [
+        batch[0] for batch in batches[1:]
+    ]
 
 
 def test_edges_are_as_configured(home: Path) -> None:
@@ -169,7 +172,7 @@ def test_published_features_are_for_the_elements_of_qm9_alone(home: Path) -> Non
     for file, elements, width in (("my.csv", "H C N O F", 6), ("silane.csv", "H C O Si", 4)):
         datamodule = ready(home, file=file)
         assert datamodule.elements == elements.split()
-        batch = next(iter(datamodule.train_dataloader()))
+        batch = next(batches_of(datamodule.train_dataloader()))
         assert batch.node_features.shape[1] == width
     wide = ready(home, file="silane.csv", elements=["Si", "H", "O", "C", "Br"])
     assert wide.elements == ["H", "C", "O", "Si", "Br"]

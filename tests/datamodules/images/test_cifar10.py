@@ -16,6 +16,7 @@ from PIL import Image
 from src.datamodules.images.cifar10 import CIFAR10DataModule
 from src.datamodules.images.cifar10_files import CLASSES, Labelled, read_cifar10
 from src.errors import UserError
+from tests.support.batches import batches_of
 from tests.support.tiny_mobilenet import encoded
 
 
@@ -111,7 +112,7 @@ def test_batches_are_bytes_on_the_device(tmp_path: Path) -> None:
     test = PARTS["test_batch"]
     assert np.array_equal(torch.cat([batch.pixels for batch in batches]).numpy(), test.pixels)
     assert np.array_equal(torch.cat([batch.labels for batch in batches]).numpy(), test.labels)
-    trained = list(module.train_dataloader())
+    trained = list(batches_of(module.train_dataloader()))
     assert [batch.pixels.shape for batch in trained] == [(8, 32, 32, 3)] * 3
     seen = {image.numpy().tobytes() for batch in trained for image in batch.pixels}
     assert seen == {image.tobytes() for image in TRAIN.pixels}

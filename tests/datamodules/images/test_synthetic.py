@@ -7,6 +7,7 @@ import torch
 
 from src.datamodules.images.synthetic import SyntheticImagesDataModule
 from src.errors import UserError
+from tests.support.batches import batches_of
 
 SETTINGS: dict[str, Any] = {
     "name": "synthetic", "batch_size": 16, "seed": 1, "num_classes": 5, "image_size": 16, "steps_per_epoch": 7,
@@ -21,7 +22,7 @@ def data(**options: Any) -> SyntheticImagesDataModule:
 
 
 def test_an_epoch_repeats_the_pool() -> None:
-    batches = list(data().train_dataloader())
+    batches = list(batches_of(data().train_dataloader()))
     assert len(batches) == 7
     assert [batch is batches[step % 3] for step, batch in enumerate(batches)] == [True] * 7
     assert len({id(batch) for batch in batches}) == 3

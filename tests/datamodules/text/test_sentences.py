@@ -11,6 +11,7 @@ from src.datamodules.text.sentences import SentencesDataModule, Source
 from src.datamodules.text.tables import read_table
 from src.datamodules.text.vocabulary import learned_pieces
 from src.errors import UserError
+from tests.support.batches import batches_of
 
 ROWS = [("a film, long", "good"), ("two and more", "bad"), ("three", "so so")] * 4
 
@@ -53,7 +54,7 @@ def test_what_was_read_dropped_and_truncated_is_said(tmp_path: Path, capsys: pyt
 def test_a_batch_larger_than_the_training_split_is_reduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = datamodule(written(tmp_path / "own.csv"))
     data.setup("fit")
-    (batch,) = data.train_dataloader()
+    (batch,) = batches_of(data.train_dataloader())
     assert batch.num_sentences == 9
     said = "note: hp.batch_size=64 is more than the training split has for each rank; training with batches of 9"
     assert capsys.readouterr().out.splitlines()[-1] == said

@@ -10,6 +10,7 @@ import torch
 from src.batches.tokens import UNLABELLED, PackedTokens, PaddedTokens
 from src.datamodules.text.sst2 import SST2DataModule
 from src.errors import UserError
+from tests.support.batches import batches_of
 from tests.support.sst2_rows import CLS, PIECES, SEP, labels, write_files, write_lines, write_vocabulary
 
 
@@ -40,7 +41,7 @@ def caches(options: dict[str, Any]) -> set[Path]:
 @pytest.mark.parametrize(("padding", "kind"), [("max_length", PaddedTokens), ("packed", PackedTokens)])
 def test_every_split_has_its_sentences(padding: str, kind: type, options: dict[str, Any]) -> None:
     datamodule = ready(**options, padding=padding, test_batch_size=4)
-    training = list(datamodule.train_dataloader())
+    training = list(batches_of(datamodule.train_dataloader()))
     assert [len(batch.labels) for batch in training] == [8] * 5
     assert all(isinstance(batch, kind) for batch in training)
     for loader in (datamodule.val_dataloader(), datamodule.test_dataloader(), datamodule.predict_dataloader()):
@@ -53,7 +54,7 @@ def test_every_split_has_its_sentences(padding: str, kind: type, options: dict[s
 def test_training_tokens_are_counted_by_step(options: dict[str, Any]) -> None:
     datamodule = ready(**options, padding="max_length", max_length=32)
     assert datamodule.tokens(slice(3)) == (0, 0)
-    batches = list(datamodule.train_dataloader())
+    batches = list(batches_of(datamodule.train_dataloader()))
     real = [int(batch.lengths.sum()) for batch in batches]
     assert datamodule.tokens(slice(1, 3)) == (sum(real[1:3]), 2 * 8 * 32)
     assert datamodule.tokens(slice(100)) == (sum(real), 5 * 8 * 32)

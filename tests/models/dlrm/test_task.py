@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.batches.step import StepBatches
 from src.callbacks.history import History
 from src.config.complete import complete
 from src.config.instantiate import instantiate
@@ -55,8 +56,8 @@ def watch_steps(job: Job, note: Callable[[Any, dict[str, Tensor]], Callable[[], 
     """Calls `note` with batch and weights before each step, and after it the function that `note` returned."""
     step, task = job.task.training_step, task_of(job)
 
-    def watched(batch: Any, batch_idx: int) -> None:
-        after = note(batch, {name: value.clone() for name, value in task.network.state_dict().items()})
+    def watched(batch: StepBatches, batch_idx: int) -> None:
+        after = note(*batch.batches, {name: value.clone() for name, value in task.network.state_dict().items()})
         step(batch, batch_idx)
         after()
 

@@ -23,7 +23,7 @@ def convolutions(network: SmallResNet, size: int) -> Iterator[tuple[nn.Conv2d, i
             yield block.shortcut, size
 
 
-def cost(network: SmallResNet, size: int, batch_size: int, activation_bytes: int) -> Cost:
+def cost(network: SmallResNet, size: int, batch_size: float, activation_bytes: int) -> Cost:
     """Returns useful FLOPs and least bytes of an image of size x size in a batch.
 
     Training computes two gradients for each product, but none of the image. Bytes: every convolution's output is
