@@ -143,6 +143,12 @@ class Task(pl.LightningModule):
         """Returns whether a CUDA graph can hold a training step: whether the host reads nothing of the device in it."""
         return True
 
+    def _optimizer_can_be_captured(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether the host reads nothing of the device in the optimiser's step, loss scaling included."""
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        capturable = all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+        return capturable and (not scaled or getattr(optimizer, "_step_supports_amp_scaling", False))
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """Returns what the optimiser gets. A model that updates others itself does so in `update_rest`."""
         return list(self.parameters())
@@ -233,6 +239,13 @@ class Task(pl.LightningModule):
         if wanted(self.execution.compile, self.device.type == "cuda"):
             self.compile_network()
         graph = wanted(self.execution.graph, self.device.type == "cuda" and self.can_be_captured())
+        if graph and not self._optimizer_can_be_captured(optimizer):
+            if self.execution.graph == "on":
+                raise UserError(
+                    f"execution.graph=on: a CUDA graph cannot hold a step of {type(optimizer).__name__} in "
+                    f"{self.trainer.precision}; give execution.graph=auto, or an optimizer such as AdamW or SGD"
+                )
+            graph = False
         self.losses, self.diverged = torch.zeros((), device=self.device), None
         self.waiting = Waiting(self.device)
         self.clock.waited_s = self.waiting.seconds

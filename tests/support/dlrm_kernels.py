@@ -112,6 +112,29 @@ def updated(
     return Updated(vectors, max(errors) / largest, rest, kept)
 
 
+def update_of_parts(
+    tables: Sequence[Table], optimizer: Rule, device: str = "cpu"
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Returns all tables after an update by a batch of 12, by its parts of 7 and 5, and by those without kernels."""
+    counts, dim = (7, 5), 8
+    torch.manual_seed(0)
+    with torch.device(device):
+        embeddings = PlainEmbeddings(tables, dim, optimizer, eps=1e-3)
+    gradient = random(sum(counts), len(tables), dim, seed=1, device=device)
+    of_parts = [[some_ids(table, count) for table in tables] for count in counts]
+    ids = torch.cat([torch.cat(of_table) for of_table in zip(*of_parts, strict=True)]).to(device)
+    whole, parts, unfused = (deepcopy(embeddings) for _ in range(3))
+    whole(ids, sum(counts)).backward(gradient)
+    for ids_of_part, gradient_of_part in zip(of_parts, gradient.split(counts), strict=True):
+        for several in (parts, unfused):
+            several(torch.cat(ids_of_part).to(device), len(gradient_of_part)).backward(gradient_of_part)
+    unfused.pending = [part._replace(order=None) for part in unfused.pending]
+    for each in (whole, parts, unfused):
+        each.update(torch.tensor(0.25, device=device))
+    assert not any(torch.equal(a, b) for a, b in zip(whole.weights, embeddings.weights, strict=True))
+    return list(whole.weights), list(parts.weights), list(unfused.weights)
+
+
 def narrow_look_up(
     fused: Any, tables: Sequence[Table], batch: int, dim: int, dtype: torch.dtype, device: str = "cpu"
 ) -> float:

@@ -185,10 +185,23 @@ class PlainEmbeddings(Embeddings):
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
     ) -> None:
         """Updates the rows that were looked up; see `update`."""
-        if len(pending) == 1 and pending[0].order is not None:
-            self.apply_fused(pending[0], rate, found_inf, loss_scale)
-        else:
+        if any(part.order is None for part in pending):
             self.apply_plain(pending, rate, found_inf, loss_scale)
+        else:
+            part = pending[0] if len(pending) == 1 else self.together(pending)
+            self.apply_fused(part, rate, found_inf, loss_scale)
+
+    def together(self, pending: Sequence["Pending"]) -> "Pending":
+        """Returns several lookups, with their ids in order, as one."""
+        fused = self.fused()
+        assert fused is not None
+        for part in pending:
+            if part.order.side is not None:  # where their own ids are sorted, for nothing
+                part.order.side.join()
+        of_tables = zip(*(self.split(part.ids, len(part.gradient)) for part in pending), strict=True)
+        ids = torch.cat([torch.cat(of_table) for of_table in of_tables])
+        gradient = torch.cat([part.gradient for part in pending])
+        return Pending(ids, gradient, fused.tables.row_order(self.tables, ids, len(gradient)))
 
     def apply_plain(
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None

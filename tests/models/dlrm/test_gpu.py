@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from src.batches.clicks import Table
-from src.models.dlrm.embeddings import PlainEmbeddings
+from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.kernels import dispatch
-from tests.support.dlrm_kernels import dot, layers, narrow_look_up, updated
+from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 CUDA = "cuda"
+ADAGRAD_LR = "hp.lr=0.05"
 PRECISIONS = [
     ("single", torch.float32, "highest", 1e-5),
     ("TF32", torch.float32, "high", 3e-3),
@@ -106,15 +107,28 @@ def test_lookup_takes_more_blocks_than_a_grids_second_axis(fused: Any) -> None:
     assert torch.equal(fused.tables.look_up([weight], (table,), ids, batch, torch.float32)[:, 0], weight[ids])
 
 
-def run(home: Path, *overrides: str) -> Trained:
+def run(home: Path, *overrides: str, model: str = "dlrm") -> Trained:
     """Trains 12 steps."""
-    return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides))
+    return trained(tiny_dlrm(home, "hardware=auto", "fit.max_steps=12", "measure.window=1", *overrides, model=model))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_several_lookups_are_updated_as_one(tables: list[Table], optimizer: Rule) -> None:
+    for one, several, unfused in zip(*update_of_parts(tables, optimizer, CUDA), strict=True):
+        torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(unfused, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["dlrm", "dlrm_dcnv2"])
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision_name", ["amp", "tf32", "bf16"])
-def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(tmp_path: Path, precision_name: str) -> None:
+def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(
+    tmp_path: Path, precision_name: str, accumulate: int, model: str
+) -> None:
     """The learning rate rises meanwhile; a captured step must follow it."""
-    runs = [run(tmp_path / g, f"precision={precision_name}", f"execution.graph={g}") for g in ("on", "off")]
+    options = f"precision={precision_name}", f"hp.accumulate={accumulate}", *((ADAGRAD_LR,) * (model != "dlrm"))
+    runs = [run(tmp_path / g, f"execution.graph={g}", *options, model=model) for g in ("on", "off")]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
     assert runs[0].losses[-1] < runs[0].losses[0]
     for name, weight in runs[0].after.items():

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from src.batches.clicks import Table
+from src.models.dlrm.embeddings import Rule
 from src.models.dlrm.kernels import fused
-from tests.support.dlrm_kernels import dot, layers, narrow_look_up, updated
+from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
 
 DTYPES = [
     (torch.float32, 2e-6),
@@ -44,6 +45,15 @@ def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: to
     """Most errors of gradients come from values near 0 that pass a ReLU in one dtype and not in the other."""
     found = layers(fused, widths, logit, 300, dtype)
     assert found.output < tolerance and max(found.gradients) < 10 * tolerance, found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_several_lookups_are_updated_as_one(tables: list[Table], optimizer: Rule) -> None:
+    whole, parts, rest = update_of_parts(tables, optimizer)
+    for table, one, several, unfused in zip(tables, whole, parts, rest, strict=True):
+        torch.testing.assert_close(several, one, rtol=1e-6, atol=1e-7, msg=table.name)
+        torch.testing.assert_close(unfused, one, rtol=1e-5, atol=1e-6, msg=table.name)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)

@@ -57,7 +57,8 @@ def watch_steps(job: Job, note: Callable[[Any, dict[str, Tensor]], Callable[[], 
     step, task = job.task.training_step, task_of(job)
 
     def watched(batch: StepBatches, batch_idx: int) -> None:
-        after = note(*batch.batches, {name: value.clone() for name, value in task.network.state_dict().items()})
+        (clicks,) = batch.batches
+        after = note(clicks, {name: value.clone() for name, value in task.network.state_dict().items()})
         step(batch, batch_idx)
         after()
 
