@@ -5,6 +5,7 @@
 #             versions are those of requirements.lock; LATEST=1 takes the newest that pyproject.toml allows
 # make lock   writes requirements.lock anew, of the newest versions
 # make audit  looks the locked versions up in the database of known vulnerabilities
+# make test-gpu-all    every option on a GPU; PART=1/3, 2/3 and 3/3 take ten minutes each, ONLY=... some: tests/options
 # make test-gpu    the tests for an NVIDIA GPU; GPU_PYTHON=... for another environment than .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -23,7 +24,7 @@ OF_TORCH := torch cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-
   cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 UV_VERSION := 0.13.9
 
-.PHONY: env run fast test test-all lint test-gpu lock audit clean FORCE
+.PHONY: env run fast test test-all lint test-gpu test-gpu-all lock audit clean FORCE
 
 env: $(READY)
 
@@ -95,6 +96,11 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
 	$(GPU_PYTHON) -m pytest -m gpu
 	$(GPU_PYTHON) -m benchmarks.wgmma_waits
+
+PART ?= 1/1
+OUT ?= outputs/options
+test-gpu-all: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
+	$(GPU_PYTHON) -m tests.options PART=$(PART) OUT=$(OUT) $(if $(ONLY),'ONLY=$(ONLY)') $(if $(filter 1/1,$(PART)),SECONDS=36000)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

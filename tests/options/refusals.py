@@ -1,0 +1,12 @@
+"""The one table of what is refused: cases, the words of their line, and the reason. It counts only with exit code 2."""
+
+from tests.options.judge import Refusal
+
+REFUSALS = (
+    Refusal("*precision=tf32*", "precision=tf32 needs an NVIDIA GPU", "CPUs have no TF32", device="cpu"),
+    Refusal("*hardware=*00_*", "no GPU is visible here", "another machine's", device="cpu"),
+    Refusal("*hardware=h200", "no GPU is visible here", "another machine's", device="cpu"),
+)
+
+# Options that end a run before its 24 steps.
+ENDS_EARLY = "fit.stop_at_target=*", "fit.stop_after_plateau=*", "datamodule.source.limit=*", "fit.max_time_s=*"
