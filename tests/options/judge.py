@@ -26,12 +26,14 @@ class Refusal:
     """An option that does not work and is refused: the cases, what the line says, and why it is so.
 
     device: "cuda", "cpu" or "" for both.
+    always: False where some of the cases run, which then must pass as others do.
     """
 
     case: str
     line: str
     reason: str
     device: str = ""
+    always: bool = True
 
 
 @dataclass

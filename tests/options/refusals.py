@@ -6,6 +6,9 @@ REFUSALS = (
     Refusal("*precision=tf32*", "precision=tf32 needs an NVIDIA GPU", "CPUs have no TF32", device="cpu"),
     Refusal("*hardware=*00_*", "no GPU is visible here", "another machine's", device="cpu"),
     Refusal("*hardware=h200", "no GPU is visible here", "another machine's", device="cpu"),
+    Refusal(
+        "*: precision=fp16*", "the run has diverged", "for inference: in training float16 weights overflow", "", False
+    ),
 )
 
 # Options that end a run before its 24 steps.

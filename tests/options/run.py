@@ -79,14 +79,14 @@ def import_all() -> None:
         import src.models.se3_transformer.task  # noqa: F401
 
 
-def run_all(works: Iterable[Work], at_once: int, end_s: float, fork: bool = True) -> None:
+def run_all(works: Iterable[Work], at_once: int, end_s: float, fork: bool = True, last_s: float = LAST_S) -> None:
     """Runs the commands of each work in order, those of `at_once` works at a time.
 
-    At `end_s` of time.monotonic it kills those that run; no work begins in the last LAST_S before.
+    At `end_s` of time.monotonic it kills those that run; no work begins in the last `last_s` before.
     """
     waiting, running = deque(works), dict[int, Running]()
     while waiting or running:
-        while waiting and len(running) < at_once and time.monotonic() < end_s - LAST_S:
+        while waiting and len(running) < at_once and time.monotonic() < end_s - last_s:
             work = waiting.popleft()
             _go_on(running, work, lambda work=work: next(work), fork)
         if not running:
@@ -149,6 +149,7 @@ def _become(command: Command, fork: bool) -> NoReturn:
     out = os.open(command.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(out, stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(ROOT)
     arguments = [str(ROOT / command.script), *command.overrides]

@@ -165,6 +165,8 @@ class Trial:
             return Verdict(case.name, NOT_RUN, "out of time")
         seconds = round(sum(ended.seconds for ended in found.ends.values()), 1)
         row = refusal_of(case.name, self.device, REFUSALS)
+        if row is not None and not row.always and all(ended.code == 0 for ended in found.ends.values()):
+            row = None
         if row is not None:
             status, why, worst = REFUSED, *self.refused(row, found)
         else:
@@ -198,7 +200,7 @@ class Trial:
             if twin is None or not twin.losses:
                 return f"{case.twin}, whose losses it must have, gave none", worst
             graph = next(iter(found.losses))
-            other = twin.losses.get(graph) or twin.losses["on"]
+            other = twin.losses.get(graph) or list(twin.losses.values())[-1]
             why, apart = disagreement(f"it and {case.twin!r}", other, found.losses[graph], found.precision)
             worst = max(apart, worst or 0.0)
             return why, worst

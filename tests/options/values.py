@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.config.ranges import Range
 from src.config.reference import _field_comments, _yaml_rows
 from src.config.settings import CONF
-from src.config.values import _members, _parameters, _target, is_number
+from src.config.values import _allows, _members, _parameters, _target, is_number
 from src.training import schedule
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
@@ -58,19 +58,24 @@ def options_of(config: DictConfig, schema: type, under: str = "") -> list[Option
     Args:
         schema: the dataclass of the entry point's config.
     """
-    found = [option for option in _section("", config, _parameters(schema)) if option.key.startswith(under)]
+    found = [option for option in _section("", config, types_of(schema)) if option.key.startswith(under)]
     return list(dict.fromkeys(found))
+
+
+def types_of(section: type) -> dict[str, Any]:
+    """Returns the type of each field of a dataclass, with its range."""
+    return get_type_hints(section, include_extras=True)
 
 
 def _section(prefix: str, config: DictConfig, hints: Mapping[str, Any]) -> Iterator[Option]:
     for name in config:
         key = f"{prefix}{name}"
-        hint = hints[str(name)].hint if str(name) in hints else Any
+        hint = hints.get(str(name), Any)
         node = None if OmegaConf.is_missing(config, name) else config._get_node(name)
         if isinstance(node, DictConfig) and not node._is_none():
             yield from _of_mapping(key, node, hint)
             continue
-        if OmegaConf.is_missing(config, name) or (follows(node) and not prefix.startswith("fit.")):
+        if OmegaConf.is_missing(config, name) or (follows(node) and prefix.startswith(("model.", "datamodule."))):
             continue
         try:
             current = OmegaConf.to_container(node) if OmegaConf.is_config(node) else config[name]
@@ -88,7 +93,7 @@ def _of_mapping(key: str, node: DictConfig, hint: Any) -> Iterator[Option]:
     if "_target_" in plain:
         target = _target(key, plain["_target_"])
         hints = _parameters(target)
-        yield from _section(f"{key}.", node, hints)
+        yield from _section(f"{key}.", node, {name: parameter.hint for name, parameter in hints.items()})
         for name, parameter in hints.items():
             if name not in plain and name != "**" and target.__module__.startswith("src."):
                 default = inspect.signature(target).parameters.get(name)
@@ -99,7 +104,7 @@ def _of_mapping(key: str, node: DictConfig, hint: Any) -> Iterator[Option]:
         if NoneType in _members(hint):
             yield Option(key, "null")
     else:
-        yield from _section(f"{key}.", node, _parameters(section) if section is not None else {})
+        yield from _section(f"{key}.", node, types_of(section) if section is not None else {})
 
 
 def follows(node: Any) -> bool:
@@ -116,7 +121,8 @@ def alternatives(hint: Any, current: Any, comment: str, sample: str | None = Non
     values = choices(hint, current)
     if current is None or (current == 0 and not isinstance(current, bool)):
         values += [sample] if sample else samples(hint)
-    return [value for value in dict.fromkeys([*values, *documented(comment, hint)]) if value != shown(current)]
+    values += [text for text in documented(comment, hint) if _allows(hint, yaml.safe_load(text)) or "_target_" in text]
+    return [value for value in dict.fromkeys(values) if value != shown(current)]
 
 
 def choices(hint: Any, current: Any) -> list[str]:
