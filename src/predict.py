@@ -140,7 +140,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
         config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given)
         check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
-    set_execution(config.execution)
+    set_execution(config.execution, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
     task: Task = instantiate(config.model.task)
     if checkpoint is not None:

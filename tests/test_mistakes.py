@@ -54,6 +54,8 @@ MISTAKES = [
     ("train.py hp.lr=fast", "hp.lr: Value 'fast' of type 'str' could not be converted to Float"),
     ("train.py hp.batch_size=8k", "hp.batch_size: Value '8k'"),
     ("predict.py output=molecules.doc", "the ending must be .csv"),
+    ("train.py hardware=cpu execution.graph=on", "execution.graph=on needs an NVIDIA GPU; give execution.graph=auto"),
+    ("predict.py hardware=cpu execution.graph=on", "execution.graph=on needs an NVIDIA GPU"),
     # what is not there, or does not belong together, in all five models
     ("train.py ckpt_path=no.ckpt", "no.ckpt: there is no such checkpoint; give the path of a last.ckpt or best.ckpt"),
     ("predict.py ckpt_path=no.ckpt", "no.ckpt: there is no such checkpoint"),

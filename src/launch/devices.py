@@ -38,18 +38,21 @@ def set_up_devices(config: DictConfig) -> Devices:
     accelerator = config.hardware.accelerator
     check_topology(config.trainer, accelerator)
     set_precision(config.precision, accelerator)
-    set_execution(config.execution)
+    set_execution(config.execution, accelerator)
     precision = precision_plugin(config.precision, accelerator)
     if config.trainer.num_nodes * config.trainer.devices > 1:
         return Devices(HybridStrategy(config.datamodule.batch_size, config.hardware.memory_gib), precision)
     return Devices(OneDevice("cuda:0" if accelerator == "cuda" else "cpu"), precision)
 
 
-def set_execution(execution: DictConfig) -> None:
+def set_execution(execution: DictConfig, accelerator: str) -> None:
     """Switches what is done for the whole process on or off: shared memory, reset of queues, deterministic operations.
 
-    To be called before the process first multiplies on its GPU or joins a group.
+    To be called before the process first multiplies on its GPU or joins a group. Raises UserError for a CUDA graph on a
+    CPU.
     """
+    if execution.graph == "on" and accelerator != "cuda":
+        raise UserError("execution.graph=on needs an NVIDIA GPU; give execution.graph=auto")
     shared_memory.enabled = execution.exchange == "auto"
     graph_gaps.enabled = execution.graph_gaps == "auto"
     if execution.deterministic:

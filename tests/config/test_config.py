@@ -151,9 +151,9 @@ def test_a_run_claims_its_folder(entry: str) -> None:
 
 
 def test_execution_choices_are_set_for_the_process() -> None:
-    set_execution(composed("train", "execution.exchange=nccl", "execution.graph_gaps=off").execution)
+    set_execution(composed("train", "execution.exchange=nccl", "execution.graph_gaps=off").execution, "cpu")
     assert (shared_memory.refusal(), graph_gaps.enabled) == ("execution.exchange=nccl", False)
-    set_execution(composed("train").execution)
+    set_execution(composed("train").execution, "cpu")
     assert shared_memory.enabled and graph_gaps.enabled
 
 

@@ -46,7 +46,7 @@ def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> object:
 def test_it_is_set_before_anything_is_computed(tmp_path: Path) -> None:
     config = tiny_mobilenet(tmp_path, FLAG, f"+callbacks.noting={{_target_:{HERE}.Noting}}", "fit.max_steps=1")
     assert train(config).status == "done"
-    set_execution(composed("train").execution)
+    set_execution(composed("train").execution, "cpu")
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -54,7 +54,7 @@ def test_a_workspace_that_repeats_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     execution = composed("predict", FLAG).execution
     for given, kept in (":16:8", ":16:8"), (":4096:2:16:8", ":4096:8"):
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
-        set_execution(execution)
+        set_execution(execution, "cpu")
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == kept
 
 
