@@ -122,7 +122,7 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
             continue
         if matches(text, HOST) and name != ONCE:
             continue
-        yield of(text, *overrides_for(option), **fields_of(text))
+        yield of(text, *overrides_for(option, base.model), **fields_of(text))
     yield from _of_groups(of, name, config)
     for number in (2, 8):
         batch = config.hp.batch_size // number
@@ -142,13 +142,12 @@ def fields_of(option: str) -> dict[str, object]:
     return {"graphs": ("auto",)} if matches(option, HOST) else {}
 
 
-def overrides_for(option: Option) -> list[str]:
+def overrides_for(option: Option, model: str) -> list[str]:
     """Returns the overrides that try an option, with those that it needs to mean anything."""
     text = option.override
     needs = {
-        "fit.stop_at_target=true": ["model.task.target=0.001"],
+        "fit.stop_at_target=true": [f"model.task.target={'{energy:1000}' if model == 'se3_transformer' else 0}"],
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
-        "model.task.optimizer=": ["~model.task.optimizer"],
     }
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
@@ -230,6 +229,8 @@ def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
         small = ("model.predict.optimise_molecules=200", "model.predict.optimise_starts=4", "num_samples=8")
         more = small if text.startswith("model.predict.optimise=") else ()
         if text.startswith(("execution.", "warmup_batches", "model.predict.repeats")):
+            more = ("benchmark=true",)
+        if text.startswith("model.predict.protocol="):
             more = ("benchmark=true",)
         if text.startswith("benchmark="):
             more = ("model.predict.repeats=20",) if "repeats" in config.model.predict else ()

@@ -6,6 +6,11 @@ REFUSALS = (
     Refusal("*precision=tf32*", "precision=tf32 needs an NVIDIA GPU", "CPUs have no TF32", device="cpu"),
     Refusal("*hardware=*00_*", "no GPU is visible here", "another machine's", device="cpu"),
     Refusal("*hardware=h200", "no GPU is visible here", "another machine's", device="cpu"),
+    Refusal("*: predict execution.graph=on", "needs an NVIDIA GPU", "a CPU has no CUDA graphs", device="cpu"),
+    Refusal(
+        "se3_transformer/*: datamodule.task=null", "names nothing to learn", "own molecules have no default target"
+    ),
+    Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(
         "*: precision=fp16*", "the run has diverged", "for inference: in training float16 weights overflow", "", False
     ),
