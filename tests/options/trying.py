@@ -130,7 +130,8 @@ class Trial:
             run = run if case.train else run / f"train_{'on' if self.device == 'cuda' else 'off'}"
             sizes = [] if any(text.startswith("num_samples=") for text in case.predict) else PREDICTED
             checkpoint = f"ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
-            yield from self.command(case, "predict", "predict.py", (*sizes, *case.predict), checkpoint,
+            data = [text for text in case.train if text.startswith("data_root=")]
+            yield from self.command(case, "predict", "predict.py", (*sizes, *case.predict, *data), checkpoint,
                                     f"output_dir={folder / 'predict'}")  # fmt: skip
         self.done.add(case.name)
         if not self.keep and not case.name.endswith(": as it is"):
