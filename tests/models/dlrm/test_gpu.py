@@ -17,7 +17,7 @@ from tests.support.trained import Trained, trained
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 CUDA = "cuda"
-ADAGRAD_LR = "hp.lr=0.05"
+ADAGRAD_LR = "hp.lr=5e-3"  # at 0.05 the loss jumps, on a CPU too
 PRECISIONS = [
     ("single", torch.float32, "highest", 1e-5),
     ("TF32", torch.float32, "high", 3e-3),
