@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from src.errors import UserError
 from src.gpu import graph_gaps
@@ -126,6 +128,12 @@ def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
     """Returns Lightning's precision plugin. By name, Lightning would take bfloat16 instead of float16 on a CPU."""
     from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
+    class Float16(HalfPrecision):
+        """Lightning's own refuses batches that hold a frozen dataclass, as the layout of clicks is."""
+
+        def convert_input(self, data: Any) -> Any:
+            return tree_map_only(Tensor, lambda tensor: tensor.half() if tensor.is_floating_point() else tensor, data)
+
     if precision.lightning.endswith("-mixed"):
         device, scaler = "cuda" if accelerator == "cuda" else "cpu", None
         if precision.lightning == "16-mixed":
@@ -133,7 +141,7 @@ def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
                 device, precision.loss_scale, growth_interval=precision.loss_scale_growth_steps
             )
         return MixedPrecision(precision.lightning, device, scaler)
-    return HalfPrecision("16-true") if precision.lightning == "16-true" else Precision()
+    return Float16("16-true") if precision.lightning == "16-true" else Precision()
 
 
 def activation_bytes(precision: DictConfig) -> int:

@@ -10,6 +10,7 @@ from src.errors import UserError
 from src.models.moflow.task import MoFlowTask
 from src.report.record import read_record
 from src.run import train
+from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.tiny_run import tiny_config
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,11 @@ def test_the_label_is_what_is_computed(
     record = train(tiny_config(tmp_path, f"precision={name}", "fit.max_steps=1", "+model.task.optimizer.eps=1e-3"))
     assert seen == [(autocast, weights, matmul, scaled)]
     assert record.config["precision"]["name"] == name
+
+
+def test_fp16_trains_on_batches_with_a_layout(tmp_path: Path) -> None:
+    record = train(tiny_dlrm(tmp_path, "precision=fp16", "fit.max_steps=2", "fit.final_evaluation=false"))
+    assert record.status == "done" and record.history[-1]["step"] == 2
 
 
 def test_weights_that_are_not_numbers_end_the_run(tmp_path: Path) -> None:
