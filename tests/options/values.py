@@ -9,6 +9,7 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
@@ -218,10 +219,9 @@ def schedules() -> list[str]:
 
 
 def optimizers() -> list[str]:
-    """Returns the optimisers that the models in conf/ use, by name."""
+    """Returns the optimisers that the models in conf/ use, by name, and torch's own that ours build on."""
     texts = [file.read_text(encoding="utf-8") for file in sorted((CONF / "model").glob("*.yaml"))]
-    return sorted({name for text in texts for name in re.findall(r"_target_: (torch\.optim\.\w+)", text)})
-
-
-def yaml_of(group: str, name: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}
+    used = {name for text in texts for name in re.findall(r"optimizer: \{_target_: ([\w.]+)", text)}
+    bases = {base for name in used for base in _target("model.task.optimizer", name).__mro__[1:-1]}
+    torchs = {f"torch.optim.{base.__name__}" for base in bases if base is not torch.optim.Optimizer}
+    return sorted(used | {name for name in torchs if hasattr(torch.optim, name.rpartition(".")[2])})
