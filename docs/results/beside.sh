@@ -28,6 +28,7 @@ case $model in
     beside '*' train_packed_96_bf16
     beside '*compiled, graph' train_padded_96_fp32 train_full_96_fp32 train_padded_96_amp train_full_96_amp ;;
   moflow)
+    given=(datamodule.source.split_file=official "${given[@]}")  # the published split is downloaded
     beside '*' train_512_amp generate_512_amp train_512_tf32 generate_512_tf32 train_2048_amp generate_2048_amp train_3584_amp \
       generate_2048_tf32 ;;
   se3_transformer)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The measured rows of docs/results/moflow.md, on one NVIDIA GPU:
 #   docs/results/moflow.sh OUT speed|training|quality|published|judged [option=value ...]
-# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR.
+# Each row's record is OUT/NAME/result.json. Further options go to every run, for example data_root=DIR; trainings take the published
+# split, which is downloaded: datamodule.source.split_file=FILE takes a file of it.
 # ROWS=PATTERN in the environment runs the rows of such names only.
 # It runs .venv/bin/python, from the root of the repository; PYTHON=... in the environment takes another.
 set -euo pipefail
@@ -9,12 +10,14 @@ set -euo pipefail
 out=$1 what=$2
 shift 2
 . "$(dirname "$0")/rows.sh"
-common=("hp.lr=5e-4" "output_root=$out/hydra" "logger=none" "$@")
+split=datamodule.source.split_file=official
+common=("$split" "hp.lr=5e-4" "output_root=$out/hydra" "logger=none")
+given=("$@")
 
 train() {  # NAME option=value ...
   wanted "$1" || return 0
   "$python" train.py "${common[@]}" "output_dir=$out/$1" callbacks=bare fit.max_steps=420 \
-    fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}"
+    fit.eval_every_n_epochs=null fit.final_evaluation=false "${@:2}" "${given[@]}"
 }
 generate() {  # NAME option=value ...
   wanted "$1" || return 0
@@ -44,12 +47,12 @@ case $what in
     done ;;
   training)
     ! wanted training_amp || "$python" train.py "${common[@]}" "output_dir=$out/training_amp" hp.batch_size=512 fit.max_epochs=24 fit.eval_every_n_epochs=1 \
-      model.task.eval_batch=1000 ;;
+      model.task.eval_batch=1000 "${given[@]}" ;;
   quality)  # SEEDS=... in the environment takes other seeds
     for seed in ${SEEDS:-1 2 3 4 5}; do
       wanted "quality_$seed" || continue
-      "$python" train.py experiment=moflow_quality "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
-        model.task.distances=true "$@"
+      "$python" train.py experiment=moflow_quality "$split" "output_root=$out/hydra" "output_dir=$out/quality_$seed" "seed=$seed" \
+        model.task.distances=true "${given[@]}"
     done ;;
   published)  # on GPUS=1|2|4 GPUs: 300 epochs, BatchNorm of 512; repeat it where fit.max_time_s=S ended it
     for seed in ${SEEDS:-1 2 3}; do
@@ -57,7 +60,7 @@ case $what in
       "$python" train.py "${common[@]}" "output_dir=$out/published_$seed" "seed=$seed" resume=true \
         "trainer=1x${GPUS:-1}" "hp.batch_size=$((4096 / ${GPUS:-1}))" \
         model.task.network.norm_batch=512 fit.max_epochs=300 fit.eval_every_n_epochs=25 fit.checkpoint_every_n_epochs=100 \
-        model.task.eval_batch=2048
+        model.task.eval_batch=2048 "${given[@]}"
     done ;;
   judged)  # NAMES=... in the environment: the runs of which the last weights are judged, generate and optimise properties
     for name in ${NAMES:-published_1 quality_1}; do

@@ -29,9 +29,10 @@ weak() {  # BATCH STEPS option=value ...: that many samples on each GPU
 
 case $model in
   moflow)
-    weak 512 420 hp.lr=5e-4 "$@"
-    weak 2048 220 hp.lr=5e-4 "$@"
-    weak 3072 160 hp.lr=5e-4 "$@" ;;
+    published=(datamodule.source.split_file=official hp.lr=5e-4)  # the published split is downloaded
+    weak 512 420 "${published[@]}" "$@"
+    weak 2048 220 "${published[@]}" "$@"
+    weak 3072 160 "${published[@]}" "$@" ;;
   se3_transformer)
     weak 120 1000 "$@"
     weak 240 1000 "$@"
