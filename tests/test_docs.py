@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import yaml
@@ -175,27 +176,31 @@ def test_the_wheel_installs_no_package_that_others_have_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "figure", "text"),
+    ("record", "metric", "text"),
     [
-        ("moflow_train_512_amp", "steady", "29,091"),
-        ("se3_transformer_train_240_amp", "steady", "44,050"),
-        ("dlrm_train_65536_amp", "steady", "17,316,049"),
-        ("distilbert_padded_96_tf32", "steady", "1,555"),
-        ("mobilenet_v1_train_64_amp", "steady", "18,647"),
-        ("moflow_published_3", "quality", "67.9"),
-        ("se3_transformer_training_amp", "quality", "0.0296"),
-        ("dlrm_teacher_16384_amp", "quality", "0.7997"),
-        ("mobilenet_v1_cifar10", "quality", "0.9319"),
+        ("moflow_published_3", "nuv", "67.9"),
+        ("se3_transformer_training_amp", "homo_mae_ev", "0.0296"),
+        ("se3_transformer_training_amp", "test_homo_mae_ev", "0.0299"),
+        ("dlrm_teacher_16384_amp", "auc", "0.7997"),
+        ("mobilenet_v1_cifar10", "top1", "0.9319"),
     ],
 )
-def test_figures_of_the_readme_are_those_of_their_records(record: str, figure: str, text: str) -> None:
-    found = read_record(RECORDS / f"{record}.json")
-    part = found.steady.p_train if figure == "steady" and found.steady else None
-    value = part if figure == "steady" else found.final_metric and found.final_metric.value
-    assert value is not None
+def test_figures_of_the_readme_are_those_of_their_records(record: str, metric: str, text: str) -> None:
+    value = [row[metric] for row in read_record(RECORDS / f"{record}.json").history if metric in row][-1]
     decimals = len(text.partition(".")[2])
     assert f"{value:,.{decimals}f}" == text
-    assert re.search(rf"[| ]{re.escape(text)}[ %]", README)
+    assert re.search(rf"[| ]{re.escape(text)}[, %]", README)
+
+
+def test_the_readme_prints_both_uniquenesses_and_fcd_of_each_moflow_row() -> None:
+    """With the standard deviation over the runs, and the temperature of the samples."""
+    for pattern, temperature in (("moflow_published_*", "0.3"), ("moflow_quality_?", "0.9")):
+        runs = [read_record(file) for file in RECORDS.glob(f"{pattern}.json")]
+        (line,) = (line for line in README.splitlines() if f"{temperature}: NUV" in line)
+        for metric in ("nuv", "pool_nuv"):
+            values = [[row[metric] for row in run.history if metric in row][-1] for run in runs]
+            assert f"{fmean(values):.1f} ± {stdev(values):.1f}%" in line, (pattern, metric)
+        assert "FCD" in line and {run.config["model"]["task"]["temperature"] for run in runs} == {float(temperature)}
 
 
 @pytest.mark.parametrize(

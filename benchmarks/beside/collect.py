@@ -130,10 +130,9 @@ def note_of(variant: str, case: dict[str, Any], side: dict[str, Any]) -> str:
     """Returns in words how it ran, on what, and how many times as fast ours was in the same run."""
     ratio = side["ours_over_it"]
     words = [variant, case["note"]]
-    if ratio and ratio["low"]:
-        words.append(
-            f"ours {ratio['mean']:.2f} times as fast in the same run ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        )
+    if ratio:
+        over_rounds = f"{ratio['least']:.2f} to {ratio['greatest']:.2f}"
+        words.append(f"ours {ratio['median']:.2f} times as fast in the same run ({over_rounds})")
     return "; ".join(filter(None, words))
 
 

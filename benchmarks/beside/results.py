@@ -1,49 +1,25 @@
-"""What a case found: a record for each side, the ratios with their intervals, and the table."""
+"""What a case found: a record for each side, the ratios of the rounds, and the table."""
 
 import json
-import math
 import shlex
 import statistics
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.beside.cases import Case, Peer
 from benchmarks.beside.sides import OURS, Side, Wanted
 from src.measure.environment import environment
 from src.measure.sources import MEASURING, sources
-from src.report.beside import comparison
+from src.report.beside import comparison, summarise_turns
 from src.system.files import write_text
 
 
-class Ratio(NamedTuple):
-    """Ours over a peer's, and its 95% interval; None with fewer than two rounds."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Returns the geometric mean of the rounds' ratios, with the t interval of the mean of their logarithms.
-
-    A ratio is formed within a round, so a drift of the GPU that both sides see cancels.
-    """
-    logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Ratio(math.exp(mean), None, None)
-    from scipy.stats import t  # takes a second to import
-
-    half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
 def throughput_of(side: Side) -> float:
-    """Returns the samples per second over all rounds."""
-    return sum(each["samples"] for each in side.rounds) / sum(each["seconds"] for each in side.rounds)
+    """Returns the median of the turns' samples per second."""
+    return statistics.median(each["throughput"] for each in side.rounds)
 
 
 def state_of(side: Side) -> dict[str, Any]:
@@ -92,18 +68,14 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
     ours = next((side for side in sides if side.name == OURS and side.rounds), None)
     rows = []
     for side, record in zip(sides, records, strict=True):
-        ratio = None
-        if ours and side.rounds and side is not ours and len(side.rounds) == len(ours.rounds):
-            rates = ([each["throughput"] for each in one.rounds] for one in (ours, side))
-            ratio = ratio_of(*rates)._asdict()
-        row = {name: record.get(name) for name in ("side", "status", "error", "throughput", "mem", "gpu", "final_loss")}
+        row = {name: record.get(name) for name in ("side", "status", "error", "mem", "gpu", "final_loss")}
         row["throughputs"] = [each["throughput"] for each in side.rounds]
         kept = {name: record.get(name) for name in ("includes", "reference", "versions")}
-        rows.append(row | kept | {"ours_over_it": ratio, "differs": record.get("differs", []),
-                                  "command": record["environment"]["command"]})  # fmt: skip
+        rows.append(row | kept | {"differs": record.get("differs", []), "command": record["environment"]["command"]})
+    rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
+    summarise_turns(rows)
     if ours is not None:
         rows[0]["own_rate"] = own_rate(folder / "ours/result.json")
-    rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
     found = environment([])
     content = {
         "case": records[0]["case"] | {"name": case.name, "kind": case.kind, "unit": case.unit, "note": case.note},
@@ -123,7 +95,7 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
 def row_left_out(peer: Peer) -> dict[str, Any]:
     """Returns the row of a peer that was not started."""
     why = "it needs --reference PATH, a clone of NVIDIA's DeepLearningExamples"
-    nothing = ("throughput", "mem", "gpu", "final_loss", "includes", "reference", "versions", "ours_over_it", "command")
+    nothing = ("mem", "gpu", "final_loss", "includes", "reference", "versions", "command")
     row = {"side": peer.name, "status": "left out", "error": why, "throughputs": [], "differs": []}
     return row | dict.fromkeys(nothing)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,29 +11,51 @@ from src.errors import UserError, shortened
 
 KEYS = {"case", "sides", "rounds", "tiny", "measured_at", "command", "git", "gpus", "libraries"}
 HEADER = """\
-| case | side | per second | ours / it | 95% interval | GiB | SM MHz | degrees C |
+| case | side | per second | ours / it | over rounds | GiB | SM MHz | degrees C |
 |---|---|--:|--:|--:|--:|--:|--:|
 """
 SUMMARY = """\
-| batch | Reprise | fastest other code | its rate | ours / it | 95% interval |
+| batch | Reprise | fastest other code | its rate | ours / it | over rounds |
 |---|--:|---|--:|--:|--:|
 """
 ORDER = ("train", "generate", "predict", "convolution")
 PRECISIONS = {"amp": "AMP", "tf32": "TF32"}  # how a precision is printed, where not as it is
-INTERVAL = (
-    "A ratio is formed within each round of turns; the interval is that of the mean of their logarithms. GiB is the "
-    "peak of memory that torch reserved; clock and temperature are the least and greatest during the turns."
+EXPLANATION = (
+    "A rate is the median of the turns. A ratio is formed within each round; the table has the median of the rounds, "
+    "and their least and greatest. GiB is the peak of memory that torch reserved; clock and temperature are the least "
+    "and greatest during the turns."
 )
 
 
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Returns the median, the least and the greatest of the rounds' ratios.
+
+    A ratio is formed within a round, so a drift of the GPU that both sides see cancels. A disturbed turn moves the
+    median little and widens the range.
+    """
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {"median": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)}
+
+
+def summarise_turns(sides: Sequence[dict[str, Any]]) -> None:
+    """Sets `throughput` and `ours_over_it` of each side from the `throughputs` of its turns; ours is the first side."""
+    ours = sides[0]["throughputs"]
+    for side in sides:
+        turns = side["throughputs"]
+        side["throughput"] = statistics.median(turns) if turns else None
+        comparable = side is not sides[0] and turns and len(turns) == len(ours)
+        side["ours_over_it"] = ratio_of(ours, turns) if comparable else None
+
+
 def read_comparison(file: Path) -> dict[str, Any]:
-    """Returns the content of a beside.json. Raises UserError for another file."""
+    """Returns the content of a beside.json, rates and ratios from its turns. Raises UserError for another file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file}: no JSON ({error}); copy a beside.json again") from None
     if not isinstance(content, dict) or not content.keys() >= KEYS:
         raise UserError(f"{file}: not a beside.json of `python -m benchmarks.beside`; take it out of the folder")
+    summarise_turns(content["sides"])
     return content
 
 
@@ -43,7 +66,7 @@ def in_order(path: Path) -> list[str | int]:
 
 def comparison(contents: Sequence[dict[str, Any]]) -> str:
     """Returns table, commands and what each side includes, of cases of one model."""
-    lines = [table(contents), INTERVAL, ""]
+    lines = [table(contents), EXPLANATION, ""]
     if any(content["tiny"] for content in contents):
         lines += ["A rehearsal with tiny networks: the figures mean nothing.", ""]
     commands: dict[str, list[str]] = {}
@@ -52,7 +75,7 @@ def comparison(contents: Sequence[dict[str, Any]]) -> str:
     for where, of_cases in commands.items():
         lines += [f"{where}:", "", *(f"    {command}" for command in dict.fromkeys(of_cases)), ""]
     lines += dict.fromkeys(
-        included(row, _verb(content)) for content in contents for row in content["sides"] if row["includes"]
+        included(row, verb_of(content)) for content in contents for row in content["sides"] if row["includes"]
     )
     rates = [
         f"{c['case']['name']} {rate:,.0f} {c['case']['unit']}"
@@ -80,8 +103,8 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
                 content["case"]["name"],
                 row["side"],
                 rate,
-                f"{ratio['mean']:.3f}" if ratio else "",
-                f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio.get("low") else "",
+                f"{ratio['median']:.3f}" if ratio else "",
+                f"{ratio['least']:.3f} to {ratio['greatest']:.3f}" if ratio else "",
                 f"{mem['peak_reserved_gib']:.1f}" if mem else "",
                 _range(gpu.get("sm_mhz")),
                 _range(gpu.get("celsius")),
@@ -90,21 +113,26 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
     return found
 
 
+def fastest(content: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the side with the greatest rate of those that are not ours and have a ratio; None where none has."""
+    measured = [peer for peer in content["sides"][1:] if peer["ours_over_it"]]
+    return max(measured, key=lambda peer: peer["throughput"], default=None)
+
+
 def summary(contents: Sequence[dict[str, Any]]) -> str:
     """Returns Markdown tables of cases, each with the fastest side that is not ours: one for each kind of case."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for content in sorted(contents, key=lambda content: ORDER.index(_verb(content))):
-        ours, *peers = content["sides"]
-        measured = [peer for peer in peers if peer["ours_over_it"]]
-        if not measured:
+    for content in sorted(contents, key=lambda content: ORDER.index(verb_of(content))):
+        best = fastest(content)
+        if best is None:
             continue
-        best = max(measured, key=lambda peer: peer["throughput"])
+        ours = content["sides"][0]
         case, ratio = content["case"], best["ours_over_it"]
         name = f"{case['batch_size']:,}, {PRECISIONS.get(case['precision'], case['precision'])}"
         rates = [f"{side['throughput']:,.0f}" for side in (ours, best)]
-        interval = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
-        cells = [name, rates[0], best["side"], rates[1], f"{ratio['mean']:.2f}", interval]
-        groups.setdefault((_verb(content), case["unit"], case["note"]), []).append(f"| {' | '.join(cells)} |")
+        over_rounds = f"{ratio['least']:.2f} to {ratio['greatest']:.2f}"
+        cells = [name, rates[0], best["side"], rates[1], f"{ratio['median']:.2f}", over_rounds]
+        groups.setdefault((verb_of(content), case["unit"], case["note"]), []).append(f"| {' | '.join(cells)} |")
     tables = []
     for (verb, unit, note), rows in groups.items():
         words = "; ".join(filter(None, (f"**{verb.capitalize()}**, {unit} per second", note)))
@@ -119,6 +147,11 @@ def origin(content: dict[str, Any]) -> str:
     return f"Measured {content['measured_at'][:10]} on {machine}, commit {git['commit'][:7]}{changed}"
 
 
+def commit_link(content: dict[str, Any], address: str) -> str:
+    """Returns a link to a comparison, by its commit."""
+    return f"[{content['git']['commit'][:7]}]({address})"
+
+
 def included(row: dict[str, Any], verb: str) -> str:
     """Returns what a turn of a side includes and how it differs from what its authors run."""
     words = [f"- {row['side']} ({verb}): a turn includes {row['includes']}", *row["differs"]]
@@ -126,8 +159,8 @@ def included(row: dict[str, Any], verb: str) -> str:
     return "; ".join(words) + "."
 
 
-def _verb(content: dict[str, Any]) -> str:
-    """Returns what the sides of a case do, which its name begins with."""
+def verb_of(content: dict[str, Any]) -> str:
+    """Returns what the sides of a case do, which its name begins with: train, generate, predict or convolution."""
     return str(content["case"]["name"]).split("_", 1)[0]
 
 

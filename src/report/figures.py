@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
-from src.report.beside import PRECISIONS, in_order, read_comparison, summary
+from src.report.beside import PRECISIONS, commit_link, fastest, in_order, read_comparison, summary, verb_of
 from src.report.record import Record, read_record
 from src.report.scaling import Point, batches, commit_of, machine_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
@@ -33,7 +33,6 @@ class Figure:
         record: the name of the record that it stems from.
         suffix: what is printed behind it.
         of: the published row, or measured reference, that it stems from.
-        ratio: how many times as fast ours was in the run that measured this reference: mean, low, high.
     """
 
     value: float
@@ -43,7 +42,6 @@ class Figure:
     record: str = ""
     suffix: str = ""
     of: PublishedRow | None = None
-    ratio: dict[str, float] | None = None
 
     @property
     def best(self) -> float:
@@ -67,6 +65,7 @@ class Figures:
 
     def __init__(self, folder: Path, page: Path) -> None:
         self.folder = folder
+        self.turns = os.path.relpath("docs/results/beside", page.parent)
         self.records = os.path.relpath("docs/results/records", page.parent)
         self.read: dict[str, Record] = {}
 
@@ -111,8 +110,7 @@ class Figures:
     def gpus(self, *names: str) -> str:
         """The GPUs that each of the runs used: H200, or 2 x H100. Raises UserError for runs of several kinds."""
         records = [self.record(name) for name in names]
-        used = {(re.sub(r"NVIDIA |[ -]\d+GB.*", "", gpu), record.ranks) for record in records
-                for gpu in record.environment["gpus"]}  # fmt: skip
+        used = {(_chip(gpu), record.ranks) for record in records for gpu in record.environment["gpus"]}
         if len(used) != 1:
             raise UserError(f"{', '.join(names)}: of {len(used)} kinds or numbers of GPUs, one is needed")
         model, number = used.pop()
@@ -179,13 +177,14 @@ class Figures:
     def row(self, case: str, figure: Figure | str, *cells: object, record: str = "") -> str:
         """A table's row: the case, our figure, its record, and further cells.
 
-        Raises UserError for a published figure or reference of another batch, precision or number of GPUs, and for a
-        reference measured on another kind of GPU.
+        Raises UserError for a published figure of another batch, precision or number of GPUs.
         """
         record = figure.record if isinstance(figure, Figure) else record
         for cell in cells:
             if isinstance(cell, Figure) and cell.of:
-                self._check_alike(record, cell.of)
+                run = self.record(record)
+                own = (run.ranks, *batches(run.case.batch_size, run.case.batch_per, run.ranks), run.case.precision)
+                _check_alike(record, own, cell.of)
         return "|".join(
             ["", *(f" {cell} " if str(cell) else " " for cell in (case, figure, self.commit(record), *cells)), ""]
         )
@@ -227,40 +226,63 @@ class Figures:
         case = f"{_gpu(config.split()[0])}, {PRECISIONS.get(precision, precision)}, batch {samples:,}"
         return Figure(found.speed_up, ".2f", suffix=f"x ({case})")
 
-    def reference(self, model: str, batch_size: int, precision: str, kind: str = "train", *notes: str) -> Figure | str:
-        """The rate of the fastest other code that was measured on the same chip; an empty cell where none was.
+    def beside(self, model: str) -> str:
+        """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
+        found = self._comparisons(model)
+        return summary(found) if found else ""
 
-        `notes` are parts of a row's note, where a model has several cases of one batch: the first that any row has.
+    def speed_ups(self, *verbs: str, model: str = "*") -> list[Figure]:
+        """How many times as fast ours is as the fastest other code, of every case that does this: train, predict ..."""
+        best = [fastest(content) for content in self._comparisons(model) if verb_of(content) in verbs]
+        ratios = [Figure(side["ours_over_it"]["median"], ".2f") for side in best if side]
+        if not ratios:
+            raise UserError(f"docs/results/beside has no case of {model} to {' or '.join(verbs)}: measure one")
+        return ratios
+
+    def row_in_turn(self, words: str, model: str, name: str, *cells: object) -> str:
+        """A table's row of a case timed in turn: its words, both rates, ratio, ratios of all cases, further cells.
+
+        Raises UserError for a published figure of another batch, precision or number of GPUs.
         """
-        known = [row for row in rows(model, kind) if row.measured]
-        known = [row for row in known if (row.batch_size, row.precision) == (batch_size, precision)]
-        if notes:
-            known = next(filter(None, ([row for row in known if note in row.note] for note in notes)), [])
-        if not known:
-            return ""
-        best = max((_of_row(row, "throughput") for row in known), key=lambda figure: figure.best)
-        return replace(best, ratio=self._ratio(model, best))
+        content, best = self._in_turn(model, name)
+        case, ratio = content["case"], best["ours_over_it"]
+        own = (1, *batches(case["batch_size"], case["batch_per"], 1), case["precision"])
+        for cell in cells:
+            if isinstance(cell, Figure) and cell.of:
+                _check_alike(f"{model} {name}", own, cell.of)
+        every = self.speed_ups(verb_of(content), model=model)
+        texts = [
+            words,
+            *(f"{side['throughput']:,.0f}" for side in (content["sides"][0], best)),
+            f"{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['greatest']:.2f})",
+            f"{self.span(every)} ({len(every)})",
+            commit_link(content, f"{self.turns}/{model}_{name}.json"),
+            *cells,
+        ]
+        return "|".join(["", *(f" {text} " if str(text) else " " for text in texts), ""])
 
-    def _ratio(self, model: str, reference: Figure) -> dict[str, float] | None:
-        """How many times as fast ours was in the comparison that a reference stems from; None if none is kept."""
-        row = _row_of(reference)
-        for content in self._comparisons(model):
-            case = content["case"]
-            same = (case["kind"], case["batch_size"], case["precision"]) == (row.kind, row.batch_size, row.precision)
-            for side in content["sides"][1:] if same and case["note"] in row.note else ():
-                if side["ours_over_it"] and round(side["throughput"], 1) == row.throughput:
-                    return dict(side["ours_over_it"])
-        return None
+    def timed_on(self, model: str = "*") -> str:
+        """The GPU of all cases timed in turn. Raises UserError for several kinds."""
+        used = {_chip(gpu) for content in self._comparisons(model) for gpu in content["gpus"]}
+        if len(used) != 1:
+            raise UserError(f"docs/results/beside has cases of {model} on {len(used)} kinds of GPUs, one is needed")
+        return used.pop()
+
+    def theirs(self, model: str, name: str) -> Figure:
+        """The rate of the fastest other code in a case timed in turn."""
+        return Figure(self._in_turn(model, name)[1]["throughput"])
+
+    def _in_turn(self, model: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = [each for each in self._comparisons(model) if each["case"]["name"] == name]
+        best = fastest(found[0]) if found else None
+        if best is None:
+            raise UserError(f"docs/results/beside has no {model} {name} with a ratio: measure it")
+        return found[0], best
 
     def _comparisons(self, model: str) -> list[dict[str, Any]]:
         return [
             read_comparison(file) for file in sorted((self.folder / "beside").glob(f"{model}_*.json"), key=in_order)
         ]
-
-    def beside(self, model: str) -> str:
-        """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
-        found = self._comparisons(model)
-        return summary(found) if found else ""
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
@@ -292,30 +314,19 @@ class Figures:
         """A share in percent."""
         return replace(figure, style=f".{digits}f", factor=100.0, suffix="%")
 
-    def gain(self, own: Figure, other: Figure | str) -> Figure:
-        """How many times the other a figure is: with one decimal below ten, else with none.
-
-        That of one run where the other was measured beside ours, else by corrected values. Raises UserError where the
-        other was measured on another kind of GPU.
-        """
-        if not isinstance(other, Figure):
-            raise UserError(f"{own.record} has no measured reference to be compared with: measure one")
-        if own.record and other.of and other.of.measured:
-            self._check_chip(own.record, other.of)
-        ratio = other.ratio["mean"] if other.ratio else own.best / other.best
-        return Figure(ratio, ".0f" if ratio >= 9.95 else ".1f")
-
-    def in_turn(self, other: Figure | str) -> str:
-        """How many times as fast ours was in the run that measured the other, with its interval; else nothing."""
-        ratio = other.ratio if isinstance(other, Figure) else None
-        return f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
-
     def each(self, figure: Callable[..., Shown], pattern: str, *further: Any) -> list[Shown]:
         """A figure, or the GPUs, of each record whose name matches; `further` are what the figure asks for besides."""
         return [figure(file.stem, *further) for file in sorted((self.folder / "records").glob(f"{pattern}.json"))]
 
     def mean(self, figures: Sequence[Figure]) -> Figure:
         return replace(figures[0], value=statistics.mean(figure.value for figure in figures))
+
+    def median(self, figures: Sequence[Figure]) -> Figure:
+        return replace(figures[0], value=statistics.median(figure.value for figure in figures))
+
+    def span(self, figures: Sequence[Figure]) -> str:
+        """The least and the greatest."""
+        return f"{self.least(figures)} to {self.greatest(figures)}"
 
     def spread(self, figures: Sequence[Figure]) -> str:
         """Mean and standard deviation of figures of several seeds."""
@@ -328,26 +339,17 @@ class Figures:
     def greatest(self, figures: Sequence[Figure]) -> Figure:
         return max(figures, key=lambda figure: figure.best)
 
-    def _check_alike(self, name: str, row: PublishedRow) -> None:
-        record = self.record(name)
-        case = record.case
-        own = (record.ranks, *batches(case.batch_size, case.batch_per, record.ranks), case.precision)
-        theirs = (row.world_size, *batches(row.batch_size, row.batch_per, row.world_size), row.true_precision)
-        if own != theirs:
-            texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
-            raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
-        if row.measured:
-            self._check_chip(name, row)
-
-    def _check_chip(self, name: str, row: PublishedRow) -> None:
-        own = self.record(name).case.hardware
-        if own != row.hardware:
-            raise UserError(f"{name} is of hardware {own}, but {row.source} of {row.hardware}: measure both on one GPU")
-
     def _figure(self, name: str, value: float | None, style: str = ",.0f", factor: float = 1.0) -> Figure:
         if value is None:
             raise UserError(f"{self.file(name)}: does not have this figure")
         return Figure(value, style, factor, record=name)
+
+
+def _check_alike(name: str, own: tuple[int, float, float, str], row: PublishedRow) -> None:
+    theirs = (row.world_size, *batches(row.batch_size, row.batch_per, row.world_size), row.true_precision)
+    if own != theirs:
+        texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
+        raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
 
 
 def _paper_table(name: str) -> dict[str, Any]:
@@ -362,6 +364,11 @@ def _row_of(figure: Figure) -> PublishedRow:
     if figure.of is None:
         raise UserError("this is not a published figure")
     return figure.of
+
+
+def _chip(gpu: str) -> str:
+    """Returns a product name without maker and memory: H100 for NVIDIA H100 80GB HBM3."""
+    return re.sub(r"NVIDIA |[ -]\d+GB.*", "", gpu)
 
 
 def _gpu(hardware: str) -> str:

@@ -4,10 +4,12 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from src.published import FIGURES, rows
+from src.report.beside import read_comparison
 from src.report.compare import charts
 from src.report.compare import page as html
 from src.report.compare.build import compare
@@ -84,7 +86,7 @@ def test_summaries_print_the_figures_of_the_records_that_they_link() -> None:
 
 @pytest.mark.parametrize("model", sorted({row.model for row in rows()}))
 def test_summaries_print_the_figures_of_published_rows(model: str) -> None:
-    """In the columns behind the record, which are of one H200 or of the published GPU in their title.
+    """In the columns behind the record, which are of the published GPU in their title.
 
     What stands in parentheses there, but for corrections, is no figure.
     """
@@ -143,11 +145,15 @@ def test_no_page_of_a_model_copies_a_figure_of_a_record() -> None:
         assert known.isdisjoint(re.findall(r"\d[\d,.]*\d", page.read_text(encoding="utf-8"))), page.name
 
 
-def test_the_readme_prints_the_references_and_published_figures_of_its_rows() -> None:
+def test_the_readme_prints_published_figures_and_the_medians_of_the_turns_that_it_links() -> None:
     known = printed(row.figure(name) for row in rows() for name in FIGURES)
     cells = [line.split("|") for line in README.splitlines() if line.startswith("| [")]
-    figures = [cell.split()[0] for row in cells for cell in (row[4], row[6]) if cell.strip()]
-    assert len(figures) == 9 and set(figures) <= known
+    figures = [row[7].split()[0] for row in cells if row[7].strip()]
+    assert len(figures) == 4 and set(figures) <= known
+    for row in cells:
+        turns = [side["throughputs"] for side in read_comparison(ROOT / row[6].split("(")[1].rstrip(") "))["sides"]]
+        medians = [f"{median(each):,.0f}" for each in turns if each]
+        assert row[2].strip() == medians[0] and row[3].strip() in medians[1:], row[1]
 
 
 @pytest.mark.parametrize(
