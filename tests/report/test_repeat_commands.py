@@ -158,7 +158,7 @@ def test_the_commands_of_the_pages_repeat_all_kept_comparisons(commands: list[tu
 
     def asked(words: list[str]) -> dict[str, Any]:
         given = vars(parsed(words)) | {"out": None, "reference": None, "limit": None}
-        options = [word for word in given["words"] if not word.startswith("data_root=")]
+        options = [word for word in given["words"] or () if not word.startswith("data_root=")]
         return given | {"words": [re.sub("=[^=]*valid_idx_zinc.json$", "=official", word) for word in options]}
 
     found = {}
