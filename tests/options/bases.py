@@ -44,7 +44,7 @@ DLRM_TINY = (
     "datamodule.generate.max_rows=500", "hp.batch_size=64", "datamodule.generate.train_rows=1536",
 )  # fmt: skip
 DISTILBERT_TINY = "model.task.sizes={dim:32,n_layers:2,n_heads:2,hidden_dim:64,max_position_embeddings:128}"
-MOBILENET_TINY = "model.task.network.width_multiplier=0.125", "datamodule.image_size=32", "hp.batch_size=8"
+MOBILENET_TINY = "model.task.network.width_multiplier=0.125", "datamodule.image_size=32", "hp.batch_size=16"
 IMAGES = "datamodule.steps_per_epoch=12", "datamodule.pool_batches=12", "datamodule.val_batches=2", *TWO_EPOCHS
 
 BASES = {
@@ -103,12 +103,12 @@ BASES = {
     ),
     "se3_transformer/published": Base(
         "se3_transformer", ("model=se3_transformer", *SE3_DATA, "hp.batch_size=48", *TWO_EPOCHS),
-        (*SE3_TINY, "hp.batch_size=8"), 48, says="batch 48 of 240",
+        (*SE3_TINY, "hp.batch_size=16"), 48, says="batch 48 of 240",
     ),
     "se3_transformer/quick": Base(
         "se3_transformer",
         ("experiment=se3_quick", *SE3_DATA, "datamodule.source.limit=null", "hp.batch_size=48", *TWO_EPOCHS),
-        (*SE3_TINY, "hp.batch_size=8"), 48, says="batch 48 of 32",
+        (*SE3_TINY, "hp.batch_size=16"), 48, says="batch 48 of 32",
     ),
 }  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_verdicts(tmp_path: Path) -> None:
     assert verdict(Found(ends, both), done=False)[0] == NOT_RUN
     twin = Case(CASE.name, CASE.base, CASE.train, twin="moflow/quick: as it is")
     assert verdict(Found(ends, both), twin)[0] == PASSED
-    other = {graph: [(step, loss + 1) for step, loss in FALLING] for graph in both}
+    other: dict[str, Losses] = {graph: [(step, loss + 1) for step, loss in FALLING] for graph in both}
     assert verdict(Found(ends, other), twin)[0] == FAILED
 
 
