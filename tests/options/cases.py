@@ -205,7 +205,8 @@ def _of_data(name: str, command: tuple[str, ...], device: str, graphs: tuple[str
                 continue
             can_predict = not option.startswith("token_")  # else it has no text to judge
             predict = () if can_predict else ("benchmark=true",)
-            yield Case(title, name, (*rest, *own), graphs, predict=predict, prepare=own)
+            prepare = tuple(text for text in own if text.startswith("data"))
+            yield Case(title, name, (*rest, *own), graphs, predict=predict, prepare=prepare)
     tiny = BASES[name].tiny if device == "cpu" else ()
     for option, own in EXPERIMENTS.items():
         if own[0] == name:

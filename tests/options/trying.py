@@ -130,7 +130,7 @@ class Trial:
             run = run if case.train else run / f"train_{'on' if self.device == 'cuda' else 'off'}"
             sizes = [] if any(text.startswith("num_samples=") for text in case.predict) else PREDICTED
             checkpoint = f"ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
-            data = [text for text in case.train if text.startswith("data_root=")]
+            data = [text for text in case.train if text.startswith(("data_root=", "datamodule.data_dir="))]
             yield from self.command(case, "predict", "predict.py", (*sizes, *case.predict, *data), checkpoint,
                                     f"output_dir={folder / 'predict'}")  # fmt: skip
         self.done.add(case.name)
