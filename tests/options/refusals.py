@@ -10,6 +10,9 @@ REFUSALS = (
     Refusal(
         "se3_transformer/*: datamodule.task=null", "names nothing to learn", "own molecules have no default target"
     ),
+    Refusal(
+        "dlrm*: trainer=1x2 hp.accumulate=2", "spread tables take one batch a step", "tables update in the exchange"
+    ),
     Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(
         "*: precision=fp16*", "the run has diverged", "for inference: in training float16 weights overflow", "", False
