@@ -79,6 +79,7 @@ QUICK = (  # on the quick case of each model alone
     "execution.graph_warmup_steps=*", "datamodule.*",
 )  # fmt: skip
 HOST = ("measure.*", "pictures=*", "logger=*", "callbacks=*", "trainer=*", "hardware=*")  # one run each
+COMPILED = "precision=*", "execution.*", "model.task.network.execution=*"  # where MoFlow is compiled, in a minute each
 PREDICTED = ("model.*", "precision=*", "datamodule=*")  # whose checkpoint predict.py reads too
 ONCE = "mobilenet_v1/quick"  # where what no model knows of is tried
 
@@ -108,8 +109,9 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
     first = f"{name}: as it is"
 
     def of(option: str, *more: str, **fields: object) -> Case:
-        own = (*command, *more) if more else command
-        fields = {"graphs": graphs, "predict": () if matches(option, PREDICTED) else None} | fields
+        uncompiled = ("execution.compile=off",) if base.compiles and not matches(option, COMPILED) else ()
+        own = (*command, *more, *uncompiled) if more else command
+        fields = {"graphs": graphs, "predict": uncompiled if matches(option, PREDICTED) else None} | fields
         if matches(option, SAME_LOSSES):
             fields.setdefault("twin", first)
         return Case(f"{name}: {option}", name, train=own, **fields)  # type: ignore[arg-type]
@@ -217,6 +219,7 @@ def _of_data(name: str, command: tuple[str, ...], device: str, graphs: tuple[str
 def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
     """Yields the options of predict.py, on the checkpoint of the base."""
     config = compose("predict", f"model={BASES[name].model}")
+    uncompiled = ("execution.compile=off",) if BASES[name].compiles else ()
     for option in options_of(config, PredictConfig):
         text = option.override
         others = text.lstrip("+").startswith(("model.", "datamodule.", "precision.", "logger", "pictures"))
@@ -227,6 +230,7 @@ def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
         sizes = "num_samples=40", "batch_size=16"
         if text.startswith("num_samples="):
             sizes = sizes[1:]
+        sizes = sizes if text.startswith("execution.") else (*uncompiled, *sizes)
         small = ("model.predict.optimise_molecules=200", "model.predict.optimise_starts=4", "num_samples=8")
         more = small if text.startswith("model.predict.optimise=") else ()
         if text.startswith(("execution.", "warmup_batches", "model.predict.repeats")):
@@ -237,10 +241,10 @@ def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
             more = ("model.predict.repeats=20",) if "repeats" in config.model.predict else ()
         yield Case(f"{name}: predict {text}", name, predict=(*sizes, *more, text))
     for graph in ("on", "off") if quick else ():
-        own = "num_samples=40", "batch_size=16", "benchmark=true", f"execution.graph={graph}"
+        own = *uncompiled, "num_samples=40", "batch_size=16", "benchmark=true", f"execution.graph={graph}"
         yield Case(f"{name}: predict execution.graph={graph}", name, predict=own)
     for precision in group_options("precision"):
-        own = f"precision={precision}", "num_samples=40", "batch_size=16"
+        own = f"precision={precision}", *uncompiled, "num_samples=40", "batch_size=16"
         yield Case(f"{name}: predict precision={precision}", name, predict=own)
 
 
