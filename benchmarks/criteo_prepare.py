@@ -60,7 +60,7 @@ def main() -> None:
         "rows/s per worker": f"{options.rows / seconds / options.workers:,.0f}",
         "rows per core second": f"{options.rows / cpu:,.0f}",
         "peak memory": f"{memory.peak / 2**30:.2f} GiB ({memory.own / 2**30:.2f} of it this process)",
-        "machine": f"{os.cpu_count()} cores",
+        "machine": f"{cpu_count()} cores",
     }
     for row in (columns, ["---"] * len(columns), columns.values()):
         print(f"| {' | '.join(map(str, row))} |")

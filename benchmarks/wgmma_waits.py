@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from src.system.workers import cpu_count
+
 ADDRESS = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;")
 LABEL = re.compile(r"(\.L\S+):")
 REGISTER = re.compile(r"\bR(\d+)\b")
@@ -134,7 +136,7 @@ def main() -> None:
         print(f"{folder} has no compiled kernel (*.cubin): run the kernels on a GPU first", file=sys.stderr)
         sys.exit(2)
     using = early = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cpu_count()) as pool:
         codes = pool.map(disassembled, kernels)
     for kernel, code in zip(kernels, codes, strict=True):
         using += "HGMMA" in code

@@ -6,14 +6,16 @@ it imports what the calls need and nothing else, and the end of that input, howe
 """
 
 import ctypes
+import math
 import os
 import pickle
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
@@ -23,11 +25,41 @@ R = TypeVar("R")
 
 ROOT = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1
+LENGTH = struct.Struct("<Q")  # of a message, before it
+ENDING_S = 10.0  # for a worker that sends no more, to end by itself
 
 
 def cpu_count() -> int:
-    """Returns the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of cores this process may use: of its affinity, and of the limits of its cgroup, if less."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([allowed, *(max(1, math.ceil(quota)) for quota in cgroup_quotas())])
+
+
+def cgroup_quotas(root: Path = Path("/")) -> Iterator[float]:
+    """Yields the cores that this process's cgroups, and those above them, grant it, where they have a limit.
+
+    Args:
+        root: the folder with `proc` and `sys`.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # no Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = root / "sys/fs/cgroup" / controllers / path.lstrip("/")
+        for folder in (group, *group.parents):
+            try:
+                if controllers:
+                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+            except (OSError, ValueError):
+                continue
+            if quota.strip() not in ("max", "-1"):
+                yield int(quota) / int(period)
 
 
 class WorkerPool:
@@ -49,7 +81,8 @@ class WorkerPool:
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pass_fds=keep)
             for _ in range(self.workers)
         ]
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._alive, self._lock = self.workers, threading.Lock()
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()  # None: all have ended
         for process in self._processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(self.workers, "molecule-worker")
@@ -59,20 +92,36 @@ class WorkerPool:
         return self._threads.submit(self._call, function, args, kwargs)
 
     def _call(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        call = pickle.dumps((function, args, kwargs), pickle.HIGHEST_PROTOCOL)
         process = self._idle.get()
+        if process is None:
+            self._idle.put(None)  # for the next call
+            raise RuntimeError("all worker processes have ended; why, the errors of the calls before say")
         assert process.stdin is not None and process.stdout is not None
         try:
-            pickle.dump((function, args, kwargs), process.stdin, pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            result, error = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as problem:
-            process.kill()
-            raise RuntimeError(f"a worker process ended with exit code {process.wait()} (lack of memory?)") from problem
-        finally:
-            self._idle.put(process)
+            _send(process.stdin, call)
+            answer = _received(process.stdout)
+        except OSError:
+            answer = None
+        if answer is None:
+            self._count_ended()
+            raise RuntimeError(f"a worker process ended while it ran {name_of(function)}: {cause_of_end(process)}")
+        self._idle.put(process)
+        try:
+            result, error = pickle.loads(answer)
+        except Exception as problem:
+            text = f"{type(problem).__name__}: {problem}"
+            raise RuntimeError(f"what {name_of(function)} returned or raised cannot be unpickled ({text})") from problem
         if error is not None:
             raise error
         return result
+
+    def _count_ended(self) -> None:
+        """Counts a worker that has ended; calls that wait for one must not do so where none is left."""
+        with self._lock:
+            self._alive -= 1
+            if not self._alive:
+                self._idle.put(None)
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -107,21 +156,57 @@ def serve(parent: int | None = None) -> None:
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A library's output must not mix with the answers.
     os.dup2(2, 1)
-    while (call := _next_call(calls)) is not None:
-        function, args, kwargs = call
+    while (call := _received(calls)) is not None:
         try:
-            answer = (function(*args, **kwargs), None)
-        except Exception as error:
-            answer = (None, error)
-        try:
-            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
+            _send(answers, _answer(call))
         except BrokenPipeError:
             os._exit(1)  # the parent is gone: an orderly exit would only print about it
 
 
-def _next_call(calls: BinaryIO) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+def _answer(call: bytes) -> bytes:
+    """Returns the pickled pair of a call's result and error, one of which is None."""
     try:
-        return pickle.load(calls)
-    except EOFError:
+        function, args, kwargs = pickle.loads(call)
+        answer = (function(*args, **kwargs), None)
+    except Exception as error:
+        function, answer = type(error), (None, error)
+    try:
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+    except Exception as problem:
+        what, text = "raised" if answer[1] is not None else "returned", f"{type(problem).__name__}: {problem}"
+        error = RuntimeError(f"what {name_of(function)} {what} cannot be pickled ({text})")
+        return pickle.dumps((None, error), pickle.HIGHEST_PROTOCOL)
+
+
+def _send(pipe: BinaryIO, message: bytes) -> None:
+    """Writes the message and its length, so that its reader knows where it ends whatever is in it."""
+    pipe.write(LENGTH.pack(len(message)))
+    pipe.write(message)
+    pipe.flush()
+
+
+def _received(pipe: BinaryIO) -> bytes | None:
+    """Returns the next message; None where the sender has ended, also amid a message."""
+    length = pipe.read(LENGTH.size)
+    if len(length) < LENGTH.size:
         return None
+    message = pipe.read(LENGTH.unpack(length)[0])
+    return message if len(message) == LENGTH.unpack(length)[0] else None
+
+
+def name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", str(function))
+
+
+def cause_of_end(process: subprocess.Popen[bytes]) -> str:
+    """Returns how a worker ended that sends no more; kills it where it goes on without."""
+    try:
+        code = process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "it closed its output"
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (lack of memory?)" if code == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from src.models.mobilenet_v1.kernels.fused import depthwise, norm, pointwise, stem
+from src.system.workers import cpu_count
 
 log = logging.getLogger(__name__)
 MODULES = depthwise, norm, pointwise, stem
@@ -74,7 +75,7 @@ def compile_all(launches: Iterable[Launch]) -> None:
         if not is_other_rank and len(waiting) > FEW and time.perf_counter() - begin > CACHED_S:
             break
     if waiting:
-        workers = min(MAX_PROCESSES, max(1, (os.cpu_count() or 2) - 1))
+        workers = min(MAX_PROCESSES, max(1, cpu_count() - 1))
         log.info("compiling %d kernels in %d processes", len(waiting), workers)
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_one, waiting))
