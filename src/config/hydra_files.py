@@ -11,6 +11,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from src.config.ranges import Count
+from src.config.values import check_plugin
 from src.errors import UserError
 from src.system.files import check_free, write_text
 from src.system.masking import Secrets, find
@@ -95,13 +97,14 @@ class GridSweeper(Sweeper):
         max_batch_size, params: as Hydra's.
     """
 
-    def __init__(self, max_batch_size: int | None = None, params: dict[str, str] | None = None) -> None:
+    def __init__(self, max_batch_size: Count | None = None, params: dict[str, Any] | None = None) -> None:
         # Here, because Hydra imports its plugins anew: a class of before would be another one.
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
         self.grid = BasicSweeper(max_batch_size, params)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        check_plugin(config, "sweeper")
         self.grid.setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:

@@ -69,6 +69,11 @@ def check_values(prefix: str, config: Any, schema: Any = None) -> None:
         _check_fields(prefix, plain, _parameters(schema))
 
 
+def check_plugin(config: DictConfig, name: str) -> None:
+    """Raises UserError naming the first value of `hydra.sweeper` or `hydra.launcher` that is not allowed."""
+    check_values(f"hydra.{name}", OmegaConf.to_container(config.hydra[name], resolve=True))
+
+
 def is_number(value: Any) -> bool:
     """Returns whether this is a finite number that float64 holds, and no truth value."""
     if isinstance(value, int):
@@ -159,7 +164,7 @@ def _parameters(target: Any) -> dict[str, Parameter]:
     Where a class of ours passes `**options` on to its base class, they are those of the base class too. Other packages'
     types are not used: they are looser, and some cannot be evaluated.
     """
-    is_ours = target.__module__.startswith("src.")
+    is_ours = target.__module__.startswith(("src.", "hydra_plugins.reprise"))
     functions = [target]
     if is_ours and isinstance(target, type):
         functions = [vars(each)["__init__"] for each in target.__mro__[:-1] if "__init__" in vars(each)]

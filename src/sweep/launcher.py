@@ -13,6 +13,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from src.cli import run_job
+from src.config.ranges import Count, Positive
+from src.config.schema import Sweep
+from src.config.values import check_plugin, check_values
 from src.errors import UserError
 from src.sweep.identity import register_jobs, run_key
 from src.sweep.job import Job, alive, job_folders, read_job, sole_launcher
@@ -36,12 +39,12 @@ class IsolatedLauncher(Launcher):
         timeout_s: wall seconds after which a job is ended, None: never.
     """
 
-    def __init__(self, parallel: int | None = None, timeout_s: float | None = None) -> None:
+    def __init__(self, parallel: Count | None = None, timeout_s: Positive | None = None) -> None:
         self.slots, self.timeout_s = Slots(parallel=parallel, lock_gpus=True), timeout_s
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        if self.slots.parallel is not None and self.slots.parallel < 1:
-            raise UserError(f"sweep.parallel={self.slots.parallel} runs nothing; give 1 or more")
+        check_values("sweep.", config.sweep, Sweep)  # first: hydra.launcher takes its values from there
+        check_plugin(config, "launcher")
         resume = OmegaConf.select(config, "sweep.resume")
         if resume is not None and not Path(resume).is_dir():
             raise UserError(f"sweep.resume={resume}: there is no such folder; give the folder of a sweep")

@@ -20,6 +20,8 @@ from omegaconf import DictConfig
 
 from src.cli import run_job
 from src.config.hydra_files import save_masked
+from src.config.ranges import Count, Seed
+from src.config.values import check_plugin
 from src.errors import UserError
 from src.sweep.job import Job, job_folders, read_job
 from src.sweep.launcher import IsolatedLauncher
@@ -42,13 +44,14 @@ class SearchSweeper(Sweeper):
     """
 
     def __init__(
-        self, trials: int = 20, maximize: str | None = None, minimize: str | None = None, seed: int = 1
+        self, trials: Count = 20, maximize: str | None = None, minimize: str | None = None, seed: Seed = 1
     ) -> None:
         self.figures = [figure for figure in (maximize, minimize) if figure is not None]
         self.direction: Literal["maximize", "minimize"] = "maximize" if maximize else "minimize"
         self.trials, self.seed = trials, seed
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        check_plugin(config, "sweeper")
         if len(self.figures) != 1:
             raise UserError("a search needs hydra.sweeper.maximize=FIGURE or hydra.sweeper.minimize=FIGURE")
         (self.figure,) = self.figures
@@ -118,7 +121,7 @@ def load_study(folder: Path, direction: Literal["maximize", "minimize"], seed: i
         storage=f"sqlite:///{(folder / 'search.db').resolve()}", study_name="search", direction=direction,
         load_if_exists=True,
     )  # fmt: skip
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    study.sampler = optuna.samplers.TPESampler(seed=(seed + len(study.trials)) % 2**32)
     return study
 
 
