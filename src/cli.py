@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from src.config import schema
+from src.config import schema, written
 from src.config.explain import explain, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
@@ -65,6 +65,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
         complete: adds to the command's arguments what they imply.
     """
     schema.register()
+    written.install()
     lean.install()
     if message := unknown_option(sys.argv[1:]):
         sys.exit(fail(message))

@@ -66,7 +66,7 @@ def check_values(prefix: str, config: Any, schema: Any = None) -> None:
     if schema is None:
         _check(prefix.rstrip("."), plain, Any)
     else:
-        _check_fields(prefix, plain, _parameters(schema))
+        _check_fields(prefix, plain, parameters_of(schema))
 
 
 def check_plugin(config: DictConfig, name: str) -> None:
@@ -91,9 +91,9 @@ def _check(key: str, value: Any, hint: Any) -> None:
     if isinstance(value, dict) and "_target_" in value:
         _check_call(key, value)
         return
-    section = next((each for each in _members(hint) if is_dataclass(each)), None)
+    section = next((each for each in members(hint) if is_dataclass(each)), None)
     if isinstance(value, dict) and section is not None:
-        _check_fields(f"{key}.", value, _parameters(section))
+        _check_fields(f"{key}.", value, parameters_of(section))
     elif isinstance(value, dict) and hint is Any:
         for name, each in value.items():
             _check(f"{key}.{name}", each, Any)
@@ -105,11 +105,11 @@ def _check(key: str, value: Any, hint: Any) -> None:
 
 def _check_call(key: str, value: dict[Any, Any]) -> None:
     """Raises UserError unless the class or function that `_target_` names takes these arguments."""
-    target = _target(key, value["_target_"])
+    target = target_of(key, value["_target_"])
     if "_args_" in value:  # by position: no class of ours is configured so
         return
     given = {str(name): each for name, each in value.items() if name not in HYDRAS}
-    parameters = _parameters(target)
+    parameters = parameters_of(target)
     _check_fields(f"{key}.", given, parameters)
     if not value.get("_partial_"):
         for name, parameter in parameters.items():
@@ -141,7 +141,7 @@ def _try_optimizer(key: str, target: Any, given: dict[str, Any]) -> None:
         raise UserError(f"{key}: {str(error).splitlines()[0]}; correct it") from None
 
 
-def _target(key: str, name: Any) -> Any:
+def target_of(key: str, name: Any) -> Any:
     """Returns what `_target_` names. Raises UserError unless it can be called."""
     module, _, attribute = str(name).rpartition(".")
     try:
@@ -158,7 +158,7 @@ def _target(key: str, name: Any) -> Any:
 
 
 @cache
-def _parameters(target: Any) -> dict[str, Parameter]:
+def parameters_of(target: Any) -> dict[str, Parameter]:
     """Returns the arguments by name; with the key `**` where any other may be given.
 
     Where a class of ours passes `**options` on to its base class, they are those of the base class too. Other packages'
@@ -182,7 +182,7 @@ def _parameters(target: Any) -> dict[str, Parameter]:
     return found | {"**": Parameter(Any, False)} if is_open else found
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members(hint: Any) -> tuple[Any, ...]:
     """Returns the members of a union, or the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 

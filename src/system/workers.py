@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,14 +178,14 @@ def _answer(call: bytes) -> bytes:
         return pickle.dumps((None, error), pickle.HIGHEST_PROTOCOL)
 
 
-def _send(pipe: BinaryIO, message: bytes) -> None:
+def _send(pipe: IO[bytes], message: bytes) -> None:
     """Writes the message and its length, so that its reader knows where it ends whatever is in it."""
     pipe.write(LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
-def _received(pipe: BinaryIO) -> bytes | None:
+def _received(pipe: IO[bytes]) -> bytes | None:
     """Returns the next message; None where the sender has ended, also amid a message."""
     length = pipe.read(LENGTH.size)
     if len(length) < LENGTH.size:

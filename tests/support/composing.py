@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from src.config import schema
+from src.config import schema, written
 from src.config.settings import CONF
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def composed(entry: str, *overrides: str) -> DictConfig:
 
     Values are set as Hydra sets them, after what the groups give and in order; where one cannot be, Hydra says why.
     """
+    written.install()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [override for override in parsed if _is_value(override)]
     config = deepcopy(_composed(entry, tuple(str(each.input_line) for each in parsed if each not in values)))
@@ -30,7 +31,7 @@ def composed(entry: str, *overrides: str) -> DictConfig:
         for each in values:
             if each.is_add() and OmegaConf.select(config, each.key_or_group) is not None:
                 return deepcopy(_composed(entry, overrides))
-            OmegaConf.update(config, each.key_or_group, each.value(), force_add=each.is_add())
+            OmegaConf.update(config, each.key_or_group, written.value_for(config, each), force_add=each.is_add())
     except OmegaConfBaseException:
         return deepcopy(_composed(entry, overrides))
     return config

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.request import HTTPDefaultErrorHandler, Request
 
 import psutil
@@ -76,7 +77,7 @@ def test_a_result_that_cannot_be_pickled_names_the_call_and_costs_no_worker():
 
 
 def test_an_error_that_cannot_be_unpickled_names_the_call_and_costs_no_worker():
-    raises = HTTPDefaultErrorHandler().http_error_default  # its error is pickled without the arguments that it needs
+    raises: Any = HTTPDefaultErrorHandler().http_error_default  # its error needs more than is pickled
     with WorkerPool(1) as pool:
         with pytest.raises(RuntimeError, match=r"_default returned or raised cannot be unpickled \(TypeError"):
             pool.submit(raises, Request("http://none"), None, 404, "", {}).result(timeout=30)

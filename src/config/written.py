@@ -1,0 +1,193 @@
+"""Texts as they were written: Hydra reads `output_dir=2024_11_1` as the number 2024111 before it knows the key's type.
+
+Numbers keep their text while Hydra parses and sweeps; where they are set in a config, the type of the key decides.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
+from functools import wraps
+from pathlib import PurePath
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, Node
+from omegaconf._utils import split_key
+
+from src.config.values import members, parameters_of, target_of
+from src.errors import UserError
+
+NUMBERS = (bool, int, float)
+
+
+class WrittenInt(int):
+    """A whole number that prints as it was written."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class WrittenFloat(float):
+    """A number that prints as it was written."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def install() -> None:
+    """Lets Hydra keep what was written, and set it where a key's type is a text. A second call does nothing."""
+    if hasattr(ConfigLoaderImpl._apply_overrides_to_config, "__wrapped__"):
+        return
+    parse, apply = HydraOverrideVisitor._createPrimitive, ConfigLoaderImpl._apply_overrides_to_config
+
+    @wraps(parse)
+    def parse_with_text(self: HydraOverrideVisitor, ctx: Any) -> Any:
+        value: Any = parse(self, ctx)
+        text = ctx.getText().strip()
+        if type(value) not in (int, float) or str(value) == text:
+            return value
+        written = WrittenInt(value) if type(value) is int else WrittenFloat(value)
+        written.text = text
+        return written
+
+    @wraps(apply)
+    def apply_by_type(overrides: list[Override], cfg: DictConfig) -> None:
+        for override in overrides:
+            if not override.is_delete():
+                override._value = value_for(cfg, override)
+            apply([override], cfg)
+
+    HydraOverrideVisitor._createPrimitive = parse_with_text  # type: ignore[method-assign]
+    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_by_type)  # type: ignore[method-assign]
+
+
+def value_for(config: DictConfig, override: Override) -> Any:
+    """Returns an override's value for this config: a text where its key is one, else what Hydra read.
+
+    Raises UserError for a truth value among texts of which Hydra has not kept how it was written.
+    """
+    key, value = override.key_or_group, override.value()
+    if not has_numbers(value):
+        return override._value
+    hint, node = type_of(config, key)
+    if isinstance(value, bool):
+        return override.get_value_string().strip() if is_text(hint) else value
+    return as_written(key, value, hint, content_of(node))
+
+
+def has_numbers(value: Any) -> bool:
+    """Returns whether a number or a truth value is in a parsed value."""
+    if isinstance(value, dict | list):
+        return any(map(has_numbers, [*value, *value.values()] if isinstance(value, dict) else value))
+    return isinstance(value, NUMBERS)
+
+
+def as_written(key: str, value: Any, hint: Any, before: Mapping[Any, Any]) -> Any:
+    """Returns a parsed value with its texts as they were written, of a type, and with plain numbers.
+
+    Args:
+        before: what the config has there, into which Hydra merges a dictionary.
+    """
+    if isinstance(value, dict):
+        merged = {**before, **value}
+        return {
+            plain(name): as_written(
+                f"{key}.{name}", each, type_within(hint, merged, str(name)), content_of(before.get(name))
+            )
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [as_written(f"{key}.{i}", each, type_of_element(hint, i), {}) for i, each in enumerate(value)]
+    if isinstance(value, NUMBERS) and is_text(hint):
+        if isinstance(value, bool):
+            raise UserError(f"{key}={str(value).lower()} is a truth value and {key} a text; put it in quotes")
+        return str(value)
+    return plain(value)
+
+
+def plain(value: Any) -> Any:
+    """Returns a number without its text."""
+    return int(value) if isinstance(value, WrittenInt) else float(value) if isinstance(value, WrittenFloat) else value
+
+
+def content_of(node: Any) -> Mapping[Any, Any]:
+    """Returns the nodes of a section by name; none of what is missing, null or an interpolation."""
+    return node._content if isinstance(node, DictConfig) and isinstance(node._content, dict) else {}
+
+
+def type_of(config: DictConfig, key: str) -> tuple[Any, Any]:
+    """Returns the type of a key, and its node if there is one.
+
+    The type is the schema's, or that of the class that the section's `_target_` names; else Any.
+
+    The class, which takes long to import, is not looked at where the config has a number already.
+    """
+    node: Any = config
+    hint: Any = Any
+    for name in split_key(key):
+        section = content_of(node)
+        node = section.get(name)
+        if node is not None and node._metadata.ref_type is not Any:
+            hint = node._metadata.ref_type
+        elif isinstance(node, Node) and isinstance(node._value(), NUMBERS):
+            hint = Any
+        else:
+            hint = type_within(hint, section, name)
+    return hint, node
+
+
+def type_within(hint: Any, values: Mapping[Any, Any], name: str) -> Any:
+    """Returns the type of a key of a section, which has this type and these values."""
+    target = str(values["_target_"]) if "_target_" in values else None
+    for each in [target_class(target)] if target else members(hint):
+        if target or is_dataclass(each):
+            return type_in_signature(each, name)
+        if is_kind(each, Mapping):
+            return get_args(each)[1]
+    return Any
+
+
+def target_class(name: str) -> Any:
+    try:
+        return target_of("", name)
+    except UserError:  # the check of the whole config says so
+        return None
+
+
+def type_in_signature(function: Any, name: str) -> Any:
+    if function is None:
+        return Any
+    parameter = parameters_of(function).get(name)
+    if parameter is None or parameter.hint is not Any:
+        return Any if parameter is None else parameter.hint
+    annotation = inspect.signature(function).parameters[name].annotation  # of another package
+    return Any if annotation is inspect.Parameter.empty else annotation
+
+
+def type_of_element(hint: Any, index: int) -> Any:
+    for each in members(hint):
+        if is_kind(each, Collection) and not is_kind(each, Mapping) and (inner := get_args(each)):
+            return inner[index] if ... not in inner and index < len(inner) else inner[0]
+    return Any
+
+
+def is_kind(hint: Any, kind: type) -> bool:
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, kind)
+
+
+def is_text(hint: Any) -> bool:
+    """Returns whether a type allows texts and no numbers."""
+    kinds = {get_args(each)[0] if get_origin(each) is Annotated else each for each in members(hint)} - {NoneType}
+    return bool(kinds) and all(
+        (isinstance(each, type) and issubclass(each, str | PurePath))
+        or (get_origin(each) is Literal and all(isinstance(choice, str) for choice in get_args(each)))
+        for each in kinds
+    )
