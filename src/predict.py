@@ -248,7 +248,10 @@ def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str
         }
     cost = task.cost()
     hardware = config.hardware
-    peaks = peaks_of(config.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type)
+    peaks = peaks_of(
+        config.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type,
+        reached=((rate or 0.0) * cost.flops_forward, (rate or 0.0) * cost.bytes_forward),
+    )  # fmt: skip
     return {
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),

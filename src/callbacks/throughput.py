@@ -87,8 +87,9 @@ class Throughput(Measuring):
         cost = task.cost()
         hardware = self.hardware
         peaks = peaks_of(
-            self.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type
-        )
+            self.precision.name, hardware.peak_flops, hardware.peak_bandwidth, accelerator=task.device.type,
+            reached=(rate * cost.flops_training, rate * cost.bytes_training),
+        )  # fmt: skip
         return utilisation(rate, cost.flops_training, cost.bytes_training, peaks)
 
 

@@ -1,11 +1,13 @@
 """Compares a rate with the peak FLOP/s and memory bandwidth of the hardware."""
 
-import time
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
+
+from src.measure.cpu_peaks import kept_peaks
+from src.system.workers import cpu_count
 
 ADAM_BYTES = 28  # per parameter: reads it, its gradient and two moments, writes it and the moments, 4 bytes each
 DTYPE_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "fp16": "fp16", "bf16": "bf16"}
@@ -33,6 +35,8 @@ class Peaks:
 def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -> dict[str, float | str | None] | None:
     """Returns the achieved FLOP/s and bytes/s of one device and their shares of the peaks; None without a rate.
 
+    A share above 1 is none: the rate or the peak is an error of measurement.
+
     Args:
         rate: samples per second of one device.
         flops, nbytes: of one sample, from the task's `cost()`.
@@ -44,44 +48,38 @@ def utilisation(rate: float | None, flops: float, nbytes: float, peaks: Peaks) -
         "bytes_per_s": rate * nbytes,
         "peak_flops_per_s": peaks.flops_per_s,
         "peak_bytes_per_s": peaks.bytes_per_s,
-        "of_peak_flops": rate * flops / peaks.flops_per_s if peaks.flops_per_s else None,
-        "of_peak_bandwidth": rate * nbytes / peaks.bytes_per_s if peaks.bytes_per_s else None,
+        "of_peak_flops": share(rate * flops, peaks.flops_per_s),
+        "of_peak_bandwidth": share(rate * nbytes, peaks.bytes_per_s),
         "peak_source": peaks.source,
     }
 
 
+def share(reached: float, peak: float | None) -> float | None:
+    """Returns the share of a peak; None without a peak, or where more than all of it was reached."""
+    return reached / peak if peak and reached <= peak else None
+
+
 def peaks_of(
-    precision: str, peak_flops: Mapping[str, float | None], peak_bandwidth: float | None, accelerator: str
+    precision: str,
+    peak_flops: Mapping[str, float | None],
+    peak_bandwidth: float | None,
+    accelerator: str,
+    reached: Sequence[float] = (0.0, 0.0),
 ) -> Peaks:
-    """Returns the datasheet's peaks for products in a precision; without one, those measured on a CPU, none else."""
-    if not any(peak_flops.values()):
-        return cpu_peaks() if accelerator == "cpu" else Peaks(None, None, "unknown")
-    return Peaks(peak_flops.get(DTYPE_OF_PRECISION[precision]), peak_bandwidth, "datasheet")
+    """Returns the datasheet's peaks for products in a precision; without one, those measured on a CPU, none else.
 
-
-@cache
-def cpu_peaks() -> Peaks:
-    """Returns the peaks of this CPU, measured once per process."""
-    return measured_peaks()
-
-
-def measured_peaks(size: int = 1024, copy_mib: int = 256) -> Peaks:
-    """Returns the CPU's best rate of a float32 matrix product (size^3) and of a copy (bytes read + written).
-
-    Takes about 0.2 s.
+    Args:
+        reached: FLOP/s and bytes/s of the run, of which a CPU's peaks are at least as much unless measured too low.
     """
-    a, b = torch.rand(size, size), torch.rand(size, size)
-    source = torch.ones(copy_mib << 18)
-    target = torch.empty_like(source)
+    dtype = DTYPE_OF_PRECISION[precision]
+    if any(peak_flops.values()):
+        return Peaks(peak_flops.get(dtype), peak_bandwidth, "datasheet")
+    return cpu_peaks(dtype, reached) if accelerator == "cpu" else Peaks(None, None, "unknown")
 
-    def best(call: object, *args: object) -> float:
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            call(*args)  # type: ignore[operator]
-            times.append(time.perf_counter() - begin)
-        return min(times)
 
-    product_s = best(torch.mm, a, b)
-    copy_s = best(target.copy_, source)
-    return Peaks(2 * size**3 / product_s, 2 * source.nbytes / copy_s, "measured")
+def cpu_peaks(dtype: str, reached: Sequence[float] = (0.0, 0.0)) -> Peaks:
+    """Returns the measured peaks of a rank's share of this machine's cores, of as many threads as it uses at most."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = min(1.0, cpu_count() / (torch.get_num_threads() * ranks_here))  # of each thread
+    flops_per_s, bytes_per_s = kept_peaks(dtype, [each / cores for each in reached])
+    return Peaks(flops_per_s * cores, bytes_per_s * cores, "measured")

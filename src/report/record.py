@@ -113,7 +113,10 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """Achieved operations and bytes per second, the hardware's peaks, and the shares of them (0 to 1)."""
+    """Achieved operations and bytes per second, the hardware's peaks, and the shares of them (0 to 1).
+
+    A share above 1, which older records have, is None: an error of measurement, of which `impossible` tells.
+    """
 
     flops_per_s: Figure = None
     bytes_per_s: Figure = None
@@ -122,6 +125,20 @@ class Utilisation:
     of_peak_flops: Figure = None
     of_peak_bandwidth: Figure = None
     peak_source: str | None = None  # 'datasheet', 'measured' or 'unknown'
+
+    def __post_init__(self) -> None:
+        for name in ("of_peak_flops", "of_peak_bandwidth"):
+            if (getattr(self, name) or 0) > 1:
+                object.__setattr__(self, name, None)
+
+    @property
+    def impossible(self) -> list[str]:
+        """The peaks that the run is said to exceed."""
+        rates = {
+            "peak FLOP/s": (self.flops_per_s, self.peak_flops_per_s),
+            "peak bandwidth": (self.bytes_per_s, self.peak_bytes_per_s),
+        }
+        return [name for name, (reached, peak) in rates.items() if reached is not None and peak and reached > peak]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,7 @@ def _rates(record: Record) -> str:
     names, width = (max((len(row[i]) for row in known), default=0) for i in (0, 1))
     names = max(names + 1, 12)
     lines = [f"  {name:<{names}}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in known]
+    lines += [f"  above the {name}: an error of measurement, no share" for name in (used.impossible if used else ())]
     return "\n".join(["Rates", *map(_short, lines)]) if lines else ""
 
 

@@ -90,6 +90,8 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
         run.log(shown, step=step, commit=True)
     run.summary.update({FIGURES + name: value for name, value in known.items()})
     run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
+    if record.utilisation and record.utilisation.impossible:
+        run.summary["utilisation.error"] = f"above the {' and the '.join(record.utilisation.impossible)}"
     if record.error:
         run.summary["error"] = f"{record.error.type}: {record.error.message}"
     artifact = wandb.Artifact(f"record-{run.id}", type="record")

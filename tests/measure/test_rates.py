@@ -3,11 +3,14 @@
 from array import array
 
 import pytest
+import torch
 
 from src.measure.clock import Steps
+from src.measure.cpu_peaks import measured
 from src.measure.rates import steady_rates, token_rates, whole_rates
-from src.measure.roofline import Peaks, measured_peaks, peaks_of, utilisation
+from src.measure.roofline import Peaks, peaks_of, utilisation
 from src.measure.statistics import percentiles
+from src.report.record import Utilisation
 
 
 def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> Steps:
@@ -78,7 +81,12 @@ def test_a_gpu_without_a_datasheet_is_not_compared_with_the_cpu() -> None:
 
 
 def test_measured_peaks_are_plausible() -> None:
-    found = measured_peaks(size=256, copy_mib=16)
-    assert found.source == "measured"
-    assert found.flops_per_s and 1e8 < found.flops_per_s < 1e14
-    assert found.bytes_per_s and 1e8 < found.bytes_per_s < 1e13
+    flops_per_s, bytes_per_s = measured(torch.float32, size=256, copy_mib=16)
+    assert 1e8 < flops_per_s < 1e14
+    assert 1e8 < bytes_per_s < 1e13
+
+
+def test_a_share_above_the_peak_is_none() -> None:
+    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e11, 1e8, "measured"))
+    assert found is not None and found["of_peak_flops"] is None and found["of_peak_bandwidth"] == 1.0
+    assert Utilisation(**found).impossible == ["peak FLOP/s"]  # type: ignore[arg-type]

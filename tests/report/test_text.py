@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from src.report.compare.build import compare
+from src.report.compare.page import page
+from src.report.compare.text import as_csv, as_json, latex, markdown
+from src.report.load import Loaded
 from src.report.phases import shares
-from src.report.record import FinalMetric, Memory, Record, Tokens
+from src.report.record import FinalMetric, Memory, Record, Tokens, Utilisation, read_record, write_record
 from src.report.text import summary
 
 
@@ -77,3 +81,18 @@ def test_summary_stays_under_100_columns(trained: Record, factor: float) -> None
     text = summary(large, {"record": Path("result.json")})
     assert max(map(len, text.splitlines())) < 100
     assert "bs=2097152,lr=0.0001" in text and "101.2/139.8" in text
+
+
+def test_a_share_above_the_peak_is_an_error_of_measurement_everywhere(trained: Record, tmp_path: Path) -> None:
+    used = Utilisation(flops_per_s=2.5e11, peak_flops_per_s=1e11, of_peak_flops=2.502, of_peak_bandwidth=0.5)
+    write_record(replace(trained, utilisation=used), tmp_path / "result.json")
+    stored = (tmp_path / "result.json").read_text()
+    (tmp_path / "result.json").write_text(stored.replace('"of_peak_flops": null', '"of_peak_flops": 2.502'))
+    record = read_record(tmp_path)
+    comparison = compare(Loaded([("run", record)], [tmp_path], []))
+    for text in (summary(record, {}), markdown(comparison), page(comparison), latex(comparison)):
+        assert "above the peak FLOP/s: an error of measurement" in text
+        assert "250.2" not in text and "2.502" not in text
+    for text in (as_csv(comparison), as_json(comparison)):
+        assert "250.2" not in text and "2.502" not in text
+    assert re.search(r"bandwidth +50 %", summary(record, {}))

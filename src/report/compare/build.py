@@ -177,6 +177,10 @@ def _warnings(
     unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
     if unknown:
         found.append(f"{_count(unknown, 'run')} cannot tell whether the code had uncommitted changes.")
+    for group, runs in zip(groups, members, strict=True):
+        used = [record.utilisation for _, record in runs if record.utilisation]
+        for name in dict.fromkeys(name for each in used for name in each.impossible):
+            found.append(f"Runs of '{group.name}' are above the {name}: an error of measurement, no share.")
     if partial:
         some = ", ".join(partial[:6]) + (f" and {len(partial) - 6} more" if len(partial) > 6 else "")
         found.append(f"Only some runs have the config keys {some}: they are of different versions of the code.")
