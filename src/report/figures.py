@@ -14,7 +14,7 @@ from src.errors import UserError, shortened
 from src.published import PublishedRow, rows
 from src.report.beside import PRECISIONS, commit_link, fastest, in_order, read_comparison, summary, verb_of
 from src.report.record import Record, read_record
-from src.report.scaling import Point, batches, commit_of, machine_of, published_points, rate_of
+from src.report.scaling import LINEAR, Point, batches, commit_of, machine_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
 
 PAPERS = Path(__file__).parents[1] / "published" / "papers"
@@ -144,14 +144,20 @@ class Figures:
     def speed_up(self, name: str, one: str = "") -> Figure:
         """The rate over that of one device: of the record of the same name with _x1, or of `one`.
 
-        Raises UserError where the two are of other commits or machines.
+        Raises UserError where the two are of other commits or machines, or it is more than linear beyond noise.
         """
         one = one or f"{name.rpartition('_x')[0]}_x1"
         for what, of in (("commit", commit_of), ("machine", machine_of)):
             both = [of(self.record(each)) for each in (name, one)]
             if both[0] != both[1]:
                 raise UserError(f"{name} is of {what} {both[0]}, {one} of {both[1]}: measure both in one run")
-        return Figure(self.rate(name).value / self.rate(one).value, ".2f", record=name)
+        speed_up = self.rate(name).value / self.rate(one).value
+        devices = self.record(name).ranks / self.record(one).ranks
+        if speed_up > LINEAR * max(devices, 1):
+            raise UserError(
+                f"{name} is {speed_up:.2f} times as fast as {one}, on {devices:g} times the devices: measure both again"
+            )
+        return Figure(speed_up, ".2f", record=name)
 
     def efficiency(self, name: str, devices: int, one: str = "") -> Figure:
         """The speed-up over one device in percent of the number of devices."""

@@ -3,22 +3,24 @@
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from src.errors import UserError
 from src.report.axes import unit_of, wants_log
 from src.report.phases import shares
 from src.report.record import Record
-from src.report.scaling import Point
+from src.report.scaling import MARK, Point, suspicions
 from src.report.stability import Spread, evaluations
 from src.system.colours import PHASES as COLOURS
 from src.system.pictures import CURVES, FAINT, INK, new_picture, save_picture, style_axes
 
-TOP = 1.08  # upper end of the axis of efficiencies
+TOP = 1.08  # upper end of the axis of efficiencies, unless one is higher
+BAD = "#C0392B"  # of what is suspicious
 GAP = 0.043  # least distance of two labels, as a part of the axis
 
 
@@ -94,12 +96,15 @@ def history_picture(records: Sequence[Record], path: Path, metrics: Sequence[str
 def scaling_picture(points: Sequence[Point], path: Path) -> None:
     """Writes a picture of efficiencies over devices, a panel each for weak and strong scaling, published ones in grey.
 
+    Suspicious ones have a cross and a footnote.
     Raises UserError where the file cannot be written.
     """
     kinds = [kind for kind in ("weak", "strong") if any(p.kind == kind for p in points)]
-    picture = new_picture(0.2 + 4 * len(kinds), 3.9)
+    notes = [line for note in suspicions(points) for line in wrap(f"{MARK} {note}", 68 * len(kinds))]
+    picture = new_picture(0.2 + 4 * len(kinds), 3.9 + 0.13 * len(notes))
     ticks = sorted({1, *(p.devices for p in points)})
     lowest = 0.0 if min(p.efficiency for p in points) < 0.6 else 0.5
+    top = max(TOP, *(TOP * p.efficiency for p in points))
     panels = picture.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         lines: dict[tuple[Any, ...], list[Point]] = {}
@@ -113,18 +118,23 @@ def scaling_picture(points: Sequence[Point], path: Path) -> None:
             colour = CURVES[i % len(CURVES)]
             axes.plot(devices, values, color="#BBBBBB" if key[0] else colour,
                       linewidth=1.6, marker="o", markersize=4, zorder=2 if key[0] else 3)  # fmt: skip
+            crosses = [(p.devices, p.efficiency) for p in line if p.is_suspicious]
+            axes.plot(*zip(*crosses, strict=True), "x", color=BAD, markersize=9, zorder=5) if crosses else None
             ends.append((line[-1], FAINT if key[0] else colour))
-        _label_lines(axes, ends, 1.3 * ticks[-1], lowest)
+        _label_lines(axes, ends, 1.3 * ticks[-1], (lowest, top))
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(n) for n in ticks])
-        axes.set(xlim=(0.9, 9 * ticks[-1]), ylim=(lowest, TOP))
-        shown = (0.5, 0.6, 0.7, 0.8, 0.9, 1) if lowest else (0, 0.25, 0.5, 0.75, 1)
-        axes.set_yticks(shown, [f"{share:.0%}" for share in shown])
+        axes.set(xlim=(0.9, 9 * ticks[-1]), ylim=(lowest, top))
+        if top == TOP:
+            axes.set_yticks((0.5, 0.6, 0.7, 0.8, 0.9, 1) if lowest else (0, 0.25, 0.5, 0.75, 1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         batch = "batch per device" if kind == "weak" else "global batch"
         axes.set_title(f"{kind} scaling: fixed {batch}", loc="left", size=10, weight="bold", color=INK)
         axes.set_xlabel("devices", size=8, color=FAINT, loc="right", labelpad=1)
         style_axes(axes)
     picture.suptitle(f"{points[0].model}: speed-up per device", x=0.02, ha="left", size=10, color=FAINT)
+    if notes:
+        picture.supxlabel("\n".join(notes), x=0.02, ha="left", size=7, color=BAD)
     save_picture(picture, path)
 
 
@@ -183,14 +193,14 @@ def _hardware(point: Point) -> str:
     return point.config.split()[0]
 
 
-def _label_lines(axes: Axes, ends: Sequence[tuple[Point, str]], at: float, lowest: float) -> None:
+def _label_lines(axes: Axes, ends: Sequence[tuple[Point, str]], at: float, limits: tuple[float, float]) -> None:
     """Labels each line's end, in its colour, in one column at `at` devices, without overlaps."""
     ends = sorted(ends, key=lambda end: -end[0].efficiency)
-    heights = spread_labels([p.efficiency for p, _ in ends], (TOP - lowest) * GAP, lowest)
+    heights = spread_labels([p.efficiency for p, _ in ends], (limits[1] - limits[0]) * GAP, limits[0])
     for (p, colour), height in zip(ends, heights, strict=True):
-        hardware = f"{_hardware(p)} " if p.is_published else ""
+        hardware, mark = f"{_hardware(p)} " if p.is_published else "", f" {MARK}" if p.is_suspicious else ""
         axes.annotate(
-            f"{hardware}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}", (p.devices, p.efficiency),
+            f"{hardware}{p.precision} {p.samples:.7g}: {p.efficiency:.0%}{mark}", (p.devices, p.efficiency),
             xytext=(at, height), textcoords="data", size=7, va="center", color=colour, zorder=4,
             arrowprops={"arrowstyle": "-", "color": "#DDDDDD", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
                         "relpos": (0, 0.5)},

@@ -28,12 +28,15 @@ HEADERS: tuple[str, ...] = (
     "source",
 )
 NUMBERS = HEADERS[4:9]
+LINEAR = 1.1  # the highest efficiency that noise and caches explain
+MARK = "(!)"  # behind a higher one
 
 
 @dataclass(frozen=True)
 class Point:
     """The speed-up of one run on several devices; `rate` is in samples per second of all devices.
 
+    `single` names the run on one device that it is compared with; `other` says that it is of another machine or commit.
     `exposed_s` is the communication of a step that compute does not hide, `share` its share of the step's compute.
     """
 
@@ -49,10 +52,21 @@ class Point:
     exposed_s: float | None = None
     share: float | None = None
     is_published: bool = False
+    single: str = ""
+    other: str = ""
 
     @property
     def efficiency(self) -> float:
         return self.speed_up / self.devices
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the speed-up is more than linear beyond noise: then one of the two rates is hardly right."""
+        return self.efficiency > LINEAR
+
+    @property
+    def shown_efficiency(self) -> str:
+        return f"{self.efficiency:.1%}" + (f" {MARK}" if self.is_suspicious else "")
 
     @property
     def batch(self) -> str:
@@ -152,6 +166,7 @@ def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str
     same_commit, same_machine, one = alike(fastest)
     other = [f"of commit {(commit_of(fastest) or 'unknown')[:7]}"] if not same_commit else []
     other += ["of another machine"] if not same_machine else []
+    single_source = next(name for name, each in single if each is fastest)
     if other:
         source = f"{source}; one device: {', '.join(other)}"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
@@ -160,7 +175,7 @@ def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str
     config = f"{case.hardware.replace('_', '-').upper()} {case.trainer}"
     return Point(
         case.model, config, case.precision, kind, record.ranks, samples, rate, rate / one, source, exposed,
-        exchange.share if exchange else None,
+        exchange.share if exchange else None, single=single_source, other=", ".join(other),
     )  # fmt: skip
 
 
@@ -185,7 +200,7 @@ def published_points(model: str) -> list[Point]:
             config = f"{row.hardware.replace('_', '-').upper()} {row.trainer}"
             found.append(
                 Point(model, config, row.true_precision, kind, row.world_size, samples, own, own / one, row.source,
-                      is_published=True)
+                      is_published=True, single=f"the publisher's {single[0].trainer}")
             )  # fmt: skip
     return found
 
@@ -197,11 +212,23 @@ def scaling_table(points: Sequence[Point]) -> str:
         exposed = "/" if point.exposed_s is None else number(point.exposed_s * 1e3)
         share = "/" if point.share is None else f"{point.share:.1%}"
         lines.append([point.config, point.precision, point.kind, point.batch, number(point.rate),
-                      f"{point.speed_up:.2f}", f"{point.efficiency:.1%}", exposed, share, point.source])  # fmt: skip
+                      f"{point.speed_up:.2f}", point.shown_efficiency, exposed, share, point.source])  # fmt: skip
     out = aligned(lines, [header not in NUMBERS for header in HEADERS])
     legend = (
         "Steady samples per second of all devices; speed-up over one device with the same batch of a device (weak) or "
         "of all (strong); efficiency is the speed-up per device; exposed: communication of a step that compute did not "
         "hide, mean of the ranks; '/' was not measured. Published rows: p_core, corrected where it was wrong."
     )
-    return "\n".join([*out, "", legend, ""])
+    return "\n".join([*out, "", legend, "", *(f"{MARK} {note}\n" for note in suspicions(points))])
+
+
+def suspicions(points: Sequence[Point]) -> list[str]:
+    """Returns a sentence for each speed-up that is more than linear beyond noise: what it is and its likely cause."""
+    return [
+        f"{point.config}, {point.precision}, batch {point.batch}: a speed-up of {point.speed_up:.2f} on "
+        f"{point.devices} devices is more than linear. Likely the run on one device ({point.single}) "
+        + (f"is not comparable: {point.other}" if point.other else "was slowed by other work")
+        + "; measure both again, in one run on one machine."
+        for point in points
+        if point.is_suspicious
+    ]

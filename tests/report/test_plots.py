@@ -126,6 +126,18 @@ def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
 
 
+def test_a_scaling_picture_holds_and_marks_what_is_more_than_linear(tmp_path: Path, drawn: list[Figure]) -> None:
+    point = Point("moflow", "H200 1x2", "amp", "weak", 2, 512, 17e3, 17.0, "own", single="alone")
+    plots.scaling_picture([point, replace(point, devices=4, speed_up=3.8)], tmp_path / "scaling.png")
+    plots.scaling_picture([replace(point, speed_up=1.9)], tmp_path / "plain.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_ylim()[1] > 8.5
+    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines if line.get_marker() == "x"] == [[[2, 8.5]]]
+    note = " ".join(drawn[0].get_supxlabel().split())
+    assert "(!) H200 1x2" in note and "a speed-up of 17.00 on 2 devices" in note and "(alone) was slowed" in note
+    assert drawn[1].get_supxlabel() == "" and drawn[1].axes[0].get_ylim()[1] == plots.TOP
+
+
 def test_stability_picture_has_every_seed_over_epochs_and_what_was_published(
     tmp_path: Path, trained: Record, drawn: list[Figure]
 ) -> None:

@@ -7,7 +7,12 @@ import pytest
 
 from src.errors import UserError
 from src.report.cli import main
+from src.report.compare.build import compare
+from src.report.compare.page import page
+from src.report.compare.text import markdown
+from src.report.compare.varied_charts import scaling_spec
 from src.report.docs import write_docs
+from src.report.load import Loaded
 from src.report.record import Communication, Record, Steady, write_record
 from src.report.scaling import published_points, scaling, scaling_table
 
@@ -133,3 +138,33 @@ def test_a_generated_page_has_the_scaling_table(tmp_path: Path, trained: Record)
     names = (f"[moflow_x{n}](../records/moflow_x{n}.json), aaaaaaa with changes" for n in (1, 2))
     runs = [(name, run(trained, n, 512, "device", 9e3 * n)) for name, n in zip(names, (1, 2), strict=True)]
     assert f"## Scaling\n\n{scaling_table(scaling(runs))}" in page.read_text()
+
+
+def test_a_speed_up_that_cannot_be_is_marked_with_its_likely_cause(trained: Record) -> None:
+    runs = [("one", run(trained, 1, 512, "device", 1_000.0)), ("two", run(trained, 2, 512, "device", 17_000.0))]
+    other = [(name, replace(record, environment={"machine": name})) for name, record in runs]
+    causes = "(one) was slowed by other work", "(one) is not comparable: of another machine"
+    for given, cause in zip((runs, other), causes, strict=True):
+        (point,) = scaling(given, published=False)
+        table = scaling_table([point])
+        assert point.efficiency == 8.5 and "| 850.0% (!) |" in table.replace("  ", "")
+        assert "(!) H200 1x2, amp, batch 512 per device: a speed-up of 17.00 on 2 devices is more than linear." in table
+        assert cause in table
+        comparison = compare(Loaded(given, [Path()] * 2, []), published=False)
+        assert any(cause in text for text in comparison.warnings)
+        assert cause in page(comparison) and cause in markdown(comparison)
+        spec = scaling_spec(comparison, "weak")
+        assert spec is not None and spec["layer"][-1]["mark"]["shape"] == "cross"
+        assert [row["efficiency"] for row in spec["layer"][-1]["data"]["values"]] == [850.0]
+
+
+def test_a_speed_up_that_may_be_is_not_marked(trained: Record) -> None:
+    runs = [("one", run(trained, 1, 512, "device", 1_000.0)), ("two", run(trained, 2, 512, "device", 2_150.0))]
+    (point,) = scaling(runs, published=False)
+    assert "(!)" not in scaling_table([point]) and not point.is_suspicious
+    spec = scaling_spec(compare(Loaded(runs, [Path()] * 2, []), published=False), "weak")
+    assert spec is not None and len(spec["layer"]) == 1
+
+
+def test_no_published_speed_up_is_suspicious() -> None:
+    assert [p for model in ("dlrm", "distilbert", "moflow") for p in published_points(model) if p.is_suspicious] == []

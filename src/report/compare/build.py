@@ -15,7 +15,7 @@ from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
 from src.report.rows import published_rows
-from src.report.scaling import Point, published_points, speed_ups
+from src.report.scaling import Point, published_points, speed_ups, suspicions
 
 Runs = Sequence[tuple[str, Record]]
 DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
@@ -52,6 +52,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     done = [record for _, record in runs if record.status == "done"]
     varied, best = axes(config, naming(config)), _best(groups, metric)
     drawn, left_out = pictures(groups, best)
+    points = _scaling(runs, published)
     return Comparison(
         title=_title(runs, groups),
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
@@ -64,13 +65,13 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         best=best,
         config=config,
         environment=machine,
-        warnings=_warnings(members, groups, config, machine, partial),
+        warnings=[*_warnings(members, groups, config, machine, partial), *suspicions(points)],
         failures=_failures(loaded, groups),
         curves=_curves(members, curves),
         published=published_rows(done) if published and done else [],
         axes=varied,
         parallel=parallel(varied, groups, known),
-        scaling=_scaling(runs, published),
+        scaling=points,
         pictures=drawn,
         left_out=left_out,
     )

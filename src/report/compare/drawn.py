@@ -107,7 +107,7 @@ def _percentiles(comparison: Comparison) -> str:
 def _efficiencies(comparison: Comparison, kind: Kind) -> str:
     return "; ".join(
         f"{'published ' if point.is_published else ''}{point.config}, {point.precision}, batch {point.batch}: "
-        f"{point.efficiency:.1%} on {point.devices} devices"
+        f"{point.shown_efficiency} on {point.devices} devices"
         for point in comparison.scaling
         if point.kind == kind
     )

@@ -104,14 +104,15 @@ def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
     published: list[dict[str, Any]] = []
     for point in comparison.scaling:
         name = plain(f"{point.config.split()[0]} {point.precision}, {point.batch}")
-        at = {"devices": point.devices, "efficiency": 100 * point.efficiency, "case": name}
+        at = {"devices": point.devices, "efficiency": 100 * point.efficiency, "case": name,
+              "suspicious": point.is_suspicious}  # fmt: skip
         if point.kind == kind and point.is_published:
             published += [
-                {**at, "devices": 1, "efficiency": 100.0, "source": point.source},
+                {**at, "devices": 1, "efficiency": 100.0, "suspicious": False, "source": point.source},
                 {**at, "source": point.source},
             ]
         elif point.kind == kind:
-            own.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0}]).append(at)
+            own.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0, "suspicious": False}]).append(at)
     if not own:
         return None
     rows = [row for line in own.values() for row in line]
@@ -129,7 +130,11 @@ def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
             "encoding": {"x": x, "y": y, "color": {"value": FAILED}, "detail": detail}}  # fmt: skip
     line = {"data": {"values": rows}, "mark": {"type": "line", "point": True},
             "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash}}  # fmt: skip
-    return {"height": 260, "layer": [grey, line] if published else [line]}
+    crosses = {"data": {"values": [row for row in (*rows, *published) if row["suspicious"]]},
+               "mark": {"type": "point", "shape": "cross", "angle": 45, "size": 150, "filled": True},
+               "encoding": {"x": x, "y": y, "color": {"value": FAILED}}}  # fmt: skip
+    layers = [*([grey] if published else []), line, *([crosses] if crosses["data"]["values"] else [])]
+    return {"height": 260, "layer": layers}
 
 
 def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mapping[str, Any]) -> dict[str, Any]:
