@@ -3,16 +3,15 @@
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from src.errors import UserError
+from src.measure.environment import cpu_name
 from src.system.files import locked, write_text
 from src.system.workers import cpu_count
 
@@ -29,15 +28,6 @@ def cache_file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reprise" / "cpu_peaks.json"
 
 
-def cpu_model() -> str:
-    """Returns the name of the CPU."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def kept_peaks(dtype: str, reached: Sequence[float] = (0.0, 0.0)) -> tuple[float, float]:
     """Returns FLOP/s of a matrix product in a dtype and bytes/s of a copy, of as many threads as torch uses here.
 
@@ -48,7 +38,7 @@ def kept_peaks(dtype: str, reached: Sequence[float] = (0.0, 0.0)) -> tuple[float
         reached: FLOP/s and bytes/s of the run.
     """
     file, threads = cache_file(), torch.get_num_threads()
-    key = f"{cpu_model()}, {threads} of {cpu_count()} cores, {dtype}, torch {torch.__version__}"
+    key = f"{cpu_name()}, {threads} of {cpu_count()} cores, {dtype}, torch {torch.__version__}"
     peaks = read(file).get(key)
     if peaks is not None and all(map(float.__ge__, peaks, map(float, reached))):
         return peaks

@@ -10,6 +10,7 @@ import torch
 
 from src.measure import cpu_peaks
 from src.measure.cpu_peaks import cache_file, kept_peaks
+from src.measure.environment import cpu_name
 from src.measure.roofline import peaks_of
 from src.system.workers import cpu_count
 
@@ -45,7 +46,7 @@ def test_threads_and_dtypes_have_their_own(file: Path) -> None:
         kept_peaks(dtype)
     keys = [*json.loads(file.read_text())]
     assert len(keys) == 4
-    assert all(torch.__version__ in key and cpu_peaks.cpu_model() in key for key in keys)
+    assert all(torch.__version__ in key and cpu_name() in key for key in keys)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"KEY": 3}', '{"KEY": [0, 1]}', '{"KEY": ["x", 1]}', '{"KEY": [1]}'])
