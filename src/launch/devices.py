@@ -4,6 +4,8 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,12 +16,13 @@ from torch.utils._pytree import tree_map_only
 from src.errors import UserError
 from src.gpu import graph_gaps
 from src.parallel import shared_memory
-from src.system.group import world_size
+from src.system.group import rank, world_size
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
     from pytorch_lightning.strategies import Strategy
 
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # of x86, and of Arm
 FIXED_WORKSPACES = ":4096:8", ":16:8"  # of cuBLAS, with which it repeats its results in several streams
 
 
@@ -120,8 +123,30 @@ def set_precision(precision: DictConfig, accelerator: str) -> None:
     """Sets the matmul flags, so that the label is true. Raises UserError where the device cannot do it."""
     if precision.name == "tf32" and (accelerator != "cuda" or torch.cuda.get_device_capability() < (8, 0)):
         raise UserError("precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or later; use precision=fp32")
+    if accelerator == "cpu" and rank() == 0 and (note := slow_on_cpu(precision.name, cpu_flags())):
+        print(f"note: {note}", flush=True)
     torch.set_float32_matmul_precision(precision.matmul)
     torch.backends.cudnn.allow_tf32 = precision.cudnn_tf32
+
+
+def slow_on_cpu(precision: str, flags: Collection[str]) -> str | None:
+    """Returns a note on a precision that is slow on a CPU with these flags; None for the others."""
+    if precision in ("amp", "fp16"):
+        return f"precision={precision} is slow on a CPU: choose precision=fp32" + (
+            ", or bf16, which this CPU has instructions for" if BF16_FLAGS.intersection(flags) else ""
+        )
+    if precision == "bf16" and not BF16_FLAGS.intersection(flags):
+        return "precision=bf16 is slow on this CPU, which has no instructions for it: choose precision=fp32"
+    return None
+
+
+def cpu_flags() -> set[str]:
+    """Returns the instruction sets of the CPU by Linux's names; none elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()}
 
 
 def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
