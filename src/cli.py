@@ -19,7 +19,7 @@ from src.config.explain import explain, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
-from src.system import lean
+from src.system import lean, openmp
 from src.system.group import speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 from src.system.printable import printable
@@ -66,6 +66,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     """
     schema.register()
     written.install()
+    openmp.install()
     lean.install()
     if message := unknown_option(sys.argv[1:]):
         sys.exit(fail(message))

@@ -25,6 +25,7 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "cpu_threads": torch.get_num_threads(),  # of one product: sums in more parts are rounded otherwise
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),  # passive where others used the cores when the run began
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "os": platform.platform(),
         "python": platform.python_version(),
