@@ -16,7 +16,7 @@ from src.gpu.triton_helpers import working_dtype
 from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import Embeddings, GradientSlots, Rule
 from src.models.dlrm.sharded_pieces import Piece, gathered, scattered
-from src.models.dlrm.sharded_plan import Plan, from_rank_0, make_plan
+from src.models.dlrm.sharded_plan import Plan, from_rank_0, make_plan, quiet
 from src.models.dlrm.table_wise import TableWiseTables, is_table_wise
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class ShardedEmbeddings(Embeddings):
             return plan_of(), torch.initial_seed()
 
         try:
-            from src.models.dlrm.torchrec_tables import TorchRecTables
+            with quiet():  # FBGEMM logs each library that it loads
+                from src.models.dlrm.torchrec_tables import TorchRecTables
         except ImportError as error:
             raise UserError(f"sharded embeddings need TorchRec and FBGEMM ({error}): install reprise[dlrm]") from error
         self.plan, seed = from_rank_0(make)

@@ -66,7 +66,7 @@ Plan = tuple[Placement, ...]  # in the order of the tables
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences TorchRec's log messages on default options and its FutureWarnings."""
+    """Silences the log messages of TorchRec and FBGEMM on default options and loaded libraries, and FutureWarnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
