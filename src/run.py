@@ -120,7 +120,7 @@ def say(note: str | None) -> None:
 def build(config: DictConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     devices = set_up_devices(config)
-    pl.seed_everything(group.seed_of_rank(config.seed), verbose=False)
+    pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
     parts = instantiate_parts(config)
     task: Task = parts.task
     datamodule: DataModule = parts.datamodule

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, distributed, nn
 
 GIB = 2**30
@@ -63,7 +64,9 @@ class HybridStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-        super().setup_environment()
+        # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.
+        with isolate_rng(include_cuda=False):
+            super().setup_environment()
 
     def setup(self, trainer: pl.Trainer) -> None:
         os.environ.setdefault("LOCAL_WORLD_SIZE", str(self.num_processes))  # TorchRec asks; SLURM does not say

@@ -51,12 +51,12 @@ def world_size() -> int:
     return int(os.environ[name]) if name else 1
 
 
-def seed_of_rank(seed: int) -> int:
-    """Returns the seed of this rank's random numbers; on rank 0 it is the run's.
+def seed_of_rank(seed: int, number: int) -> int:
+    """Returns the seed of the random numbers of the rank with that number; on rank 0 it is the run's.
 
     Runs whose seeds are below 2**20 share none: with `seed + rank`, rank 1 would have those of the next seed's rank 0.
     """
-    return (seed + (rank() << 20)) % 2**32
+    return (seed + (number << 20)) % 2**32
 
 
 def speaks() -> bool:

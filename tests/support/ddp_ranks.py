@@ -1,8 +1,7 @@
 """A tiny run whose result does not depend on how a global batch is dealt to ranks. As a script: one rank of it.
 
-Three things of the published training do depend on that. The dequantisation noise is drawn per rank: here every
+Two things of the published training do depend on that. The dequantisation noise is drawn per rank: here every
 molecule gets the same noise. BatchNorm normalises with the local batch: here it uses its initial running statistics.
-ActNorm starts from networks that each rank draws: here they have the same weights wherever they are drawn.
 """
 
 import os
@@ -36,17 +35,6 @@ def run(home: Path, ranks: int) -> dict[str, Any]:
         shares = (torch.rand(values.shape[1:], generator=generator) for values in (x, adj))
         return tuple(v + noise * self.noise_scale * share for v, share in zip((x, adj), shares, strict=True))  # type: ignore[return-value]
 
-    def same_networks(self: MoFlow, count: int) -> list[MoFlow]:
-        rank = int(os.environ.get("RANK", "0"))
-        networks = []
-        for device in range(rank * count, (rank + 1) * count):
-            with torch.random.fork_rng():
-                torch.manual_seed(device)
-                networks.append(MoFlow(**self._arguments).train())
-            if device == 0:
-                networks[0].load_state_dict(self.state_dict())
-        return networks
-
     def without_batch(self: BatchNorm, *arguments: Any) -> Tensor:
         self.training = False
         return forward(self, *arguments)
@@ -74,7 +62,6 @@ def run(home: Path, ranks: int) -> dict[str, Any]:
     )  # fmt: skip
     with (
         mock.patch.object(MoFlow, "dequantise", same_noise),
-        mock.patch.object(MoFlow, "networks_of_devices", same_networks),
         mock.patch.object(BatchNorm, "forward", without_batch),
         mock.patch.object(MoFlowTask, "prepare_first_step", initialised),
         mock.patch.object(MoFlowTask, "loss", noted_loss),

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from math import sqrt
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from src.config.ranges import Positive
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.models.dlrm.kernels import dispatch
+from src.models.dlrm.pieces import Piece, Start, initialise
 
 Rule = Literal["sgd", "adagrad"]
 
@@ -97,7 +97,7 @@ class Pending(NamedTuple):
 
 
 class PlainEmbeddings(Embeddings):
-    """The tables in plain torch, initialised from U(-1/sqrt(rows), 1/sqrt(rows)).
+    """The tables in plain torch, initialised from U(-1/sqrt(rows), 1/sqrt(rows)) as `start` says.
 
     Nothing here synchronises with the device or has a shape that depends on the ids.
 
@@ -120,13 +120,21 @@ class PlainEmbeddings(Embeddings):
         all_rows = torch.empty(sum(table.cardinality for table in tables), dim)
         begins = [0, *accumulate(table.cardinality for table in tables)]
         spans = [slice(*span) for span in pairwise(begins)]
-        self.weights = nn.ParameterList(nn.Parameter(uniform_table(all_rows[span])) for span in spans)
+        self.weights = nn.ParameterList(nn.Parameter(all_rows[span]) for span in spans)
+        self.start = Start.drawn(all_rows.device.type)
+        self.initialise()
         self.accumulators = nn.Module()
         if optimizer == "adagrad":
             squares = torch.zeros_like(all_rows)
             for number, span in enumerate(spans):
                 self.accumulators.register_buffer(str(number), squares[span])
         self.pending: list[Pending] = []
+
+    def initialise(self) -> None:
+        """Sets the tables' first values."""
+        for number, weight in enumerate(self.weights):
+            rows, columns = weight.shape
+            initialise(Piece(slice(0, rows), slice(0, columns), weight.detach()), (rows, columns), self.start, number)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
         order = self.row_order(ids, batch)
@@ -279,8 +287,3 @@ def whole(tables: Sequence[Tensor]) -> Float[Tensor, "rows dim"]:
     """Returns all rows of adjacent tables of `PlainEmbeddings` as one view."""
     rows, dim = sum(len(table) for table in tables), tables[0].shape[1]
     return tables[0].detach().as_strided((rows, dim), (dim, 1))
-
-
-def uniform_table(rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-    bound = 1 / sqrt(len(rows))
-    return rows.uniform_(-bound, bound)

@@ -15,7 +15,8 @@ from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import Embeddings, GradientSlots, Rule
-from src.models.dlrm.sharded_pieces import Piece, gathered, scattered
+from src.models.dlrm.pieces import Piece, Start
+from src.models.dlrm.sharded_pieces import gathered, scattered
 from src.models.dlrm.sharded_plan import Plan, from_rank_0, make_plan, quiet
 from src.models.dlrm.table_wise import TableWiseTables, is_table_wise
 
@@ -39,6 +40,7 @@ class ShardedEmbeddings(Embeddings):
         sharding: data_parallel, table_wise, row_wise or column_wise for some tables, by name; the planner decides on
             the others.
         engine: auto, or torchrec to use TorchRec and FBGEMM always.
+        start: of `PlainEmbeddings` whose first values these tables get; drawn as theirs is if not given.
 
     Raises UserError for an unknown optimizer or engine.
     """
@@ -51,6 +53,7 @@ class ShardedEmbeddings(Embeddings):
         eps: float = 1e-8,
         sharding: Mapping[str, str] | None = None,
         engine: str = "auto",
+        start: Start | None = None,
     ) -> None:
         super().__init__()
         if engine not in ("auto", "torchrec"):
@@ -60,13 +63,15 @@ class ShardedEmbeddings(Embeddings):
         self.tables, self.dim, self.eps = tuple(tables), dim, eps
         self.optimizer: Rule = optimizer
         self.sharding, self.engine = dict(sharding or {}), engine
+        self.start = start or Start.drawn(torch.get_default_device().type)
         self.plan: Plan | None = None
         self.held: TorchRecTables | TableWiseTables | None = None
 
     def place(self, device: torch.device, batch_size: int, memory_bytes: float | None = None) -> None:
         """Plans the placement, allocates and initialises the tables. Every rank calls it, before any other use.
 
-        The initial weights depend on the seed of rank 0 alone, not on the number of ranks.
+        The first values depend on `start` of rank 0 alone: they are those of `PlainEmbeddings` at the same place of the
+        same seed, whatever the number of ranks, the sharding and the engine.
 
         Args:
             batch_size: samples of one rank in a training step.
@@ -83,20 +88,20 @@ class ShardedEmbeddings(Embeddings):
             memory_bytes=memory_bytes, optimizer=self.optimizer, sharding=self.sharding,
         )  # fmt: skip
 
-        def make() -> tuple[Plan, int]:
+        def make() -> tuple[Plan, Start]:
             if self.engine == "auto":
                 with suppress(UserError):  # tables that do not fit whole have to be cut
-                    return plan_of(cut=False), torch.initial_seed()
-            return plan_of(), torch.initial_seed()
+                    return plan_of(cut=False), self.start
+            return plan_of(), self.start
 
         try:
             with quiet():  # FBGEMM logs each library that it loads
                 from src.models.dlrm.torchrec_tables import TorchRecTables
         except ImportError as error:
             raise UserError(f"sharded embeddings need TorchRec and FBGEMM ({error}): install reprise[dlrm]") from error
-        self.plan, seed = from_rank_0(make)
+        self.plan, start = from_rank_0(make)
         kind = TableWiseTables if self.engine == "auto" and is_table_wise(self.plan) else TorchRecTables
-        self.held = kind(self.plan, self.dim, self.optimizer, self.eps, device, seed, self.kernel_overflow)
+        self.held = kind(self.plan, self.dim, self.optimizer, self.eps, device, start, self.kernel_overflow)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
         """Returns the vectors of this rank's samples, in autocast's dtype or float32. All ranks call it.

@@ -17,7 +17,7 @@ from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import GradientSlots, Pending, PlainEmbeddings, Rule, whole
 from src.models.dlrm.exchange import AllToAllExchange, Exchange, LookupIds, TableShards
 from src.models.dlrm.peer_memory import PeerMemoryExchange
-from src.models.dlrm.sharded_pieces import Piece, initialise
+from src.models.dlrm.pieces import Piece, Start, initialise
 from src.models.dlrm.sharded_plan import Plan
 from src.parallel.transports import average
 
@@ -47,13 +47,13 @@ class TableWiseTables:
     """This rank's tables, initialised. All ranks construct it and call its methods in the same order.
 
     Args:
-        seed: the same on all ranks.
+        start: the same on all ranks.
         kernel_overflow: returns the flag that the interaction's kernel sets to 1 where one of this rank's gradients
             overflows; None if the kernel does not check them.
     """
 
     def __init__(
-        self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, seed: int,
+        self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, start: Start,
         kernel_overflow: Callable[[], Tensor | None],
     ) -> None:  # fmt: skip
         self.plan, self.dim, self.device = plan, dim, device
@@ -64,11 +64,11 @@ class TableWiseTables:
         if self.world == 1:
             self.held_by, self.replicated = [list(range(len(plan)))], []
         with torch.device(device):
-            self.own = PlainEmbeddings(self._tables(self.held_by[self.rank]), dim, optimizer, eps)
+            self.own = HeldTables(self._tables(self.held_by[self.rank]), dim, optimizer, eps)
             self.replicas = ReplicatedTables(self._tables(self.replicated), dim, optimizer, eps)
         for number in range(len(plan)):
             for piece in self.weights(number):
-                initialise(piece, (plan[number].table.cardinality, dim), (seed, number))
+                initialise(piece, (plan[number].table.cardinality, dim), start, number)
         self.shards = TableShards(
             plan, dim, self.rank, self.world, device, self.held_by, self.replicated, self.own, self.replicas
         )
@@ -165,7 +165,14 @@ class TableWiseTables:
                 self.replicas.apply_sums(rate, found_inf, scale)
 
 
-class ReplicatedTables(PlainEmbeddings):
+class HeldTables(PlainEmbeddings):
+    """Some of a network's tables; whoever makes them sets their first values, which depend on the network's numbers."""
+
+    def initialise(self) -> None:
+        """Does nothing."""
+
+
+class ReplicatedTables(HeldTables):
     """Tables that every rank holds whole, updated by the gradients averaged over the ranks.
 
     sums: gradients of the latest backward pass summed for each row, [rows of all tables, dim].
@@ -173,7 +180,7 @@ class ReplicatedTables(PlainEmbeddings):
 
     def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule, eps: float) -> None:
         super().__init__(tables, dim, optimizer, eps)
-        self.adding = PlainEmbeddings(tables, dim)  # its update with rate -1 adds gradients up
+        self.adding = HeldTables(tables, dim)  # its update with rate -1 adds gradients up
         self.sums = whole(list(self.adding.weights)) if tables else torch.empty(0, dim)
         self.minus_one = torch.tensor(-1.0)
 

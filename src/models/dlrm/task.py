@@ -91,9 +91,13 @@ class DLRMTask(Task):
         sizes: dict[str, Any] = {"tables": layout.tables, "num_numerical": layout.num_numerical}
         if spread:
             plain: Any = getattr(self.make_network, "keywords", {}).get("embeddings", partial(PlainEmbeddings))
-            sizes["embeddings"] = partial(
-                ShardedEmbeddings, sharding=self.sharding, engine=self.engine, **plain.keywords
-            )
+            sharded = partial(ShardedEmbeddings, sharding=self.sharding, engine=self.engine, **plain.keywords)
+            if isinstance(self.network, DLRM) and isinstance(self.network.embeddings, PlainEmbeddings):
+                # The layers stay: drawn a second time they would be others than those of a run on one rank.
+                dim, start = self.network.embedding_dim, self.network.embeddings.start
+                self.network.embeddings = sharded(layout.tables, dim, start=start)
+                return
+            sizes["embeddings"] = sharded
         dtype = next(self.network.parameters()).dtype  # predict.py asks for half precision before it has the data
         self.network: DLRM = self.make_network(**sizes).to(dtype)
 

@@ -14,7 +14,8 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from src.gpu.waiting import Waiting
-from src.models.dlrm.sharded_pieces import Piece, initialise, pieces
+from src.models.dlrm.pieces import Piece, Start, initialise
+from src.models.dlrm.sharded_pieces import pieces
 from src.models.dlrm.sharded_plan import Placement, Plan, Rule, bag_name, bags, quiet
 
 
@@ -34,7 +35,7 @@ class TorchRecTables:
     """
 
     def __init__(
-        self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, seed: int,
+        self, plan: Plan, dim: int, optimizer: Rule, eps: float, device: torch.device, start: Start,
         kernel_overflow: Callable[[], Tensor | None],
     ) -> None:  # fmt: skip
         self.plan, self.dim, self.optimizer, self.eps, self.device = plan, dim, optimizer, eps, device
@@ -45,7 +46,7 @@ class TorchRecTables:
         self.order: tuple[Tensor, Tensor] | None = None
         for number in range(len(plan)):
             for piece in self.weights(number):
-                initialise(piece, self.shape(number), (seed, number))
+                initialise(piece, self.shape(number), start, number)
         # FBGEMM's data parallel tables have an ordinary gradient and no optimiser.
         replicated = [number for number, placement in enumerate(plan) if placement.sharding == "data_parallel"]
         self.replicas = {number: self.weights(number)[0].values for number in replicated}

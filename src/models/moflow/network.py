@@ -17,6 +17,7 @@ from src.models.moflow.atom import AtomFlow, GraphConv, LogDet, relations_of
 from src.models.moflow.bond import BondFlow, Conv3x3, squeeze
 from src.models.moflow.flow import Limit, initialize_together
 from src.models.moflow.kernels import Execution
+from src.system.group import seed_of_rank
 
 Nodes = UInt8[Tensor, "batch atoms"]
 Edges = UInt8[Tensor, "batch atoms atoms"]
@@ -158,16 +159,20 @@ class MoFlow(nn.Module):
     def networks_of_devices(self, count: int) -> list["MoFlow"]:
         """Returns a network with new weights, in training mode, for each of `count` devices that this rank stands for.
 
-        The first one of rank 0 has this network's weights, and draws no random numbers.
+        The first device of rank 0 has this network's weights. Those of the others depend on rank 0's seed and their
+        number among the devices of all ranks, so that these may be on one rank or on several. Collective. Draws no
+        random numbers of the caller's.
         """
-        device = self.ln_var.device
-        first = not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0
+        device, rank, seeds = self.ln_var.device, 0, [torch.initial_seed()]
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank()
+            distributed.broadcast_object_list(seeds, 0)
         networks = []
-        for index in range(count):
-            own = first and index == 0
-            with device, torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=own):
+        for number in range(rank * count, (rank + 1) * count):
+            with device, torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(seed_of_rank(seeds[0], number))
                 networks.append(MoFlow(**self._arguments).to(self.ln_var).train())
-            if own:
+            if number == 0:
                 networks[0].load_state_dict(self.state_dict())
         return networks
 

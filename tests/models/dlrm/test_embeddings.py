@@ -159,3 +159,13 @@ def test_state_dict_has_one_entry_per_table() -> None:
 def test_an_unknown_optimizer_is_an_error() -> None:
     with pytest.raises(UserError, match="optimizer=adam is unknown; give sgd or adagrad"):
         unwrap(PlainEmbeddings.__init__)(PlainEmbeddings.__new__(PlainEmbeddings), TABLES, DIM, "adam")
+
+
+def test_two_networks_of_one_seed_begin_with_different_tables() -> None:
+    torch.manual_seed(0)
+    first, second = (PlainEmbeddings(TABLES, DIM) for _ in range(2))
+    torch.manual_seed(0)
+    again = PlainEmbeddings(TABLES, DIM)
+    for number, weight in enumerate(first.weights):
+        assert torch.equal(weight, again.weights[number]) and not torch.equal(weight, second.weights[number])
+        assert weight.abs().max() <= TABLES[number].cardinality ** -0.5

@@ -18,8 +18,9 @@ from src.batches.clicks import Clicks, Table
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM
+from src.models.dlrm.pieces import BLOCK_ROWS
 from src.models.dlrm.sharded import ShardedEmbeddings
-from src.models.dlrm.sharded_pieces import BLOCK_ROWS, gathered
+from src.models.dlrm.sharded_pieces import gathered
 from tests.support.gloo_ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,35 @@ def test_initial_weights_are_uniform_and_independent_of_the_number_of_ranks(rank
         assert value.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
         assert abs(value.mean().item()) < bound / 4
     assert not torch.equal(one["weights.0"][0], one["weights.0"][1])
+
+
+LARGE = tuple(Table(f"cat_{i}.bin", rows) for i, rows in enumerate([7, 2 * BLOCK_ROWS + 4321, BLOCK_ROWS + 1, 50]))
+
+
+def started(sharding: dict[str, str], engine: str) -> dict[str, Tensor]:
+    """Returns this rank's state_dict of a new DLRM with tables of several blocks of rows."""
+    torch.manual_seed(7 + distributed.get_rank())
+    embeddings = partial(ShardedEmbeddings, sharding=sharding, engine=engine)
+    network = DLRM(LARGE, NUMERICAL, 4, bottom=(8, 4), top=(8,), embeddings=embeddings)
+    assert isinstance(network.embeddings, ShardedEmbeddings)
+    network.embeddings.place(torch.device("cpu"), BATCH)
+    return dict(network.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "engine"),
+    [(1, None, "auto"), (4, None, "auto"), (2, "data_parallel", "auto"), (4, "row_wise", "auto"),
+     (2, "column_wise", "auto"), (4, "table_wise", "torchrec"), (2, "data_parallel", "torchrec")],
+)  # fmt: skip
+def test_a_network_begins_alike_with_whole_and_with_cut_tables(
+    world: int, kind: str | None, engine: str, ranks: dict[int, Ranks]
+) -> None:
+    """The layers after the tables too: drawing tables must take as many random numbers wherever they are."""
+    torch.manual_seed(7)
+    plain = DLRM(LARGE, NUMERICAL, 4, bottom=(8, 4), top=(8,)).state_dict()
+    found, *_ = ranks[world](started, {} if kind is None else {table.name: kind for table in LARGE}, engine)
+    assert found.keys() == plain.keys()
+    assert [name for name, value in plain.items() if not torch.equal(found[name], value)] == []
 
 
 class Largest(TorchDispatchMode):

@@ -177,13 +177,8 @@ def initialised_state(rank: int, world: int, norm_batch: int | None = None) -> d
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     network.dequantise = lambda *_args, **_kwargs: (x[own], adj[own])  # type: ignore[method-assign]
     torch.manual_seed(10 + rank)
-    if world == 1:  # the networks of both ranks, in groups as on them
-        count = BATCH // 2 // (norm_batch or BATCH // 2)
-        networks = network.networks_of_devices(count)
-        torch.manual_seed(11)
-        networks += [MoFlow(**network._arguments).double() for _ in range(count)]
+    if world == 1:  # in groups as on both ranks
         network.norm_batch = norm_batch or BATCH // 2
-        network.networks_of_devices = lambda _count: networks  # type: ignore[method-assign]
     network.initialize(nodes[own], edges[own])
     return network.state_dict()
 
