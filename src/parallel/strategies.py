@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, distributed, nn
 
@@ -74,7 +75,11 @@ class HybridStrategy(DDPStrategy):
         for module in self.lightning_module.modules():
             if isinstance(module, Spread) and module.plan is None:
                 module.place(self.root_device, self.batch_size, self.memory_bytes)
+        own = {name: buffer.clone() for name, buffer in statistics_of(self.lightning_module)}
         super().setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:  # Lightning has copied rank 0's to all, whose mean is wanted
+            for name, buffer in statistics_of(self.lightning_module):
+                buffer.copy_(own[name])
 
     def configure_ddp(self) -> None:
         assert self.lightning_module is not None
@@ -89,10 +94,19 @@ class HybridStrategy(DDPStrategy):
         self.on_validation_start()
 
 
+def is_statistic(name: Any) -> bool:
+    """Returns whether a buffer with that name is a running mean or variance."""
+    return str(name).rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def statistics_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the running means and variances of a module by name."""
+    return ((name, buffer) for name, buffer in module.named_buffers() if is_statistic(name))
+
+
 @torch.no_grad()
 def average_statistics(module: nn.Module) -> None:
     """Makes running means and variances their means over all ranks."""
-    for name, buffer in module.named_buffers():
-        if name.rsplit(".", 1)[-1] in ("running_mean", "running_var"):
-            distributed.all_reduce(buffer)
-            buffer /= distributed.get_world_size()
+    for _, buffer in statistics_of(module):
+        distributed.all_reduce(buffer)
+        buffer /= distributed.get_world_size()
