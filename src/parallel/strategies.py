@@ -12,6 +12,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, distributed, nn
 
 GIB = 2**30
+OF_RANKS = "statistics_of_ranks"  # a checkpoint's key: by rank, by key of the checkpoint, by name
 
 
 class OneDevice(SingleDeviceStrategy):
@@ -46,7 +47,8 @@ class HybridStrategy(DDPStrategy):
     Unlike DDPStrategy it wraps nothing. It begins with rank 0's weights everywhere; statistics that ranks keep for
     themselves (of BatchNorm) are averaged before each evaluation. Modules that spread themselves are placed first.
     What such a module saves is whole, so a checkpoint loads at any number of ranks. All ranks have to take part in
-    saving, as they do in Lightning.
+    saving, as they do in Lightning. A checkpoint has the mean of the ranks' statistics in its weights, and those of
+    each rank beside them, so that as many ranks go on with their own.
 
     Args:
         batch_size: samples of one rank in a training step.
@@ -86,6 +88,17 @@ class HybridStrategy(DDPStrategy):
         for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
             distributed.broadcast(tensor.detach(), 0)
 
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        super().save_checkpoint(checkpoint | gathered_statistics(checkpoint), filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        ranks = checkpoint.pop(OF_RANKS, ())
+        if len(ranks) == self.world_size:
+            for key, statistics in ranks[self.global_rank].items():
+                checkpoint[key] |= statistics
+        return checkpoint
+
     def on_validation_start(self) -> None:
         assert self.lightning_module is not None
         average_statistics(self.lightning_module)
@@ -102,6 +115,27 @@ def is_statistic(name: Any) -> bool:
 def statistics_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the running means and variances of a module by name."""
     return ((name, buffer) for name, buffer in module.named_buffers() if is_statistic(name))
+
+
+def gathered_statistics(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a checkpoint whose statistics differ between ranks, with their means, and all ranks' own.
+
+    Nothing where they are the same. All ranks call it.
+    """
+    own: dict[str, dict[str, Tensor]] = {}
+    for key, part in checkpoint.items():
+        found = {name: part[name].cpu() for name in part if is_statistic(name)} if isinstance(part, dict) else {}
+        own |= {key: found} if found else {}
+    if not own:
+        return {}
+    ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, own)
+    changed: dict[str, Any] = {}
+    for key, statistics in own.items():
+        parts = {name: torch.stack([rank[key][name] for rank in ranks]) for name in statistics}
+        if any((part != part[0]).any() for part in parts.values()):
+            changed[key] = checkpoint[key] | {name: part.mean(0) for name, part in parts.items()}
+    return changed | {OF_RANKS: ranks} if changed else {}
 
 
 @torch.no_grad()

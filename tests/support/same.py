@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 # Not compared: versions, hyper-parameters, and Lightning's counters of how often a loop was entered.
-LASTING = ("state_dict", "optimizer_states", "lr_schedulers", "MixedPrecision", "rng_of_ranks", "callbacks", "epoch",
-           "global_step")  # fmt: skip
+LASTING = ("state_dict", "optimizer_states", "lr_schedulers", "MixedPrecision", "rng_of_ranks", "statistics_of_ranks",
+           "callbacks", "epoch", "global_step")  # fmt: skip
 
 
 def lasting_state(path: Path) -> dict[str, Any]:
