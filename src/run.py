@@ -16,6 +16,7 @@ from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
+from src.callbacks.held_out import HeldOut
 from src.callbacks.hydra_files import HydraFiles
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
@@ -136,7 +137,8 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
-    callbacks = [Divergence(), *average, *parts.callbacks]  # a divergence is seen before the average is in the network
+    checks = [HeldOut(fit_config.final_evaluation), Divergence()]
+    callbacks = [*checks, *average, *parts.callbacks]  # a divergence is seen before the average is in the network
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,

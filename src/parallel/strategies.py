@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -88,6 +89,10 @@ class HybridStrategy(DDPStrategy):
         for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
             distributed.broadcast(tensor.detach(), 0)
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Lets a rank without samples take part in an evaluation: Lightning refuses its empty loader."""
+        return NoBatches() if sized_len(dataloader) == 0 else dataloader
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         super().save_checkpoint(checkpoint | gathered_statistics(checkpoint), filepath, storage_options)
 
@@ -105,6 +110,16 @@ class HybridStrategy(DDPStrategy):
 
     def on_test_start(self) -> None:
         self.on_validation_start()
+
+
+class NoBatches:
+    """The loader of a rank without samples. Its length of 1 has Lightning begin the evaluation, which then ends."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 def is_statistic(name: Any) -> bool:

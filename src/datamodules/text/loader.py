@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.datamodules.resident import OrderedLoader
 from src.datamodules.text.data import TokenData
-from src.errors import UserError
 
 Padding = Literal["max_length", "longest", "bucketed", "packed"]
 PADDINGS = get_args(Padding)
@@ -63,14 +62,10 @@ class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
     def __init__(
         self, tokens: ResidentTokens, batch_size: int, *, padding: str, max_length: int, train: bool, **order: Any
     ) -> None:
-        """Raises UserError if there are fewer sentences than ranks, or, for training, than in a global batch."""
+        """Raises UserError if training has fewer sentences than a global batch."""
         super().__init__(torch.arange(len(tokens)), batch_size, shuffle=train, drop_last=train, **order)
-        if len(tokens) < self.world_size:
-            raise UserError(
-                f"{len(tokens)} sentences are too few for {self.world_size} ranks; give at least one a rank"
-            )
         self.tokens, self.padding, self.max_length = tokens, padding, max_length
-        self.sizes = torch.tensor(self._sizes())
+        self.sizes = torch.tensor(self._sizes(), dtype=torch.int64)
         self.counts: list[tuple[int, int]] = []  # real and processed tokens of each batch so far
         self._epoch: Epoch | None = None
 
@@ -182,12 +177,14 @@ def in_batches(lengths: Int64[Tensor, " rows"], batch_size: int) -> Int64[Tensor
 
 
 def few_sizes(minimum: Int64[Tensor, " batches"], max_sizes: int) -> list[int]:
-    """Chooses at most `max_sizes` sizes, ascending, that minimise the total size of all batches.
+    """Chooses at most `max_sizes` sizes, ascending, that minimise the total size of all batches; none for no batch.
 
     Each batch takes the smallest size not below its minimum. Dynamic programming: the best choice of k sizes with a
     given largest one extends the best choice of k - 1 sizes with a smaller largest one.
     """
     values, counts = (part.tolist() for part in minimum.unique(return_counts=True))
+    if not values:
+        return []
     below = list(accumulate(counts))  # batches whose minimum is at most each value
     best = [(count * value, [value]) for count, value in zip(below, values, strict=True)]
     for _ in range(max_sizes - 1):

@@ -163,7 +163,7 @@ class SE3TransformerTask(Task):
 
     def _mean_absolute_error(self, name: str) -> dict[str, float]:
         """Returns the error by name over all molecules that all ranks evaluated; nothing if there was none."""
-        total = torch.stack(self._errors).sum(0)
+        total = torch.stack([torch.zeros(2, dtype=torch.float64, device=self.device), *self._errors]).sum(0)
         self._errors = []
         if self.trainer.world_size > 1:
             distributed.all_reduce(total)
