@@ -23,11 +23,11 @@ def sentence(rng: random.Random, label: int) -> str:
     return " ".join(words)
 
 
-def write_sentences(folder: Path, num_train: int = NUM_TRAIN) -> None:
+def write_sentences(folder: Path, num_train: int = NUM_TRAIN, num_dev: int = NUM_DEV) -> None:
     """Writes train.tsv, dev.tsv and vocab.txt in the formats of GLUE and BERT."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", num_train), ("dev", NUM_DEV)):
+    for split, count in (("train", num_train), ("dev", num_dev)):
         rows = [f"{sentence(rng, number % 2)}\t{number % 2}" for number in range(count)]
         (folder / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows, ""]))
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *GOOD, *BAD, *OTHERS, ""]))

@@ -65,6 +65,11 @@ def write_folders(home: Path, train: int = 12, val: int = 5) -> tuple[str, ...]:
             for row in range(number):
                 seed = 1000 * label + 10 * row + (split == "val")
                 (folder / f"{row:03}.JPEG").write_bytes(encoded(picture(40 + row, 48, seed)))
+    return overrides_of(home)
+
+
+def overrides_of(home: Path) -> tuple[str, ...]:
+    """Returns the overrides of a run on the images that `write_folders` wrote to `home`."""
     return (
         "datamodule=image_folder", f"datamodule.data_dir={home / 'images'}", "datamodule.num_classes=3",
         "datamodule.image_size=32", "datamodule.threads=2",
