@@ -177,6 +177,7 @@ class TaskContract(ABC):
     # Executions and costs.
 
     def test_executions_share_the_state_dict_and_the_function(self, home: Path) -> None:
+        """Losses, gradients, weights and buffers agree in each of three steps."""
         tasks = [self.task(home, *overrides).double() for overrides in (self.reference, self.fast)]
         batch = doubled(tasks[0].example_batch(4))
         tasks[0].prepare_first_step([batch])
@@ -185,11 +186,17 @@ class TaskContract(ABC):
         results = []
         for task in tasks:
             torch.manual_seed(0)
-            losses = task.loss(batch)
-            losses["loss"].backward()
-            gradients = {name: p.grad for name, p in task.named_parameters() if p.grad is not None}
-            results.append((losses, gradients, dict(task.named_buffers())))
-        torch.testing.assert_close(results[1], results[0], rtol=1e-8, atol=1e-10)
+            optimizer = torch.optim.SGD(task.trained_parameters(), 1e-3)
+            for _ in range(3):
+                optimizer.zero_grad()
+                losses = task.loss(batch)
+                losses["loss"].backward()
+                gradients = {name: p.grad.clone() for name, p in task.named_parameters() if p.grad is not None}
+                task.update_rest(1e-3, None, None)
+                optimizer.step()
+                state = {**task.state_dict(), **dict(task.named_buffers())}
+                results.append((losses, gradients, {name: value.clone() for name, value in state.items()}))
+        torch.testing.assert_close(results[3:], results[:3], rtol=1e-8, atol=1e-10)
 
     def test_cost_is_what_torch_counts(self, home: Path) -> None:
         task = self.task(home, *self.reference)

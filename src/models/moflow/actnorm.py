@@ -93,15 +93,18 @@ class BatchNorm(nn.Module):
     def forward(
         self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
     ) -> Float[Tensor, "batch channels *features"]:
-        """Returns normalised values. With `row`, `values` holds that channel alone, the only one updated."""
+        """Returns normalised values. With `row` that channel alone is updated; `values` may hold no other."""
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         if self.reuses:
             assert self.kept_mean is not None and self.kept_var is not None
             mean, var = self.kept_mean, self.kept_var
-        if row is not None:
+        alone = row is not None and values.shape[1] == 1
+        if row is not None and alone:
             weight, bias = weight.index_select(0, row), bias.index_select(0, row)
             if len(mean) > 1:  # a training forward with a row has kept that row's statistics alone
                 mean, var = mean.index_select(0, row), var.index_select(0, row)
+        elif row is not None:
+            mean, var = mean.clone(), var.clone()
         if self.reuses:
             return normalised_with(values, mean, var, weight, bias)
         if self.training and self.group is not None and len(values) > self.group:
@@ -116,8 +119,9 @@ class BatchNorm(nn.Module):
             how = (self.training, BATCH_NORM_MOMENTUM, BATCH_NORM_EPS)
             normalised = F.batch_norm(values, mean, var, weight, bias, *how)
         if row is not None and self.training:
-            self.running_mean.index_copy_(0, row, mean)
-            self.running_var.index_copy_(0, row, var)
+            own_mean, own_var = (mean, var) if alone else (mean.index_select(0, row), var.index_select(0, row))
+            self.running_mean.index_copy_(0, row, own_mean)
+            self.running_var.index_copy_(0, row, own_var)
         return normalised
 
 

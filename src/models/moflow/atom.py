@@ -81,11 +81,12 @@ class AtomStep(FlowStep):
     ) -> tuple[Float[Tensor, "batch rows classes"], Float[Tensor, "batch rows classes"]]:
         """Returns scale logits and shifts of all rows, or only of the step's own row.
 
-        A BatchNorm channel is a node, so the own row's outputs do not depend on the other rows' hidden values. The
-        fast execution does not compute those, nor update their statistics; the reference computes and drops them.
+        A BatchNorm channel is a node, so the own row's outputs do not depend on the other rows' hidden values. With
+        `row_only` these are no part of the model: the fast execution does not compute them, the reference computes and
+        drops them, and neither updates their statistics.
         """
         skip_rows = row_only and self.graph_conv.execution == "fast"
-        row = self.row if skip_rows else None
+        row = self.row if row_only else None
         hidden = self.graph_conv(
             x.masked_fill(self.is_row, 0), relations.index_select(1, self.row) if skip_rows else relations
         )

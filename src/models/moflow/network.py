@@ -86,6 +86,7 @@ class MoFlow(nn.Module):
         )
         sizes = (num_nodes, num_atom_classes, num_bond_classes)
         self.atom_flow = AtomFlow(*sizes, num_atom_flows, gnn_channels, tuple(atom_hidden), logdet, execution)
+        self.logdet = logdet
         self.ln_var = nn.Parameter(torch.zeros(()))
         self.first_padding = num_nodes if padding == "prior" else max(max_atoms, min(num_atom_flows, num_nodes))
         self.norm_batch = norm_batch

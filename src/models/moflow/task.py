@@ -165,6 +165,15 @@ class MoFlowTask(Task):
         nodes, edges = (torch.cat(part) for part in zip(*batches, strict=True))
         self.network.initialize(nodes, edges, self.count(batches[0]))  # nothing after a resume
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        trained = (checkpoint.get("model_config") or {}).get("task", {}).get("network", {}).get("logdet")
+        key = "model.task.network.logdet="
+        if (trained, self.network.logdet) == ("exact", "published"):
+            raise UserError(
+                f"the checkpoint was trained with {key}exact, which keeps no BatchNorm statistics of rows that only "
+                f"{key}published reads; give {key}exact, or start anew without ckpt_path"
+            )
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         bits_atom, bits_bond = self.network.likelihood(*batch)
         self.held_out_atom.update(bits_atom, weight=self.count(batch))

@@ -90,16 +90,34 @@ def test_executions_share_the_state_dict_and_can_be_switched() -> None:
     assert list(state) == list(make_network(execution="fast").state_dict())
 
 
-def test_the_fast_execution_updates_statistics_of_the_own_row_only() -> None:
-    """With the exact log-determinant in training mode; the own row gets the same statistics as in the reference."""
-    nodes, edges = make_molecules(5)
-    networks = {e: make_network(logdet="exact", execution=e) for e in ("reference", "fast")}
+@pytest.mark.parametrize("conv_lu", [0, 1, 2])
+@pytest.mark.parametrize("padding", ["prior", "encoded"])
+@pytest.mark.parametrize("logdet", ["published", "exact"])
+def test_executions_leave_the_same_state_after_steps(logdet: str, padding: str, conv_lu: int) -> None:
+    """Of every parameter and buffer, after three steps and after sampling in training mode."""
+    states = []
+    for execution in ("reference", "fast"):
+        network = make_network(logdet=logdet, padding=padding, conv_lu=conv_lu, execution=execution)
+        network.initialize(*make_molecules(5))
+        optimizer = torch.optim.SGD(network.parameters(), 1e-2)
+        for seed in range(3):
+            optimizer.zero_grad()
+            network.loss(network(*make_molecules(5, seed))).backward()
+            optimizer.step()
+        network.sample(4, 0.3)
+        states.append(dict(network.state_dict()))
+    assert_close(*states)
+
+
+@pytest.mark.parametrize("execution", ["reference", "fast"])
+def test_exact_steps_update_statistics_of_their_own_row_only(execution: str) -> None:
+    """In training mode; the own row gets the same statistics as with the published log-determinant."""
+    networks = [make_network(logdet=logdet, execution=execution) for logdet in ("published", "exact")]
     before = make_network(logdet="exact")
-    for network in networks.values():
+    for network in networks:
         torch.manual_seed(1)
-        network(nodes, edges)
-    steps = [steps_of(n.atom_flow) for n in (*networks.values(), before)]
-    for full, single, old in zip(*steps, strict=True):
+        network(*make_molecules(5))
+    for full, single, old in zip(*(steps_of(n.atom_flow) for n in (*networks, before)), strict=True):
         others = torch.arange(4) != full.row
         for norms in zip(full.norms, single.norms, old.norms, strict=True):
             for name in ("running_mean", "running_var"):

@@ -116,6 +116,18 @@ class TestMoFlow(TaskContract):
         assert not {"molecules.png", "properties.png"} & {path.name for path in (home / "nothing").iterdir()}
         assert "no valid molecule was generated" in capsys.readouterr().out
 
+    def test_only_published_weights_go_on_with_the_other_log_determinant(self, home: Path) -> None:
+        """Exact training leaves statistics out that the published log-determinant reads."""
+        one_step = "fit.max_steps=1", "fit.eval_every_n_epochs=null"
+        key = "model.task.network.logdet="
+        for trained in ("exact", "published"):
+            fit(self.job(home, f"trained_{trained}", f"{key}{trained}", *one_step))
+        exact, published = (home / f"trained_{each}" / "checkpoints" / "last.ckpt" for each in ("exact", "published"))
+        longer = "fit.max_steps=2", "fit.eval_every_n_epochs=null"
+        fit(self.job(home, "to_exact", f"{key}exact", f"ckpt_path={published}", *longer))
+        with pytest.raises(UserError, match=f"was trained with {key}exact.*; give {key}exact, or start anew"):
+            fit(self.job(home, "to_published", f"{key}published", f"ckpt_path={exact}", *longer))
+
     def test_held_out_bits_weigh_every_molecule_equally(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
             assert not network.training
