@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scores:
-    """Percentages of one batch. Uniqueness and novelty are relative to valid molecules, all others to generated ones.
+    """Percentages of batches. Uniqueness and novelty are relative to valid molecules, all others to generated ones.
 
     `nuv` (novel, unique, valid): distinct valid molecules that are not in the training set.
     """
@@ -52,18 +52,25 @@ class Scores:
     nuv: float
 
 
-def score_batch(smiles: Sequence[str | None], train: Set[str]) -> Scores:
-    """Returns the scores of one batch of generated molecules (None: invalid) against the training set."""
-    valid = [text for text in smiles if text is not None]
-    distinct = set(valid)
-    novel = sum(text not in train for text in valid)
+def score_batches(batches: Iterable[Sequence[str | None]], train: Set[str]) -> Scores:
+    """Returns the scores of generated molecules (None: invalid) against the training set.
+
+    Every molecule weighs alike, in batches of whatever sizes. A molecule is a repeat only within its batch.
+    """
+    generated = valid = distinct = novel = new = 0
+    for smiles in batches:
+        built = [text for text in smiles if text is not None]
+        generated, valid = generated + len(smiles), valid + len(built)
+        distinct += len(set(built))
+        novel += sum(text not in train for text in built)
+        new += len(set(built) - train)
     return Scores(
-        validity=_percent(len(valid), len(smiles)),
-        uniqueness=_percent(len(distinct), len(valid)),
-        novelty=_percent(novel, len(valid)),
-        abs_uniqueness=_percent(len(distinct), len(smiles)),
-        abs_novelty=_percent(novel, len(smiles)),
-        nuv=_percent(len(distinct - train), len(smiles)),
+        validity=_percent(valid, generated),
+        uniqueness=_percent(distinct, valid),
+        novelty=_percent(novel, valid),
+        abs_uniqueness=_percent(distinct, generated),
+        abs_novelty=_percent(novel, generated),
+        nuv=_percent(new, generated),
     )
 
 
@@ -72,30 +79,25 @@ def score(
 ) -> dict[str, float]:
     """Returns all scores of generated molecules, in percent.
 
-    - `validity` ... `nuv`: as published, the mean over batches of `batch_size` (the last may be smaller) against
-      `published`, the training set as the published code writes it; aromatic training molecules count as novel;
+    - `validity` ... `nuv`: by batches of `batch_size` (the last may be smaller) against `published`, the training set
+      as the published code writes it; aromatic training molecules count as novel;
     - `canonical_novelty`, `canonical_abs_novelty`, `canonical_nuv`: the same batches against `canonical`;
     - `pool_uniqueness`, `pool_nuv`: the first `pool` molecules as one batch against `canonical`, independent of the
       batch size; absent if fewer were generated.
     """
-    batches = [smiles[start : start + batch_size] for start in range(0, max(len(smiles), 1), batch_size)]
-    scores = asdict(_mean(score_batch(batch, published) for batch in batches))
-    against_canonical = _mean(score_batch(batch, canonical) for batch in batches)
+    batches = [smiles[start : start + batch_size] for start in range(0, len(smiles), batch_size)]
+    scores = asdict(score_batches(batches, published))
+    against_canonical = score_batches(batches, canonical)
     for name in ("novelty", "abs_novelty", "nuv"):
         scores[f"canonical_{name}"] = getattr(against_canonical, name)
     if len(smiles) >= pool:
-        pooled = score_batch(smiles[:pool], canonical)
+        pooled = score_batches([smiles[:pool]], canonical)
         scores |= {"pool_uniqueness": pooled.uniqueness, "pool_nuv": pooled.nuv}
     return scores
 
 
 def _percent(part: int, whole: int) -> float:
     return 100 * part / whole if whole else 0.0
-
-
-def _mean(scores: Iterable[Scores]) -> Scores:
-    rows = list(scores)
-    return Scores(**{f.name: float(np.mean([getattr(row, f.name) for row in rows])) for f in fields(Scores)})
 
 
 class Properties(NamedTuple):

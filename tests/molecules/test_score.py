@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from src.molecules.encode import encode
-from src.molecules.score import Scorer, penalised_logp, properties_of, score, score_batch, similarities_of
+from src.molecules.score import Scorer, penalised_logp, properties_of, score, score_batches, similarities_of
 from src.molecules.vocabulary import QM9, ZINC250K
 from src.system.workers import ROOT
 
 
 def test_scores_of_a_batch_follow_the_published_formulas():
-    scores = score_batch(["A", "A", "B", "T", None, None, None, "T"], frozenset({"T", "U"}))
+    scores = score_batches([["A", "A", "B", "T", None, None, None, "T"]], frozenset({"T", "U"}))
     assert scores.validity == 62.5
     assert scores.uniqueness == 60.0
     assert scores.novelty == 60.0
@@ -25,21 +25,30 @@ def test_scores_without_valid_molecules_are_0():
     assert score([], frozenset(), frozenset(), 2, 1)["validity"] == 0.0
 
 
-def test_scores_are_means_over_batches_except_those_of_the_pool():
+def test_scores_weigh_every_molecule_equally_and_repeat_counts_within_a_batch_alone():
     published, canonical = frozenset({"C1=CC=CC=C1"}), frozenset({"c1ccccc1"})
-    smiles = ["c1ccccc1", "CO", "CO", None, "CO", "CN"]
-    scores = score(smiles, published, canonical, batch_size=2, pool=5)
-    assert scores["validity"] == pytest.approx((100 + 50 + 100) / 3)
-    assert scores["uniqueness"] == 100.0
+    smiles = ["c1ccccc1", "CO", "CO", "CO", None, "CO"]
+    scores = score(smiles, published, canonical, batch_size=4, pool=5)
+    assert scores["validity"] == pytest.approx(100 * 5 / 6)
+    assert scores["uniqueness"] == pytest.approx(100 * (2 + 1) / (4 + 1))
+    assert scores["abs_uniqueness"] == pytest.approx(100 * (2 + 1) / 6)
     # An aromatic training molecule counts as novel in the published scores only.
     assert scores["novelty"] == 100.0
-    assert scores["nuv"] == pytest.approx((100 + 50 + 100) / 3)
-    assert scores["canonical_novelty"] == pytest.approx((50 + 100 + 100) / 3)
-    assert scores["canonical_abs_novelty"] == pytest.approx((50 + 50 + 100) / 3)
-    assert scores["canonical_nuv"] == pytest.approx((50 + 50 + 100) / 3)
+    assert scores["abs_novelty"] == pytest.approx(100 * 5 / 6)
+    assert scores["nuv"] == pytest.approx(100 * (2 + 1) / 6)
+    assert scores["canonical_novelty"] == pytest.approx(100 * 4 / 5)
+    assert scores["canonical_abs_novelty"] == pytest.approx(100 * 4 / 6)
+    assert scores["canonical_nuv"] == pytest.approx(100 * (1 + 1) / 6)
     assert scores["pool_uniqueness"] == 50.0
     assert scores["pool_nuv"] == 20.0
-    assert "pool_nuv" not in score(smiles, published, canonical, batch_size=2, pool=7)
+    assert "pool_nuv" not in score(smiles, published, canonical, batch_size=4, pool=7)
+
+
+def test_a_last_batch_of_one_molecule_weighs_as_one():
+    """One valid molecule of 17, in a batch of its own: the mean of the batches would be 50%."""
+    scores = score([None] * 16 + ["CO"], frozenset(), frozenset(), batch_size=16, pool=99)
+    assert scores["validity"] == scores["nuv"] == pytest.approx(100 / 17)
+    assert scores["uniqueness"] == scores["novelty"] == 100.0
 
 
 @pytest.mark.slow

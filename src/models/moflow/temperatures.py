@@ -11,7 +11,7 @@ from src.config.ranges import Positive
 from src.errors import UserError
 from src.models.moflow.judge import Judge, reported
 from src.models.moflow.network import MoFlow
-from src.molecules.score import Properties, Scorer, score_batch
+from src.molecules.score import Properties, Scorer, score_batches
 from src.system.files import write_csv
 from src.training.prediction import Quality
 
@@ -61,7 +61,7 @@ def over_temperatures(
         arrays = [(nodes.cpu().numpy(), edges.cpu().numpy()) for nodes, edges in samples]
         built = [scorer.build(nodes, edges, correct_validity) for nodes, edges in arrays]
         smiles = list(chain.from_iterable(each.result() for each in built))
-        scores = score_batch(smiles, frozenset())
+        scores = score_batches([smiles], frozenset())
         rated = scorer.properties(list(dict.fromkeys(filter(None, smiles)))[:RATED]).result()
         medians = [median(column) for column in zip(*rated, strict=True)] or [float("nan")] * len(Properties._fields)
         pair = (temperature, temperature) if isinstance(temperature, int | float) else temperature

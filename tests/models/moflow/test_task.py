@@ -73,7 +73,7 @@ class TestMoFlow(TaskContract):
         assert PUBLISHED | {"val_bits_atom", "val_bits_bond"} <= set(evaluation) and "reconstruction" not in evaluation
         assert evaluation["validity"] == 100 and evaluation["uniqueness"] == pytest.approx(100 * 7 / 8)
         assert evaluation["canonical_novelty"] == final["canonical_nuv"] == 0
-        assert final["uniqueness"] == pytest.approx((100 * 7 / 16 + 100 * 7 / 8) / 2)
+        assert final["uniqueness"] == pytest.approx(100 * (7 + 7) / 24)
         assert final["reconstruction"] == 100
         assert min(final[name] for name in ("fcd", "nspdk", "floor_fcd", "floor_nspdk")) > 0 and "fcd" not in evaluation
         assert record.final_metric is not None and record.final_metric.value == final["nuv"]
