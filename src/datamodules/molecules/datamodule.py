@@ -14,6 +14,13 @@ from src.datamodules.resident import ResidentLoader
 from src.system.printable import printable
 
 
+class MoleculeLoader(ResidentLoader):
+    """Gives a rank without a molecule of an evaluation one empty batch: Lightning refuses a loader without any."""
+
+    def __len__(self) -> int:
+        return super().__len__() or int(not self.drop_last and len(self.index) > 0)
+
+
 class MoleculeDataModule(SplitDataModule):
     """Batches of (nodes uint8 [batch, atoms], edges uint8 [batch, atoms, atoms]) from a prepared molecular data set.
 
@@ -52,9 +59,9 @@ class MoleculeDataModule(SplitDataModule):
         nodes, edges = (tensor[rows.to(tensor.device)] for tensor in self.tensors)
         return nodes, edges
 
-    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> ResidentLoader:
+    def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> MoleculeLoader:
         assert self.tensors is not None
         self.check_split(split)
         index = torch.from_numpy(np.ascontiguousarray(self.splits[split]))
         size = batch_size or self.test_batch_size
-        return ResidentLoader(self.tensors, index, size, shuffle=train, drop_last=train, **self.order)
+        return MoleculeLoader(self.tensors, index, size, shuffle=train, drop_last=train, **self.order)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, distributed
-from torchmetrics import MeanMetric
 
 from src.config.ranges import Count, Number, Range
 from src.datamodules.molecules.datamodule import MoleculeDataModule
@@ -90,8 +89,7 @@ class MoFlowTask(Task):
         self.reconstructed, self.distances = reconstructed, distances
         if distances:
             check_installed()
-        # A NaN must be seen, not left out of the mean; torchmetrics' "disable" would ignore the weights too.
-        self.held_out_atom, self.held_out_bond = (MeanMetric(nan_strategy=float("nan")) for _ in range(2))
+        self._held_out: list[Tensor] = []  # sums of both bits, and molecules, of an evaluation's batches
         self.elements = None if elements is None else list(elements)
         self._scorer: Scorer | None = None
 
@@ -103,6 +101,9 @@ class MoFlowTask(Task):
         molecules: MoleculeDataModule = self.check_datamodule(datamodule)
         molecules.setup("bind_data")
         assert molecules.data is not None
+        if self.distances and (held_out := len(molecules.data.valid_index)) < 2:
+            few = f"and the data have {held_out}; hold out more, or leave it false"
+            raise UserError(f"model.task.distances=true needs two held-out molecules or more, {few}")
         known = molecules.data.vocabulary
         self._check_vocabulary(known)
         if known.num_classes != self.network.num_atom_classes:
@@ -175,9 +176,9 @@ class MoFlowTask(Task):
             )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        bits_atom, bits_bond = self.network.likelihood(*batch)
-        self.held_out_atom.update(bits_atom, weight=self.count(batch))
-        self.held_out_bond.update(bits_bond, weight=self.count(batch))
+        if molecules := self.count(batch):  # a rank's only batch may be empty
+            bits = torch.stack(self.network.likelihood(*batch)).double()
+            self._held_out.append(torch.cat([molecules * bits, bits.new_full((1,), molecules)]))
 
     test_step = validation_step
 
@@ -229,14 +230,17 @@ class MoFlowTask(Task):
     def _judge(self, count: int) -> list[str | None]:
         """Generates `count` molecules over all ranks and sets `self.metrics` on every rank; returns their SMILES."""
         smiles = self._drawn(count)
-        self.metrics = {
-            "val_bits_atom": float(self.held_out_atom.compute()),
-            "val_bits_bond": float(self.held_out_bond.compute()),
-        }
-        self.held_out_atom.reset()
-        self.held_out_bond.reset()
-        self.metrics |= self.scorer().score(smiles, self.sample_batch, pool=POOL)
+        self.metrics = self._held_out_bits() | self.scorer().score(smiles, self.sample_batch, pool=POOL)
         return smiles
+
+    def _held_out_bits(self) -> dict[str, float]:
+        """Returns bits per dimension, mean over the held-out molecules of all ranks."""
+        total = torch.stack([torch.zeros(3, dtype=torch.float64, device=self.device), *self._held_out]).sum(0)
+        self._held_out = []
+        if self.trainer.world_size > 1:  # a rank without a molecule takes part all the same
+            distributed.all_reduce(total)
+        atom, bond, molecules = total.tolist()
+        return {"val_bits_atom": atom / molecules, "val_bits_bond": bond / molecules}
 
     def _distances(self, smiles: list[str]) -> dict[str, float]:
         """Returns distances from the held-out molecules, of `smiles` and of real ones; nothing for fewer than two."""

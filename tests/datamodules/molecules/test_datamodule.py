@@ -1,13 +1,15 @@
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from src.datamodules.download import sha256_of
 from src.datamodules.molecules import qm9 as qm9_molecules
 from src.datamodules.molecules import smiles_file, zinc250k
-from src.datamodules.molecules.datamodule import MoleculeDataModule
+from src.datamodules.molecules.datamodule import MoleculeDataModule, MoleculeLoader
 from src.datamodules.molecules.encoded import Row, load, prepare
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
@@ -282,3 +284,12 @@ def test_the_atom_classes_are_the_elements_of_the_file(raw, tmp_path):
     for wrong in (["H", "C"], ["Xx"]):
         with pytest.raises(UserError, match="hydrogen is left to the valences"):
             smiles_file.load(tmp_path / "data", file=raw, elements=wrong)
+
+
+@pytest.mark.parametrize(("molecules", "sizes"), [(1, [1, 0, 0, 0]), (3, [1, 1, 1, 0]), (6, [2, 2, 1, 1])])
+def test_every_rank_has_a_batch_of_an_evaluation(molecules: int, sizes: list[int]) -> None:
+    tensors = torch.zeros(8, 3, dtype=torch.uint8), torch.zeros(8, 3, 3, dtype=torch.uint8)
+    order: dict[str, Any] = {"shuffle": False, "drop_last": False, "world_size": 4}
+    loaders = [MoleculeLoader(tensors, torch.arange(molecules), 5, rank=rank, **order) for rank in range(4)]
+    assert [len(loader) for loader in loaders] == [1] * 4
+    assert [[len(nodes) for nodes, _ in loader] for loader in loaders] == [[size] for size in sizes]

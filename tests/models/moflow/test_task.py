@@ -1,7 +1,9 @@
 """MoFlow's task: the contract of a Task, ActNorm initialisation and evaluation."""
 
+import math
+import subprocess
+import sys
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,14 @@ from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm
 from src.models.moflow.network import MoFlow
 from src.models.moflow.task import MoFlowTask
+from src.report.record import read_record
 from src.run import fit
 from src.run import train as run
 from src.training.task import Task
+from tests.support import ROOT
+from tests.support.started import LIMIT_S
 from tests.support.task_contract import TaskContract
-from tests.support.tiny_run import tiny_config
+from tests.support.tiny_run import tiny_config, tiny_overrides
 
 PUBLISHED = {"validity", "uniqueness", "novelty", "abs_uniqueness", "abs_novelty", "nuv"}
 
@@ -35,7 +40,7 @@ class TestMoFlow(TaskContract):
         network = task.network
         assert isinstance(network, MoFlow)
         widths = [800, 8, 8, 1600]  # half of the channels in; scale and shift of the other half out
-        waste = 2 * len(network.bond_flow.steps) * (36 - 16) * sum(map(prod, pairwise(widths)))
+        waste = 2 * len(network.bond_flow.steps) * (36 - 16) * sum(map(math.prod, pairwise(widths)))
         return waste, 3 * waste  # backward is every product twice
 
     def test_only_the_first_batch_initialises_actnorm(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +143,25 @@ class TestMoFlow(TaskContract):
         fit(job)  # 12 molecules are held out: a batch of 8 and one of 4
         bits = {name: job.task.metrics[f"val_bits_{name}"] for name in ("atom", "bond")}
         assert bits == pytest.approx({"atom": (8 * 8 + 4 * 4) / 12, "bond": 2 * (8 * 8 + 4 * 4) / 12})
+
+    @pytest.mark.slow
+    def test_a_rank_without_a_held_out_molecule_takes_part(self, tmp_path: Path) -> None:
+        """One molecule is held out; the rank without it generates its share in each evaluation all the same."""
+        one = "datamodule.source.held_out_share=0.013", "hp.batch_size=4", f"output_dir={tmp_path / 'run'}"
+        done = subprocess.run(
+            [sys.executable, "train.py", *tiny_overrides(tmp_path), *one, "trainer=1x2"],
+            cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        record = read_record(tmp_path / "run")
+        evaluations = [row for row in record.history if "validity" in row]
+        assert record.status == "done" and len(evaluations) == 2
+        assert all(math.isfinite(row[f"val_bits_{part}"]) for row in evaluations for part in ("atom", "bond"))
+
+    def test_distances_from_one_held_out_molecule_are_refused_before_training(self, home: Path) -> None:
+        job = self.job(home, "one_held_out", "datamodule.source.held_out_share=0.013", "model.task.distances=true")
+        with pytest.raises(UserError, match=r"model\.task\.distances=true needs two held-out molecules.*have 1"):
+            fit(job)
 
     def test_nan_held_out_bits_are_refused(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def likelihood(network: MoFlow, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
