@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src.config.schema import PredictConfig, TrainConfig
 from tests.options.bases import BASES, COMMON, DATAMODULES, EXPERIMENTS, Base
@@ -124,12 +124,14 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
             continue
         if matches(text, HOST) and name != ONCE:
             continue
-        yield of(text, *overrides_for(option, base.model), **fields_of(text))
+        yield of(text, *overrides_for(option, config), **fields_of(text))
     yield from _of_groups(of, name, config)
     for number in (2, 8):
         batch = config.hp.batch_size // number
         more = f"hp.accumulate={number}", f"hp.batch_size={batch}"
-        yield of(" ".join(more), *more, twin=first if base.is_additive else "", predict=())
+        own = () if base.additive in (None, "as it is") else (base.additive,)
+        twin = f"{name}: {base.additive}" if base.additive else ""
+        yield of(" ".join(more), *more, *own, twin=twin, predict=())
     yield from _predictions(name, compose, quick)
     if quick:
         yield from _of_data(name, command, device, graphs)
@@ -144,17 +146,26 @@ def fields_of(option: str) -> dict[str, object]:
     return {"graphs": ("auto",)} if matches(option, HOST) else {}
 
 
-def overrides_for(option: Option, model: str) -> list[str]:
+def replacing(config: DictConfig, key: str, value: str) -> list[str]:
+    """Returns the overrides that put a mapping in the place of another one, or of null; Hydra would merge the two."""
+    if OmegaConf.select(config, key) is None:
+        return [f"{key}={value}"]
+    return [f"~{key}", f"+{key}={value}"]
+
+
+def overrides_for(option: Option, config: DictConfig) -> list[str]:
     """Returns the overrides that try an option, with those that it needs to mean anything."""
     text = option.override
     needs = {
-        "fit.stop_at_target=true": [f"model.task.target={'{energy:1000}' if model == 'se3_transformer' else 0}"],
+        "fit.stop_at_target=true": [
+            f"model.task.target={'{energy:1000}' if config.model.name == 'se3_transformer' else 0}"
+        ],
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
     }
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
     if option.value.startswith("{") and not option.is_new:
-        return [*own, f"~{option.key}", f"+{text}"]
+        return [*own, *replacing(config, option.key, option.value)]
     return [*before, text, *own]
 
 
@@ -165,13 +176,13 @@ def _of_groups(of: Callable[..., Case], name: str, config: DictConfig) -> Iterat
     if name.endswith("/quick") or name.startswith("dlrm_dcnv2"):
         for value in schedules():
             if str(config.model.task.get("schedule", {}) and config.model.task.schedule._target_) not in value:
-                more = ["~model.task.schedule", f"+model.task.schedule={value}"]
+                more = replacing(config, "model.task.schedule", value)
                 yield of(f"model.task.schedule={value}", *more, predict=None)
         for optimizer in optimizers():
             if optimizer != config.model.task.optimizer._target_:
                 value = f"{{_target_:{optimizer},_partial_:true,lr:${{hp.lr}}}}"
-                more = ["~model.task.optimizer", f"+model.task.optimizer={value}", "hp.lr=1e-3"]
-                yield of(f"model.task.optimizer={optimizer}", *more)
+                more = replacing(config, "model.task.optimizer", value)
+                yield of(f"model.task.optimizer={optimizer}", *more, "hp.lr=1e-3")
         for callbacks in group_options("callbacks"):
             early = ["callbacks.profile.first_step=8"] if callbacks == "profile" else []
             yield of(f"callbacks={callbacks}", f"callbacks={callbacks}", *early, graphs=("auto",))

@@ -62,7 +62,7 @@ def part_of(found: Sequence[Case], part: str, only: str) -> list[Case]:
             chosen.append(case)
         before += weight(case)
     names = {case.name for case in chosen}
-    needed = {f"{case.base}: as it is" for case in chosen if needs_base(case)} - names
+    needed = {case.twin or f"{case.base}: as it is" for case in chosen if needs_base(case)} - names
     return [case for case in found if case.name in needed] + chosen
 
 
