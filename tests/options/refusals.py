@@ -13,6 +13,7 @@ REFUSALS = (
     Refusal(
         "dlrm*: trainer=1x2 hp.accumulate=2", "spread tables take one batch a step", "tables update in the exchange"
     ),
+    Refusal("moflow/*: predict num_samples=null", "does not say how many molecules", "generation has no end"),
     Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(
         "*: precision=fp16*", "the run has diverged", "for inference: in training float16 weights overflow", "", False
