@@ -13,6 +13,10 @@ REFUSALS = (
     Refusal(
         "dlrm*: trainer=1x2 hp.accumulate=2", "spread tables take one batch a step", "tables update in the exchange"
     ),
+    *(
+        Refusal(f"{model}/*: +fix_hp=max_bs", "no published row", "fix_hp has the rows of three models")
+        for model in ("dlrm_dcnv2", "mobilenet_v1", "se3_transformer")
+    ),
     Refusal("moflow/*: predict num_samples=null", "does not say how many molecules", "generation has no end"),
     Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(

@@ -16,6 +16,7 @@ from tests.options.cases import Case
 from tests.options.judge import (
     FAILED,
     NOT_RUN,
+    NOT_TRIED,
     PASSED,
     REFUSED,
     Losses,
@@ -93,6 +94,8 @@ def test_verdicts(tmp_path: Path) -> None:
     assert status == FAILED and why == "train graph=on ended with 1: RuntimeError: no"
     mistake = ended(tmp_path, 2, "error: x=1 cannot be\n")
     assert verdict(Found({"train graph=off": mistake})) == (FAILED, "train graph=off ended with 2: x=1 cannot be")
+    absent = ended(tmp_path, 2, "error: FCD and NSPDK need the package fcd_torch; install the extra distances\n")
+    assert verdict(Found({"train graph=off": absent}))[0] == NOT_TRIED
     assert verdict(Found(ends, both), done=False)[0] == NOT_RUN
     twin = Case(CASE.name, CASE.base, CASE.train, twin="moflow/quick: as it is")
     assert verdict(Found(ends, both), twin)[0] == PASSED

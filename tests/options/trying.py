@@ -1,6 +1,7 @@
 """Tries cases: prepares, trains with and without the CUDA graph, predicts, and compares the losses."""
 
 import json
+import re
 import shutil
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ from tests.support.composing import composed
 
 CPU_STEPS = 8
 PREDICTED = "num_samples=24", "batch_size=16"
+ABSENT = re.compile(r"needs? the package|install the extra")  # of the line where an optional package is not installed
 LOG_LINES = 40  # of a failed command, kept
 
 
@@ -165,6 +167,9 @@ class Trial:
         if found is None or case.name not in self.done:
             return Verdict(case.name, NOT_RUN, "out of time")
         seconds = round(sum(ended.seconds for ended in found.ends.values()), 1)
+        lines = [ended.error_line for ended in found.ends.values() if ended.code == 2]
+        if lines and ABSENT.search(lines[-1]):
+            return Verdict(case.name, NOT_TRIED, lines[-1], seconds)
         row = refusal_of(case.name, self.device, REFUSALS)
         if row is not None and not row.always and all(ended.code == 0 for ended in found.ends.values()):
             row = None
