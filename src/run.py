@@ -108,7 +108,8 @@ def quieten() -> None:
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
-                  "Experiment logs directory.*", ".*does not have many workers.*"):  # fmt: skip
+                  "Experiment logs directory.*", ".*does not have many workers.*",
+                  ".*across ranks is zero.*"):  # fmt: skip
         warnings.filterwarnings("ignore", message=known)
 
 

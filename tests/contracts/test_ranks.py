@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from src.errors import UserError
 from tests.support.gloo_ranks import Ranks
 from tests.support.ranks_contract import BATCH, OTHER_DATA, RUNS, Seen, as_one_of_many, evaluated, seen
 
@@ -93,3 +94,15 @@ def test_ranks_evaluate_any_number_of_samples(data: str, world: int, held_out: i
     assert metrics
     for rank in many:
         assert {name: rank.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-4)
+
+
+def refusal(model: str, home: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        seen(model, home, 8, HELD_OUT, *overrides)
+    return str(caught.value)
+
+
+def test_every_rank_refuses_to_train_without_held_out_samples(ranks: Groups, home: Path) -> None:
+    data = home / "se3_transformer", "datamodule.source.val_share=0", f"output_dir={home / 'refused'}"
+    first, second = ranks[2](as_one_of_many, refusal, "se3_transformer", *data)
+    assert first == second and "has 0 molecules in its split val" in first and "\n" not in first
