@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.batches.clicks import Table
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule, summed_by_id
+from src.models.dlrm.pieces import BLOCK_ROWS
 from tests.support.random_clicks import TABLES, random_clicks
 
 DIM, BATCH = 6, 16
@@ -169,3 +171,10 @@ def test_two_networks_of_one_seed_begin_with_different_tables() -> None:
     for number, weight in enumerate(first.weights):
         assert torch.equal(weight, again.weights[number]) and not torch.equal(weight, second.weights[number])
         assert weight.abs().max() <= TABLES[number].cardinality ** -0.5
+
+
+def test_tables_and_blocks_of_rows_begin_with_different_numbers() -> None:
+    rows = BLOCK_ROWS + 2
+    first, second = PlainEmbeddings([Table("cat_0.bin", rows), Table("cat_1.bin", rows)], 1).weights
+    blocks = [part for table in (first, second) for part in (table[:2], table[BLOCK_ROWS:])]
+    assert len(torch.cat(blocks).unique()) == 8
