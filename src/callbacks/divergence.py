@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from src.callbacks.checkpoint import Checkpoint
-from src.callbacks.history import HostCopy
+from src.callbacks.window import HostCopy
 from src.errors import UserError
 from src.parallel.strategies import Spread
 from src.training.task import Task
@@ -31,6 +31,7 @@ class Divergence(pl.Callback):
     def __init__(self) -> None:
         self._calls = 0
         self._copy: HostCopy | None = None
+        self._copied_at = 0  # the step of the copy
         self._checked_at = -1  # the step whose losses and weights were all finite
 
     def on_train_batch_end(
@@ -41,7 +42,7 @@ class Divergence(pl.Callback):
             return
         self._read_copy(trainer, pl_module)
         if self._copy is None:
-            self._copy = HostCopy.start({"losses": pl_module.losses}, {"step": trainer.global_step}, {})
+            self._copy, self._copied_at = HostCopy.start({"losses": pl_module.losses}), trainer.global_step
             self._read_copy(trainer, pl_module)  # without a GPU it has arrived already
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
@@ -69,7 +70,7 @@ class Divergence(pl.Callback):
         """Sets `task.diverged` if a copy has arrived on the host and is not finite; does not wait for one."""
         if self._copy is not None and self._copy.arrived():
             if not self._copy.values["losses"].isfinite():
-                task.diverged = divergence_message(trainer, "the loss", self._copy.where["step"])
+                task.diverged = divergence_message(trainer, "the loss", self._copied_at)
             self._copy = None
 
     def _check(self, trainer: pl.Trainer, task: Task) -> None:

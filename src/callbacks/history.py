@@ -2,15 +2,14 @@
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
 
 from src.callbacks.loggers import LOGGED, WandbLogger
 from src.callbacks.measuring import Measuring
+from src.callbacks.window import Window
 from src.config.ranges import Count
 from src.report.wandb_run import AXES
 from src.training.task import Task
@@ -22,6 +21,8 @@ class History(Measuring):
     The newest losses are copied to the host asynchronously and logged at a later window, once the copy has arrived,
     since the host may be many steps ahead of the device. Rows are logged in the order of their steps.
 
+    Of several ranks a row has the sum of their rates and samples, and the mean of a step's losses over its samples.
+
     Samples and seconds of a row count from the first step of the training, also in a run that goes on with it.
     """
 
@@ -29,7 +30,7 @@ class History(Measuring):
         self.every_n_steps = every_n_steps
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar
-        self._copies: deque[HostCopy] = deque()
+        self._windows: deque[Window] = deque()
         self._calls = self._read_steps = 0
         self._before: dict[str, Any] = {}  # what the run that this one continues had logged
         self._begin_s: float | None = None  # of the clock, at the first step
@@ -54,8 +55,8 @@ class History(Measuring):
             return
         pl_module.clock.read()
         self._log_arrived(trainer)
-        where = self._where(trainer, pl_module)
-        self._copies.append(HostCopy.start(pl_module.last, where, self._rate(pl_module)))
+        window = Window.of_one if trainer.world_size == 1 else Window.of_all
+        self._windows.append(window(pl_module, self._where(trainer, pl_module), self._rate(pl_module)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if pl_module.device.type == "cuda":
@@ -79,21 +80,20 @@ class History(Measuring):
             "step": trainer.global_step,
             "epoch": trainer.current_epoch,
             "time_s": now_s,
-            "samples": self._before.get("samples", 0) + task.samples_trained * trainer.world_size,
+            "samples": self._before.get("samples", 0) + task.samples_trained,
             "seconds": self._before.get("seconds", 0.0) + (0.0 if self._begin_s is None else now_s - self._begin_s),
         }
 
     def _log_arrived(self, trainer: pl.Trainer) -> None:
-        while self._copies and self._copies[0].arrived():
-            copy = self._copies.popleft()
-            self._log(trainer, copy.where, copy.figures())
+        while self._windows and self._windows[0].copy.arrived():
+            self._log(trainer, *self._windows.popleft().row())
 
-    def _rate(self, task: Task) -> dict[str, float]:
-        """Returns samples per second of the steps that the clock has read since the last call; empty if none."""
+    def _rate(self, task: Task) -> float | None:
+        """Returns this rank's samples per second in the steps that the clock has read since the last call, if any."""
         steps = task.clock.steps
         new, self._read_steps = slice(self._read_steps, None), len(steps)
         seconds = sum(steps.iteration_s[new])
-        return {f"{task.unit}_per_s": sum(steps.samples[new]) / seconds} if seconds > 0 else {}
+        return sum(steps.samples[new]) / seconds if seconds > 0 else None
 
     def _log(self, trainer: pl.Trainer, where: dict[str, Any], figures: dict[str, float]) -> None:
         self.rows.append({**where, **figures})
@@ -102,41 +102,9 @@ class History(Measuring):
             logger.log_metrics({**figures, **{name: where[name] for name in AXES}}, step=where["step"])
 
     def figures(self, task: Task) -> dict[str, Any]:
-        last = [copy.where | copy.figures() for copy in self._copies if copy.arrived()]  # of a run that failed
+        rows = [window.row() for window in self._windows if window.copy.arrived()]  # of a run that failed
+        last = [where | figures for where, figures in rows]
         return {"history": thinned(sorted(self.rows + last, key=lambda row: row["time_s"]))}
-
-
-@dataclass(frozen=True)
-class HostCopy:
-    """An asynchronous copy of scalars to the host, complete after `event`; None if it is complete already."""
-
-    where: dict[str, Any]
-    rate: dict[str, float]
-    values: dict[str, Tensor]
-    event: torch.cuda.Event | None
-
-    @classmethod
-    def start(cls, values: dict[str, Tensor], where: dict[str, Any], rate: dict[str, float]) -> "HostCopy":
-        copies = {name: to_host(value) for name, value in values.items()}
-        event = None
-        if any(value.device.type == "cuda" for value in values.values()):
-            event = torch.cuda.Event()
-            event.record()
-        return cls(where, rate, copies, event)
-
-    def figures(self) -> dict[str, float]:
-        """Returns the scalars, valid once they have arrived, and the rate."""
-        return {name: float(value) for name, value in self.values.items()} | self.rate
-
-    def arrived(self) -> bool:
-        return self.event is None or self.event.query()
-
-
-def to_host(value: Tensor) -> Tensor:
-    """Starts a copy to the host and returns it; from a GPU into pinned memory, so that it does not block."""
-    if value.device.type != "cuda":
-        return value.clone()
-    return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
 
 
 def thinned(rows: list[dict[str, Any]], most: int = 60) -> list[dict[str, Any]]:

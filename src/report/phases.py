@@ -46,3 +46,8 @@ def shares(record: Record) -> list[Share]:
     if abs(wall - total) > 1e-3 * wall:
         seconds["unaccounted"] = wall - total
     return [Share(name, value, value / wall) for name, value in seconds.items() if value]
+
+
+def of_one_rank(record: Record) -> str:
+    """Returns what stands beside a figure that is measured on the first of several ranks alone."""
+    return " of rank 0" if record.ranks > 1 else ""

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from src.errors import UserError
 from src.report.axes import unit_of, wants_log
-from src.report.phases import shares
+from src.report.phases import of_one_rank, shares
 from src.report.record import Record
 from src.report.scaling import MARK, Point, suspicions
 from src.report.stability import Spread, evaluations
@@ -58,7 +58,8 @@ def phases_picture(record: Record, path: Path) -> None:
         start += width
     bar.set(xlim=(0, max(start, 1.0)), ylim=(-0.5, 0.5))
     bar.axis("off")
-    picture.text(0.04, 1 - 0.35 / height, f"Where {wall:.{decimals}f} s went", size=13, weight="bold", color=INK)
+    title = f"Where {wall:.{decimals}f} s{of_one_rank(record)} went"
+    picture.text(0.04, 1 - 0.35 / height, title, size=13, weight="bold", color=INK)
     picture.text(0.04, 1 - 0.62 / height, _case(record), size=9, color=FAINT)
     legend = picture.add_axes((0.04, 0.15 / height, 0.92, 0.3 * rows / height))
     legend.set(xlim=(0, 1), ylim=(rows, 0))

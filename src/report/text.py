@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from src.report.phases import shares
+from src.report.phases import of_one_rank, shares
 from src.report.record import Figure, Quality, Record
 from src.report.rows import record_row
 from src.report.table import Table, cells, number
@@ -80,14 +80,14 @@ def _rates(record: Record) -> str:
     step, loaded, tokens = steady.step_time_s if steady else None, record.with_loading, record.tokens
     exchange = record.communication
     exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
-    unit = f"{record.unit}/s"
+    unit, of_one = f"{record.unit}/s", of_one_rank(record)
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
         ("p_train", record.p_train, unit, "the same without evaluation"),
         ("p_core", record.p_core, unit, "over compute and exposed communication"),
         ("p_steady", steady.p_train if steady else None, unit, "p_train after the warm-up steps"),
-        ("step p50", _milli(step.p50 if step else None), "ms", "half of the steady steps are faster"),
-        ("step p99", _milli(step.p99 if step else None), "ms", "99 of 100 steady steps are faster"),
+        ("step p50", _milli(step.p50 if step else None), "ms", f"half of the steady steps{of_one} are faster"),
+        ("step p99", _milli(step.p99 if step else None), "ms", f"99 of 100 steady steps{of_one} are faster"),
         ("throughput", record.throughput, unit, "over the batch times, until the results are on the host"),
         (
             "with data",
@@ -124,7 +124,7 @@ def _phases(record: Record) -> str:
         f"  {phase.title:<{titles}}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {bar}".rstrip()
         for phase, bar in zip(found, bars, strict=True)
     ]
-    return "\n".join([f"Where {wall:.1f} s went", *lines])
+    return "\n".join([f"Where {wall:.1f} s{of_one_rank(record)} went", *lines])
 
 
 def _files(files: Mapping[str, Path]) -> str:

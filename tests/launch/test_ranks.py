@@ -1,5 +1,6 @@
 """`train.py trainer=1x2` by itself: what its ranks leave, and how all of them end when one does."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,9 +11,26 @@ import torch
 
 from src.report.record import read_record
 from tests.support import ROOT
+from tests.support.noting import noted
 from tests.support.started import LONG, provoked, run
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.slow
+def test_the_history_and_metrics_csv_are_of_all_ranks(tmp_path: Path) -> None:
+    noting = f"+callbacks.noting={{_target_:tests.support.noting.Noting,folder:{tmp_path}}}"
+    code, _, err = run(tmp_path, "trainer=1x2", "logger=csv", "measure.window=1", noting)
+    assert code == 0, err
+    ranks = [noted(tmp_path, rank) for rank in range(2)]
+    history = [row for row in read_record(tmp_path / "run").history if "loss" in row]
+    losses = [(one["loss"] + other["loss"]) / 2 for one, other in zip(*ranks, strict=True)]  # of 8 images each
+    assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-12)
+    assert [row["samples"] for row in history] == [16 * step for step in range(1, 9)]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["loss"]]
+    assert [float(row["loss"]) for row in rows] == [row["loss"] for row in history]
+    assert any(one["loss"] != other["loss"] for one, other in zip(*ranks, strict=True))
 
 
 @pytest.mark.slow

@@ -96,3 +96,8 @@ def test_a_share_above_the_peak_is_an_error_of_measurement_everywhere(trained: R
     for text in (as_csv(comparison), as_json(comparison)):
         assert "250.2" not in text and "2.502" not in text
     assert re.search(r"bandwidth +50 %", summary(record, {}))
+
+
+def test_figures_of_one_rank_say_so(trained: Record) -> None:
+    text = summary(replace(trained, ranks=2), {})
+    assert "Where 200.0 s of rank 0 went" in text and "half of the steady steps of rank 0 are faster" in text
