@@ -178,6 +178,7 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
         check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
         go_on(job.trainer.loggers, checkpoint, ckpt_path)
+        job.trainer.num_sanity_val_steps = 0  # the history has the first evaluation
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)

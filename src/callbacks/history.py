@@ -1,11 +1,15 @@
 """Logs losses once per window and metrics once per evaluation, without waiting for the device inside a step."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import nan
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import Logger
+from torch import Tensor
 
 from src.callbacks.loggers import LOGGED, WandbLogger
 from src.callbacks.measuring import Measuring
@@ -13,6 +17,9 @@ from src.callbacks.window import Window
 from src.config.ranges import Count
 from src.report.wandb_run import AXES
 from src.training.task import Task
+
+WHERE = ("step", "epoch", "time_s", "samples", "seconds")  # of a row, beside its figures
+WHOLE = ("step", "epoch", "samples")
 
 
 class History(Measuring):
@@ -23,7 +30,8 @@ class History(Measuring):
 
     Of several ranks a row has the sum of their rates and samples, and the mean of a step's losses over its samples.
 
-    Samples and seconds of a row count from the first step of the training, also in a run that goes on with it.
+    A run that goes on from a checkpoint has the rows up to its step and gives them to loggers that begin anew. Samples,
+    seconds and times of its own rows count on.
     """
 
     def __init__(self, every_n_steps: Count) -> None:
@@ -31,28 +39,38 @@ class History(Measuring):
         self.rows: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}  # for the progress bar
         self._windows: deque[Window] = deque()
-        self._calls = self._read_steps = 0
+        self._read_steps = 0
+        self._step = 0  # of the newest row of losses
         self._before: dict[str, Any] = {}  # what the run that this one continues had logged
         self._begin_s: float | None = None  # of the clock, at the first step
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()  # the weights are copied next, which waits as long
+        self._log_arrived(trainer)
         where = self._where(trainer, pl_module)
         run = next((each.version for each in trainer.loggers if isinstance(each, WandbLogger)), None)
-        logged = {"samples": where["samples"], "seconds": where["seconds"], "wandb": run or self._before.get("wandb")}
-        checkpoint[LOGGED] = logged
+        logged = {name: where[name] for name in ("samples", "seconds", "time_s")}
+        checkpoint[LOGGED] = {**logged, "wandb": run or self._before.get("wandb"), "rows": packed(self.rows)}
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
-        self._before = checkpoint.get(LOGGED) or {}
+        self._before = dict(checkpoint.get(LOGGED) or {})
+        self.rows = unpacked(self._before.pop("rows", {}))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        self._begin_s = pl_module.clock.wall_s()
+        self._begin_s, self._step = pl_module.clock.wall_s(), trainer.global_step
+        for logger in trainer.loggers if self.rows else ():
+            if not getattr(logger, "goes_on", False):
+                for row in self.rows:
+                    log_row(logger, row)
+                logger.save()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._calls += 1
-        if self._calls % self.every_n_steps:
+        if trainer.global_step % self.every_n_steps or trainer.global_step == self._step:
             return
+        self._step = trainer.global_step
         pl_module.clock.read()
         self._log_arrived(trainer)
         window = Window.of_one if trainer.world_size == 1 else Window.of_all
@@ -79,7 +97,7 @@ class History(Measuring):
         return {
             "step": trainer.global_step,
             "epoch": trainer.current_epoch,
-            "time_s": now_s,
+            "time_s": self._before.get("time_s", 0.0) + now_s,
             "samples": self._before.get("samples", 0) + task.samples_trained,
             "seconds": self._before.get("seconds", 0.0) + (0.0 if self._begin_s is None else now_s - self._begin_s),
         }
@@ -99,12 +117,31 @@ class History(Measuring):
         self.rows.append({**where, **figures})
         self.latest.update(figures)
         for logger in trainer.loggers:
-            logger.log_metrics({**figures, **{name: where[name] for name in AXES}}, step=where["step"])
+            log_row(logger, self.rows[-1])
 
     def figures(self, task: Task) -> dict[str, Any]:
         rows = [window.row() for window in self._windows if window.copy.arrived()]  # of a run that failed
         last = [where | figures for where, figures in rows]
         return {"history": thinned(sorted(self.rows + last, key=lambda row: row["time_s"]))}
+
+
+def log_row(logger: Logger, row: dict[str, Any]) -> None:
+    """Gives a logger the figures of a row, and its axes."""
+    names = [name for name in row if name not in WHERE or name in AXES]
+    logger.log_metrics({name: row[name] for name in names}, step=row["step"])
+
+
+def packed(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns rows of numbers as columns, 8 bytes a number: a checkpoint holds those of a long run. NaN: not there."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: torch.tensor([row.get(name, nan) for row in rows], dtype=torch.float64) for name in names}
+
+
+def unpacked(columns: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Returns the rows of `packed`."""
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [{name: value for name, value in zip(columns, row, strict=True) if value == value} for row in values]
+    return [row | {name: int(row[name]) for name in WHOLE if name in row} for row in rows]
 
 
 def thinned(rows: list[dict[str, Any]], most: int = 60) -> list[dict[str, Any]]:

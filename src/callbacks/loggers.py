@@ -44,6 +44,11 @@ class WandbLogger(loggers.WandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.experiment.log(dict(metrics), step=step)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the W&B run may have rows of before: it has an id of the config's, or of the checkpoint's."""
+        return self._id is not None
+
     def go_on(self, identity: str) -> None:
         """Has the run be the one of this id, unless the config names another."""
         if self._id is None:
@@ -53,12 +58,15 @@ class WandbLogger(loggers.WandbLogger):
 def go_on(every: Sequence[Logger], checkpoint: Mapping[str, Any], path: Path) -> None:
     """Has W&B loggers go on in the run of the checkpoint that a training goes on from.
 
-    Only from `last.ckpt`: W&B takes no step twice, and the run has gone on after an earlier checkpoint.
+    Only from `last.ckpt`: W&B takes no step twice, and the run has gone on after an earlier checkpoint. The others
+    get the rows of before again, from `History`; TensorBoard leaves out those of older files in the folder.
     """
     identity = (checkpoint.get(LOGGED) or {}).get("wandb")
     for logger in every:
         if isinstance(logger, WandbLogger) and isinstance(identity, str) and path.name == "last.ckpt":
             logger.go_on(identity)
+        elif isinstance(logger, TensorBoardLogger):
+            logger._kwargs["purge_step"] = 0
 
 
 def settle_loggers(config: DictConfig) -> None:
