@@ -5,7 +5,7 @@ import sys
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from src.callbacks.divergence import Divergence
 from src.callbacks.held_out import HeldOut
 from src.callbacks.hydra_files import HydraFiles
+from src.callbacks.legs import Legs
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
@@ -53,6 +54,7 @@ class Job:
     task: Task
     datamodule: DataModule
     trainer: pl.Trainer
+    legs: Legs
 
 
 def train(config: DictConfig, searched_s: float = 0.0) -> Record:
@@ -138,8 +140,8 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
-    checks = [HeldOut(fit_config.final_evaluation), Divergence()]
-    callbacks = [*checks, *average, *parts.callbacks]  # a divergence is seen before the average is in the network
+    checks = [HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
+    callbacks = [*checks, *average, Legs(clock, environment(given_overrides())), *parts.callbacks]
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
@@ -166,7 +168,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         inference_mode=False,  # Lightning's final evaluation alone would use it, and compile everything anew for it
         log_every_n_steps=config.measure.window,
     )
-    return Job(config, task, datamodule, trainer)
+    return Job(config, task, datamodule, trainer, legs)
 
 
 def fit(job: Job, ending: Ending | None = None) -> None:
@@ -208,7 +210,8 @@ def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
     except Exception:
         if error is None:
             raise
-        return make_record(config, clock, None, status, error)
+        record = make_record(config, clock, None, status, error)
+        return record if job is None else replace(record, run=job.legs.run)
 
 
 def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
@@ -219,14 +222,14 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
             if isinstance(callback, Measuring):
                 fields |= callback.figures(job.task)
         fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
+    fields |= {"e2e_time_s": clock.wall_s()} if job is None else job.legs.total(job.trainer, fields, status)
     fields |= {
         "kind": "train",
         "case": case_of(config, batch_size_of(job) if job is not None else None),
         "status": status,
         "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
-        "environment": environment(given_overrides()),
-        "e2e_time_s": clock.wall_s(),
+        "environment": environment(given_overrides()) if job is None else job.legs.environment,
     }
     return from_figures(fields)
 

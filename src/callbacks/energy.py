@@ -1,5 +1,6 @@
 """Energy of training in joules, from the devices' own counters."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,8 +22,15 @@ class Energy(Measuring):
         self._counter = energy_counter(pl_module.device)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        if self._counter is not None:
-            self._joules = self._counter.joules()
+        self._joules, self._counter = self.joules(), None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Task, exception: BaseException) -> None:
+        with suppress(Exception):  # of a device that is broken
+            self.on_train_end(trainer, pl_module)
+
+    def joules(self) -> float | None:
+        """Returns the energy of this rank's device since the first step, at most until the end of training."""
+        return self._joules if self._counter is None else self._counter.joules()
 
     def figures(self, task: Task) -> dict[str, Any]:
         joules = sum_or_none(gather(self._joules))

@@ -51,6 +51,15 @@ class Steps:
         return len(self.samples)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds until a mark: of training, of each phase, and of each phase in training."""
+
+    training_s: float
+    totals_s: dict[str, float]
+    training_phases_s: dict[str, float]
+
+
 class Clock:
     """Divides the time since `origin_s` into `PHASES`; see the module's docstring.
 
@@ -70,6 +79,8 @@ class Clock:
         self._last = self.origin_s
         self._scope: str | None = None
         self._iteration = self._compute = 0.0
+        self._training_begin: float | None = None  # while training goes on
+        self._totals_before = self.training_phases_s
         self._on_device = False
         self._device_last: torch.cuda.Event | None = None
         self._pending: deque[tuple[str, torch.cuda.Event, int | None, list[tuple[str, float]]]] = deque()
@@ -136,11 +147,22 @@ class Clock:
             self.read()
             self._on_device = False
             self._last = self._now()
-        waited_s = self.waited_s()
-        self.totals_s["compute"] -= waited_s
-        self.totals_s["communication"] += waited_s
-        self.training_s = self._last - self._training_begin
-        self.training_phases_s = {p: self.totals_s[p] - self._totals_before[p] for p in PHASES}
+        spent = self.spent()
+        self.training_s, self.totals_s, self.training_phases_s = (
+            spent.training_s, spent.totals_s, spent.training_phases_s,
+        )  # fmt: skip
+        self._training_begin = None
+
+    def spent(self) -> Spent:
+        """Returns the time until the newest mark, also while training goes on; on a GPU until its newest event."""
+        if self._training_begin is None:
+            return Spent(self.training_s, dict(self.totals_s), dict(self.training_phases_s))
+        self.read()
+        totals, waited_s = dict(self.totals_s), self.waited_s()
+        totals["compute"] -= waited_s
+        totals["communication"] += waited_s
+        in_training = {p: totals[p] - self._totals_before[p] for p in PHASES}
+        return Spent(self._last - self._training_begin, totals, in_training)
 
     def read(self) -> None:
         """Accounts for the pending events that the device has reached; does not wait for the others."""

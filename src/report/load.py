@@ -1,11 +1,12 @@
 """Reads the records that a command line names: run folders, record files, sweeps, and folders of runs."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from src.errors import UserError
+from src.report.keys import compared_config
 from src.report.record import Record, read_record
 from src.sweep.job import job_folders, read_job
 from src.sweep.table import differing_overrides, label
@@ -26,10 +27,10 @@ class Loaded:
 
 
 def load(paths: Sequence[Path]) -> Loaded:
-    """Returns the records of the paths, each once; a sweep stands for its jobs, another folder for its run folders.
+    """Returns the records of the paths, each run once; a sweep stands for its jobs, another folder for its run folders.
 
     Folders without a record, also those in a folder of runs, are left out and named on stderr, if others have one; jobs
-    without a record are returned.
+    without a record are returned. Of a run that was resumed the record that got furthest stays; the others are named.
     Raises UserError where there is no record at all, and for a record that cannot be read.
     """
     files: dict[Path, Path] = {}  # by where they are, since two paths may name one file
@@ -51,8 +52,40 @@ def load(paths: Sequence[Path]) -> Loaded:
         folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
         more = f" and {len(empty) - NAMED} more" if len(empty) > NAMED else ""
         print(f"note: {folders} without a record left out: {', '.join(map(str, empty[:NAMED]))}{more}", file=sys.stderr)
-    known = list(files.values())
-    return Loaded([(_label(file), read_record(file)) for file in known], known, without)
+    known = {file: read_record(file) for file in files.values()}
+    for file, other in gone_on_with(known).items():
+        del known[file]
+        print(f"note: {_label(file)} left out: {_label(other)} is the same run and got further", file=sys.stderr)
+    return Loaded([(_label(file), record) for file, record in known.items()], list(known), without)
+
+
+def gone_on_with(records: Mapping[Path, Record]) -> dict[Path, Path]:
+    """Returns the records of parts of a run of which another one is there, which got further, with that.
+
+    Of one run and config the record with the most steps stays. A run that was gone on with under another config stays
+    if it ended normally: it is a result of its own.
+    """
+    found = {}
+    for file, record in records.items():
+        others = {path: other for path, other in records.items() if path != file and _replaces(other, record)}
+        if others:
+            found[file] = max(others, key=lambda path: progress(others[path]))
+    return found
+
+
+def _replaces(other: Record, record: Record) -> bool:
+    if record.run is None or other.run != record.run or progress(other) <= progress(record):
+        return False
+    began = [leg.began for leg in record.legs or ()]
+    goes_on = began == [leg.began for leg in other.legs or ()][: len(began)]
+    return compared_config(other) == compared_config(record) or (goes_on and record.status != "done")
+
+
+def progress(record: Record) -> tuple[int, bool, int, str]:
+    """Returns what orders the records of one run: the newest step, then how it ended, then the number of legs."""
+    legs = record.legs or []
+    last = legs[-1] if legs else None
+    return (last.last_step if last else 0, record.status == "done", len(legs), last.began if last else "")
 
 
 def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:

@@ -180,14 +180,37 @@ class WithLoading:
     latency_s: Latency | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A part of a run: from a start or resume to what ended it.
+
+    `samples` and the rates are those that the next leg went on from. The other figures are those of all its time, as
+    far as known: of a leg that was killed until its last checkpoint. `environment` has what differs from the record's.
+    """
+
+    first_step: int
+    last_step: int
+    began: str  # ISO 8601, UTC
+    wall_s: Figure
+    status: Literal["done", "failed", "oom", "interrupted", "killed"]
+    samples: int
+    ranks: int
+    p_whole: Figure = None
+    p_train: Figure = None
+    p_core: Figure = None
+    joules: Figure = None
+    phases_s: dict[str, Figure] = field(default_factory=dict)
+    environment: dict[str, Any] | None = None
+
+
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
-    *("quality", "quality.group", "final_metric.direction"),
+    *("quality", "quality.group", "final_metric.direction", "run", "legs"),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {
-    "train": ("p_whole", "p_train", "p_core", "steady"),
+    "train": ("p_whole", "p_train", "p_core", "steady", "run", "legs"),
     "predict": ("throughput", "latency_s", "with_loading", "quality"),
 }
 
@@ -197,7 +220,9 @@ class Record:
     """One run. A 'train' record has the training rates, a 'predict' record has throughput and latency instead.
 
     `phases_s` holds seconds by the names of PHASES, and 'wall'. `rates_over_ranks` holds {rate: {min, mean, max}}.
-    `ranks` is the world size. Raises ValueError when a figure of the other kind or an unknown phase is given.
+    `ranks` is the world size. `run` is an identity that a resumed run keeps. `samples`, `e2e_time_s`, `phases_s`,
+    `energy`, `p_whole`, `p_train` and `p_core` are of all `legs`, the other figures of the last one.
+    Raises ValueError when a figure of the other kind or an unknown phase is given.
     """
 
     kind: Literal["train", "predict"]
@@ -205,6 +230,8 @@ class Record:
     status: Literal["done", "failed", "oom", "interrupted"]
     unit: str
     error: RunError | None = None
+    run: str | None = None
+    legs: list[Leg] | None = None
     e2e_time_s: Figure = None
     p_whole: Figure = None
     p_train: Figure = None

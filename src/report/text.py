@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from src.report.phases import of_one_rank, shares
-from src.report.record import Figure, Quality, Record
+from src.report.record import Figure, Leg, Quality, Record
 from src.report.rows import record_row
 from src.report.table import Table, cells, number
 
@@ -29,10 +29,24 @@ def _ending(record: Record) -> str:
     if _is_untimed(record) and record.samples is not None:
         seconds = number(record.e2e_time_s or 0)
         lines.append(f"  {record.samples:,} {record.unit} in {seconds} s, start-up included; benchmark=true for timing")
+    lines += _legs(record)
     if record.error:
         where = f" ({record.error.where})" if record.error.where else ""
         lines.append(_short(f"  {record.error.type}: {' '.join(record.error.message.split())}{where}"))
     return "\n".join(lines)
+
+
+def _legs(record: Record) -> list[str]:
+    """Returns the parts of a run that was resumed: steps, how they ended, and times."""
+    legs = record.legs or []
+    if len(legs) < 2:
+        return []
+    lines = [f"  leg {i}: {_steps(leg)}, {leg.status}, {number(leg.wall_s or 0)} s" for i, leg in enumerate(legs, 1)]
+    return [*lines, f"  samples, times, energy and p_ rates are of all {len(legs)} legs, the other figures of the last"]
+
+
+def _steps(leg: Leg) -> str:
+    return f"steps {leg.first_step:,} to {leg.last_step:,}" if leg.last_step >= leg.first_step else "no step"
 
 
 def _result(record: Record) -> str:
@@ -81,11 +95,12 @@ def _rates(record: Record) -> str:
     exchange = record.communication
     exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
     unit, of_one = f"{record.unit}/s", of_one_rank(record)
+    of_last = " of the last leg" if len(record.legs or ()) > 1 else ""
     rows: list[tuple[str, Figure, str, str]] = [
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
         ("p_train", record.p_train, unit, "the same without evaluation"),
         ("p_core", record.p_core, unit, "over compute and exposed communication"),
-        ("p_steady", steady.p_train if steady else None, unit, "p_train after the warm-up steps"),
+        ("p_steady", steady.p_train if steady else None, unit, f"p_train after the warm-up steps{of_last}"),
         ("step p50", _milli(step.p50 if step else None), "ms", f"half of the steady steps{of_one} are faster"),
         ("step p99", _milli(step.p99 if step else None), "ms", f"99 of 100 steady steps{of_one} are faster"),
         ("throughput", record.throughput, unit, "over the batch times, until the results are on the host"),
