@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Timer, TQDMProgressBar
+from pytorch_lightning.callbacks.progress.tqdm_progress import convert_inf
 
 from src.callbacks.history import History
 from src.config.ranges import NotNegative
@@ -26,7 +27,8 @@ class Progress(TQDMProgressBar):
         self._is_bar = sys.stdout.isatty()  # where tqdm writes
         self._next_line_s = 0.0
         self._is_first_rank = True
-        self._begun_s, self._begun_step = 0.0, 0
+        self._begun_s, self._begun_step = 0.0, 0  # of the training under way, which may go on from a checkpoint
+        self._is_training = False
 
     @property
     def is_enabled(self) -> bool:
@@ -37,6 +39,10 @@ class Progress(TQDMProgressBar):
         self._is_first_rank = False
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, Any]:
+        left = self._left(trainer)
+        return self._figures(trainer, pl_module) | ({} if left is None else {"left": left})
+
+    def _figures(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, str]:
         latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]
         shown = ("loss", pl_module.final_metric.name, f"{pl_module.unit}_per_s")
         known = {name: latest[name] for name in shown if name in latest}
@@ -44,24 +50,40 @@ class Progress(TQDMProgressBar):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         super().on_train_start(trainer, pl_module)
-        self._begun_s, self._begun_step = time.monotonic(), trainer.global_step
+        self._begun_s, self._begun_step, self._is_training = time.monotonic(), trainer.global_step, True
+        # Lightning does so at the begin of an epoch, which a training that goes on within one does not come by.
+        bar = self.train_progress_bar
+        bar.total = convert_inf(self.total_train_batches)
+        bar.initial = bar.n = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        bar.set_description(f"Epoch {trainer.current_epoch}")
 
-    def _left(self, trainer: pl.Trainer) -> list[str]:
-        """Returns '3 min left', at the rate so far, evaluations included; nothing where no end is known."""
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        super().on_train_end(trainer, pl_module)
+        self._is_training = False
+
+    def _left(self, trainer: pl.Trainer) -> str | None:
+        """Returns the time until the end of training, at the rate since it began or went on, evaluations included.
+
+        None where no end is known.
+        """
+        if not self._is_training:
+            return None
         timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
         limits = [left for each in timers if (left := each.time_remaining()) is not None]
         steps = trainer.estimated_stepping_batches - trainer.global_step
         seconds = time_left(time.monotonic() - self._begun_s, trainer.global_step - self._begun_step, steps, limits)
-        return [] if seconds is None else [f"{in_words(seconds)} left"]
+        return None if seconds is None else in_words(seconds)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._is_due() and (values := self.get_metrics(trainer, pl_module)):
+        if self._is_due() and (values := self._figures(trainer, pl_module)):
             where = f"{of('epoch', trainer.current_epoch + 1, trainer.max_epochs)}, "
             where += of("step", batch_idx + 1, trainer.num_training_batches)
-            self._print(where, *(f"{name} {value}" for name, value in values.items()), *self._left(trainer))
+            left = self._left(trainer)
+            parts = [f"{name} {value}" for name, value in values.items()] + ([f"{left} left"] if left else [])
+            self._print(where, *parts)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -49,8 +49,8 @@ def read_all(terminal: int) -> str:
     return sent.decode()
 
 
-def tiny(home: Path) -> None:
-    config = tiny_config(home, "fit.max_steps=4", "measure.window=1")
+def tiny(home: Path, *overrides: str) -> None:
+    config = tiny_config(home, "fit.max_steps=4", "measure.window=1", *overrides)
     with open_dict(config):
         config.callbacks.progress = {"_target_": "src.callbacks.progress.Progress", "every_s": 0.0}
     train(config)
@@ -82,6 +82,22 @@ def test_training_on_a_terminal_draws_bars(tmp_path: Path, monkeypatch: pytest.M
     text = on_terminal(partial(tiny, tmp_path), monkeypatch)
     assert "\rEpoch 0:" in text and "loss=" in text
     assert "epoch 1 of 1" not in text
+
+
+@pytest.mark.slow
+def test_after_a_resume_the_bar_has_the_step_of_the_total_and_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny(tmp_path)
+    more = f"ckpt_path={tmp_path / 'outputs' / 'moflow' / 'run' / 'checkpoints' / 'last.ckpt'}", "fit.max_steps=8"
+    text = on_terminal(partial(tiny, tmp_path, *more, f"output_dir={tmp_path / 'bar'}"), monkeypatch)
+    bars = re.findall(r"\rEpoch 0:[^\r]*", text)
+    assert {re.findall(r" (\d/\S) \[", bar)[0] for bar in bars} == {"4/8", "8/8"} and "left=" in bars[-1]
+    capfd.readouterr()
+    tiny(tmp_path, *more, f"output_dir={tmp_path / 'lines'}")
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert [line.split(", ")[1] for line in lines] == ["step 6 of 8", "step 7 of 8", "step 8 of 8"]
+    assert all(re.search(r", \d+ s left$", line) for line in lines)
 
 
 def test_long_work_in_a_pipe_prints_a_line_when_it_is_due_and_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
