@@ -12,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.trainer.states import TrainerStatus
 
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
@@ -34,10 +35,11 @@ from src.errors import UserError
 from src.launch import failures
 from src.launch.devices import activation_bytes, set_up_devices, without_order
 from src.launch.ending import Ending, Interrupted
+from src.launch.going_on import way_on
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.report.keys import settings
-from src.report.record import Record, changed_hp, from_figures, write_record
+from src.report.record import GoOn, Record, changed_hp, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
@@ -55,6 +57,7 @@ class Job:
     datamodule: DataModule
     trainer: pl.Trainer
     legs: Legs
+    resumed_from: Path | None = None
 
 
 def train(config: DictConfig, searched_s: float = 0.0) -> Record:
@@ -173,7 +176,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
 
 def fit(job: Job, ending: Ending | None = None) -> None:
     """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
-    ckpt_path = checkpoint_to_resume(job.config)
+    ckpt_path = job.resumed_from = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
         checkpoint = read_checkpoint(ckpt_path)
         instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
@@ -211,7 +214,9 @@ def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         if error is None:
             raise
         record = make_record(config, clock, None, status, error)
-        return record if job is None else replace(record, run=job.legs.run)
+        if job is None:
+            return record
+        return replace(record, run=job.legs.run, go_on=GoOn(**go_on_of(config, job, status) or {}))
 
 
 def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
@@ -229,9 +234,21 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         "status": status,
         "error": None if error is None else described(error),
         "config": OmegaConf.to_container(config),
+        "go_on": go_on_of(config, job, status),
         "environment": environment(given_overrides()) if job is None else job.legs.environment,
     }
     return from_figures(fields)
+
+
+def go_on_of(config: DictConfig, job: Job | None, status: str) -> dict[str, Any] | None:
+    """Returns the record's `go_on`; None for a run that is done, and has not ended for the limit of its time."""
+    timers = [c for c in job.trainer.callbacks if isinstance(c, Timer)] if job else []  # type: ignore[attr-defined]
+    time_is_up = any((timer.time_remaining() or 1.0) <= 0 for timer in timers)
+    if status == "done" and not time_is_up:
+        return None
+    saved = [c.last_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)] if job else []  # type: ignore[attr-defined]
+    paths = [path for path in (*saved, job.resumed_from if job else None) if path is not None and path.exists()]
+    return way_on(config, paths[0] if paths else None, time_is_up)
 
 
 def batch_size_of(job: Job) -> int:

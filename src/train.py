@@ -108,7 +108,9 @@ def overrides(config: DictConfig) -> list[str]:
 
 def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     """Says why the ranks ended, on stderr and in the record where rank 0 did not; returns the exit code."""
-    from src.report.record import RunError, read_record, write_record
+    from src.launch.going_on import way_on
+    from src.report.record import GoOn, RunError, read_record, write_record
+    from src.report.text import going_on
 
     file = Path(config.output_dir) / "result.json"
     written = written_since(file, begin_s)
@@ -120,14 +122,30 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     if (not written or failure.rank != 0) and not (is_mistake and file.exists()):  # then of an earlier run
         error = replace(RunError(**failure.error), message=f"rank {failure.rank}: {failure.error['message']}")
         status = "oom" if memory_ran_out(f"{error.type}: {error.message}") else "failed"
-        write_record(replace(record, status=status, error=error), file)
+        if record.go_on is None or record.go_on.checkpoint is None:
+            record = replace(record, go_on=GoOn(**way_on(config, newest_saved(config, begin_s))))
+        record = replace(record, status=status, error=error)
+        write_record(record, file)
     if failure.error["type"] == "UserError":
         remove_unbegun()
         return fail(failure.error["message"])
     print(f"rank {failure.rank} of {config.trainer.devices} failed and ended the others", file=sys.stderr)
     print(failure.traceback or failure.error["message"], file=sys.stderr)
-    print(f"record: {file}", file=sys.stderr)
+    print(f"record: {file}", going_on(record), sep="\n", file=sys.stderr)
     return 1
+
+
+def newest_saved(config: DictConfig, begin_s: float) -> Path | None:
+    """Returns the checkpoint that the ranks wrote since then, or else the one that they went on from."""
+    from src.training.checkpoints import newest_checkpoint
+
+    folder = Path(config.output_dir)
+    last = folder / "checkpoints" / "last.ckpt"
+    if written_since(last, begin_s):
+        return last
+    if config.ckpt_path:
+        return Path(config.ckpt_path)
+    return newest_checkpoint(Path(config.output_root) / config.model.name, folder) if config.resume else None
 
 
 def written_since(file: Path, begin_s: float) -> bool:

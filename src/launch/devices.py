@@ -4,7 +4,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,12 +111,15 @@ def start_commands(trainer: DictConfig, arguments: list[str], host: str) -> str:
     else:
         where = f" (on each of {trainer.num_nodes} nodes, {host} the first)"
         nodes = f"--nnodes={trainer.num_nodes} --rdzv-backend=c10d --rdzv-endpoint={host}:29500"
+    by_torchrun = f"torchrun {nodes} --nproc-per-node={trainer.devices} {train}{where}"
+    return f"{by_torchrun}   or: {sbatch_command(trainer, arguments)}"
+
+
+def sbatch_command(trainer: DictConfig, arguments: Sequence[str]) -> str:
+    """Returns the command that starts a topology by SLURM."""
     gpus = f" --gpus-per-node={trainer.devices}" if torch.cuda.is_available() else ""
-    srun = shlex.quote(f"srun --kill-on-bad-exit=1 python {train}")
-    return (
-        f"torchrun {nodes} --nproc-per-node={trainer.devices} {train}{where}   or: "
-        f"sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices}{gpus} --wrap {srun}"
-    )
+    srun = shlex.quote(f"srun --kill-on-bad-exit=1 python {shlex.join(['train.py', *arguments])}")
+    return f"sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices}{gpus} --wrap {srun}"
 
 
 def set_precision(precision: DictConfig, accelerator: str) -> None:

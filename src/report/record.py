@@ -203,14 +203,22 @@ class Leg:
     environment: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoOn:
+    """The newest checkpoint of a run that ended before it was done, and the command that goes on from it."""
+
+    checkpoint: str | None = None
+    command: str | None = None
+
+
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
-    *("quality", "quality.group", "final_metric.direction", "run", "legs"),
+    *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on"),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {
-    "train": ("p_whole", "p_train", "p_core", "steady", "run", "legs"),
+    "train": ("p_whole", "p_train", "p_core", "steady", "run", "legs", "go_on"),
     "predict": ("throughput", "latency_s", "with_loading", "quality"),
 }
 
@@ -230,6 +238,7 @@ class Record:
     status: Literal["done", "failed", "oom", "interrupted"]
     unit: str
     error: RunError | None = None
+    go_on: GoOn | None = None
     run: str | None = None
     legs: list[Leg] | None = None
     e2e_time_s: Figure = None

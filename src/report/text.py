@@ -18,7 +18,18 @@ def summary(record: Record, files: Mapping[str, Path]) -> str:
     `files` maps a description ('record', 'generated molecules') to a path.
     """
     parts = [_ending(record), _quality(record), _result(record), _rates(record), _phases(record), _files(files)]
+    parts.append(going_on(record))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def going_on(record: Record) -> str:
+    """Returns the line that says how to go on with a run that ended before it was done; it is not shortened."""
+    if record.go_on is None:
+        return ""
+    checkpoint, command = record.go_on.checkpoint, record.go_on.command
+    if checkpoint is None:
+        return "No checkpoint was written; to start anew: " + (command or "the same config again")
+    return f"To go on from {checkpoint}: " + (command or "give ckpt_path that path")
 
 
 def _ending(record: Record) -> str:
