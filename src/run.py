@@ -144,7 +144,8 @@ def build(config: DictConfig, clock: Clock) -> Job:
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
     checks = [HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
-    callbacks = [*checks, *average, Legs(clock, environment(given_overrides())), *parts.callbacks]
+    legs = Legs(clock, environment(given_overrides()))
+    callbacks = [*checks, *average, legs, *parts.callbacks]
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,

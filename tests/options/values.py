@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.config.ranges import Range
 from src.config.reference import _field_comments, _yaml_rows
 from src.config.settings import CONF
-from src.config.values import _allows, _members, _parameters, _target, is_number
+from src.config.values import _allows, is_number, members, parameters_of, target_of
 from src.training import schedule
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
@@ -90,10 +90,10 @@ def _of_mapping(key: str, node: DictConfig, hint: Any) -> Iterator[Option]:
     """Yields the options below a mapping, and those that replace it."""
     plain = OmegaConf.to_container(node)
     assert isinstance(plain, dict)
-    section = next((each for each in _members(hint) if is_dataclass(each) and isinstance(each, type)), None)
+    section = next((each for each in members(hint) if is_dataclass(each) and isinstance(each, type)), None)
     if "_target_" in plain:
-        target = _target(key, plain["_target_"])
-        hints = _parameters(target)
+        target = target_of(key, plain["_target_"])
+        hints = parameters_of(target)
         yield from _section(f"{key}.", node, {name: parameter.hint for name, parameter in hints.items()})
         for name, parameter in hints.items():
             if name not in plain and name != "**" and target.__module__.startswith("src."):
@@ -102,7 +102,7 @@ def _of_mapping(key: str, node: DictConfig, hint: Any) -> Iterator[Option]:
                     for value in choices(parameter.hint, default.default):
                         if value != "0" and not value.startswith("{"):  # what other objects are given by the task
                             yield Option(f"{key}.{name}", value, is_new=True)
-        if NoneType in _members(hint):
+        if NoneType in members(hint):
             yield Option(key, "null")
     else:
         yield from _section(f"{key}.", node, types_of(section) if section is not None else {})
@@ -129,7 +129,7 @@ def alternatives(hint: Any, current: Any, comment: str, sample: str | None = Non
 def choices(hint: Any, current: Any) -> list[str]:
     """Returns what a type names itself: choices, truth values, null, special numbers, a class of ours."""
     values = list[str]()
-    for member in _members(hint):
+    for member in members(hint):
         base, *limits = get_args(member) if get_origin(member) is Annotated else (member,)
         for each in (base, *limits):
             if get_origin(each) is Literal:
@@ -148,7 +148,7 @@ def choices(hint: Any, current: Any) -> list[str]:
 
 def samples(hint: Any) -> list[str]:
     """Returns a number in the first range of a type, above 0 and below its bounds; nothing without one."""
-    for member in _members(hint):
+    for member in members(hint):
         base, *limits = get_args(member) if get_origin(member) is Annotated else (member,)
         for limit in limits:
             if isinstance(limit, Range):
@@ -172,7 +172,7 @@ def documented(comment: str, hint: Any) -> list[str]:
 
 
 def _takes_numbers(hint: Any) -> bool:
-    bases = [get_args(each)[0] if get_origin(each) is Annotated else each for each in _members(hint)]
+    bases = [get_args(each)[0] if get_origin(each) is Annotated else each for each in members(hint)]
     return int in bases or float in bases
 
 
@@ -222,6 +222,6 @@ def optimizers() -> list[str]:
     """Returns the optimisers that the models in conf/ use, by name, and torch's own that ours build on."""
     texts = [file.read_text(encoding="utf-8") for file in sorted((CONF / "model").glob("*.yaml"))]
     used = {name for text in texts for name in re.findall(r"optimizer: \{_target_: ([\w.]+)", text)}
-    bases = {base for name in used for base in _target("model.task.optimizer", name).__mro__[1:-1]}
+    bases = {base for name in used for base in target_of("model.task.optimizer", name).__mro__[1:-1]}
     torchs = {f"torch.optim.{base.__name__}" for base in bases if base is not torch.optim.Optimizer}
     return sorted(used | {name for name in torchs if hasattr(torch.optim, name.rpartition(".")[2])})
