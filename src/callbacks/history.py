@@ -59,6 +59,8 @@ class History(Measuring):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._begin_s, self._step = pl_module.clock.wall_s(), trainer.global_step
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         for logger in trainer.loggers if self.rows else ():
             if not getattr(logger, "goes_on", False):
                 for row in self.rows:
@@ -87,7 +89,11 @@ class History(Measuring):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._log_arrived(trainer)  # all have: the metrics were read from the device after them
-        self._log(trainer, self._where(trainer, pl_module), dict(pl_module.metrics))
+        where, metrics = self._where(trainer, pl_module), dict(pl_module.metrics)
+        newest = self.rows[-1] if self.rows else {}
+        if newest.get("step") == where["step"] and metrics == {k: v for k, v in newest.items() if k not in WHERE}:
+            return  # a run whose training was done evaluates its last weights once more
+        self._log(trainer, where, metrics)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self.on_validation_end(trainer, pl_module)

@@ -45,13 +45,11 @@ class Legs(pl.Callback):
         self._steps_before = 0
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
+        self._steps_before = checkpoint["global_step"]
         state = checkpoint.get(LEGS)
         if isinstance(state, dict):
             self.run = state["run"]
             self.before = with_ends(state["legs"], self.run, Path(str(trainer.ckpt_path)))
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        self._steps_before = trainer.global_step
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         clock = pl_module.clock

@@ -28,6 +28,10 @@ class RngState(pl.Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         self._to_restore = checkpoint.get("rng_of_ranks")
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        """Restores them for the final evaluation of a run whose training was done: it is not begun again."""
+        self.on_train_start(trainer, pl_module)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         states, self._to_restore = self._to_restore, None
         if states and len(states) == trainer.world_size:  # with another world size they are not restored

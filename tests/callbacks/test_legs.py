@@ -108,6 +108,20 @@ def test_a_leg_without_a_record_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_whose_training_was_done_gets_a_leg_without_steps(tmp_path: Path) -> None:
+    given = "logger=csv", "fit.max_steps=5"
+    with pytest.raises(Interrupted):  # in the final evaluation
+        train(tiny_mobilenet(tmp_path, *given, provoked(what="is_terminated", hook="on_test_start")))
+    record = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    assert record.legs is not None and record.status == "done"
+    assert [(each.first_step, each.last_step, each.samples) for each in record.legs] == [(1, 5, 40), (6, 5, 0)]
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == len(record.history) + 1
+    check_totals(record, 5 * 8)
+    again = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    assert [row["step"] for row in again.history] == [row["step"] for row in record.history]
+
+
+@pytest.mark.slow
 def test_a_leg_that_saved_nothing_is_told_with_its_time_alone(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(tiny_mobilenet(tmp_path, *TWO, provoked(what="is_interrupted", step=5)))

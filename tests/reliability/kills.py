@@ -138,9 +138,15 @@ def what_is_left(folder: Path) -> dict[str, Any]:
     return {
         "status": record["status"],
         "final_metric": record["final_metric"],
+        "samples": record["samples"],
+        "history": [{name: row[name] for name in row if not is_of_time(name)} for row in record["history"]],
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
         **{name: lasting_state(folder / "checkpoints" / f"{name}.ckpt") for name in ("last", "best")},
     }
+
+
+def is_of_time(name: str) -> bool:
+    return name in ("time_s", "seconds") or name.endswith("_per_s")
 
 
 def kill_often(model: str, home: Path, kills: int, seed: int) -> Counter[str]:
