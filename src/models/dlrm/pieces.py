@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 BLOCK_ROWS = 2**16  # drawn from one seed, and sent to rank 0 at once (32 MiB at 128 columns)
 
@@ -32,7 +33,13 @@ class Start(NamedTuple):
     @classmethod
     def drawn(cls, kind: str) -> "Start":
         """Returns a start whose seed is a random number of the CPU, so that two networks begin with other tables."""
-        return cls(int(torch.randint(2**62, (), device="cpu")), kind)
+        seed = torch.randint(2**62, (), device="cpu")
+        return cls(int(seed) if has_numbers(seed) else 0, kind)
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Returns whether a tensor has more than a shape."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def blocks(rows: slice) -> Iterator[slice]:
@@ -49,6 +56,8 @@ def initialise(piece: Piece, shape: tuple[int, int], start: Start, table: int) -
 
     Each block of rows has a seed of its own, so that a rank draws the blocks of its own rows alone, one at a time.
     """
+    if not has_numbers(piece.values):
+        return
     (rows, dim), bound = shape, 1 / sqrt(shape[0])
     device = piece.values.device if piece.values.device.type == start.kind else torch.device(start.kind)
     random = torch.Generator(device)
