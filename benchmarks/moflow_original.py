@@ -1,6 +1,7 @@
 """Trains NVIDIA's MoFlow and ours side by side in float64, and fails where they differ by more than rounding.
 
-    python -m benchmarks.moflow_original ../DeepLearningExamples [--steps 3] [--batch 16] [--group 8]
+    python -m benchmarks.moflow_original ../DeepLearningExamples [--steps 3] [--batch 16] [--group 8] [--lr 5e-4]
+        [--conv_lu 2]
 
 The argument is a clone of NVIDIA/DeepLearningExamples at commit 729963d. Both start from the same weights, set ActNorm
 from the same first batch, and get the same random molecules and noise. NVIDIA's code computes a batch in groups, each
@@ -24,6 +25,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.beside.peers.reference import FOLDERS, identity, stand_in
@@ -49,25 +51,30 @@ BOND = {
     "coupling.layers.6": "coupling.convs.2",
     "actnorm": "actnorm",
 }
+CONV = {"w_l": "lower", "w_u": "upper", "w_s": "log_s", "s_sign": "sign", "w_p": "permutation", "weight": "weight"}
 FLOWS = {"atom_model": ("atom_flow", ATOM), "bond_model": ("bond_flow", BOND)}
-NOT_OURS = ("num_batches_tracked", "num_elements", "mask", "initialized")
+NOT_OURS = ("num_batches_tracked", "num_elements", "mask", "initialized", "l_eye")
 
 
 def our_name(theirs: str) -> str:
     """Returns our name of NVIDIA's weight `atom_model.blocks.0.flows.INDEX.LAYER.KIND`."""
     model, _, _, _, index, *layer, kind = theirs.split(".")
     flow, layers = FLOWS[model]
+    if layer == ["invconv"]:
+        return f"{flow}.steps.{index}.conv.{CONV[kind]}"
     return f"{flow}.steps.{index}.{layers['.'.join(layer)]}.{kind}"
 
 
 def weights_of(original: nn.Module) -> dict[str, Tensor]:
     """Returns weights and running statistics by our names."""
-    return {our_name(name): value for name, value in original.state_dict().items() if not name.endswith(NOT_OURS)}
+    found = {name: value for name, value in original.state_dict().items() if not name.endswith(NOT_OURS)}
+    return {our_name(name): value.argmax(1) if name.endswith("w_p") else value for name, value in found.items()}
 
 
 def as_original(original: nn.Module, ours: nn.Module) -> nn.Module:
     """Gives NVIDIA's network the weights of ours; returns it."""
-    weights = ours.state_dict()
+    weights = {name: F.one_hot(value) if name.endswith("permutation") else value
+               for name, value in ours.state_dict().items()}  # fmt: skip
     original.load_state_dict(
         {name: weights[our_name(name)].view_as(value) for name, value in original.state_dict().items()
          if not name.endswith(NOT_OURS)}, strict=False)  # fmt: skip
@@ -164,8 +171,9 @@ def differ(ours: Tensor, theirs: Tensor) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compares training with NVIDIA's MoFlow, in float64.")
     parser.add_argument("reference", type=Path)
-    for name, value in (("steps", 3), ("batch", 16), ("group", 8)):
+    for name, value in (("steps", 3), ("batch", 16), ("group", 8), ("conv_lu", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--lr", type=float, default=5e-4)
     asked = parser.parse_args()
     if asked.batch % asked.group:
         parser.error(f"--group {asked.group} does not divide --batch {asked.batch}: change one of them")
@@ -180,9 +188,10 @@ def main() -> None:
     from moflow.model.model import MoFlowLoss  # pyright: ignore[reportMissingImports]
 
     config = CONFIGS["zinc250k"]
+    config.model_config.bond_config.conv_lu = asked.conv_lu
     torch.manual_seed(0)
     theirs, loss = Original(config).double(), MoFlowLoss(config).double()
-    ours = MoFlow(norm_batch=asked.group).double()
+    ours = MoFlow(norm_batch=asked.group, conv_lu=asked.conv_lu).double()
     fresh = {name: value.view_as(ours.state_dict()[name]).clone() for name, value in weights_of(theirs).items()}
     ours.load_state_dict(ours.state_dict() | fresh)
     batch, (x, adj) = molecules(asked.batch, config, transform_fn)
@@ -199,7 +208,7 @@ def main() -> None:
     ours.load_state_dict(ours.state_dict() | started)
     print(f"NVIDIA's MoFlow {identity(folder)['commit'] or 'of another commit'}; {len(started)} tensors carried over")
 
-    optimizers = [torch.optim.Adam([*part], 5e-4, betas=(0.9, 0.99)) for part in
+    optimizers = [torch.optim.Adam([*part], asked.lr, betas=(0.9, 0.99)) for part in
                   ([*theirs.parameters(), *loss.parameters()], ours.parameters())]  # fmt: skip
     learned = [value for name, value in ours.named_parameters() if name != "ln_var"]
     for step in range(asked.steps):

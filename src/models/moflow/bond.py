@@ -6,6 +6,7 @@ copies.
 
 from itertools import pairwise
 from math import isqrt
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,8 @@ from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.flow import FlowChain, FlowStep, Limit
 from src.models.moflow.kernels import Execution, fast, reference
+
+PLU_DIVERGES, PLU_FALLS = 0.1, 0.016  # channels x learning rate: see `divergence_note`
 
 
 def squeeze(adj: Float[Tensor, "batch kinds nodes nodes"], fold: int) -> Float[Tensor, "batch positions channels"]:
@@ -175,6 +178,20 @@ class BondStep(FlowStep):
         if self.conv is not None:
             z = self.conv.reverse(z)
         return self.actnorm.reverse(z)
+
+
+def divergence_note(flow: "BondFlow", lr: float) -> str | None:
+    """Returns a note where the PLU convolutions may diverge at this learning rate of Adam, else None.
+
+    A step of `lr` in every entry of L and U moves their product by up to channels x lr, times the norm of the other.
+    Trainings with channels x lr of 0.2 or more diverged within a dozen steps, with 0.16 the bits rose before they fell,
+    with 0.016 they fell (docs/models/moflow.md).
+    """
+    conv, channels = cast(BondStep, flow.steps[0]).conv, cast(FlowStep, flow.steps[0]).actnorm.loc.numel()
+    if not isinstance(conv, InvertibleConvLU) or channels * lr < PLU_DIVERGES:
+        return None
+    way_out = f"give hp.lr={PLU_FALLS / channels:.0e}, or conv_lu=0 or 2"
+    return f"note: model.task.network.conv_lu=1 of {channels:,} channels may diverge at hp.lr={lr:g}, as the original does; {way_out}"
 
 
 class BondFlow(FlowChain):

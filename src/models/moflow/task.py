@@ -17,6 +17,7 @@ from src.gpu.exact_products import exact_products
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.moflow.actnorm import kept_statistics
+from src.models.moflow.bond import divergence_note
 from src.models.moflow.cost import cost
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.generated_molecules import GeneratedMolecules
@@ -95,6 +96,11 @@ class MoFlowTask(Task):
 
     def setup(self, stage: str) -> None:
         self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
+        if stage == "fit" and self.trainer.is_global_zero:
+            lr = getattr(self.make_optimizer, "keywords", {}).get("lr", 0.0)
+            note = divergence_note(self.network.bond_flow, lr)
+            if note is not None:
+                print(note)
 
     def bind_data(self, datamodule: MoleculeDataModule) -> None:
         """Gives the network as many atom classes as the data have. Raises UserError where it was trained for others."""

@@ -5,7 +5,14 @@ import torch
 from torch.testing import assert_close
 
 from src.errors import UserError
-from src.models.moflow.bond import BondFlow, InvertibleConv, InvertibleConvLU, squeeze, unsqueeze
+from src.models.moflow.bond import (
+    BondFlow,
+    InvertibleConv,
+    InvertibleConvLU,
+    divergence_note,
+    squeeze,
+    unsqueeze,
+)
 from tests.support.tiny_moflow import make_network, steps_of
 
 
@@ -67,6 +74,32 @@ def test_1x1_convolutions_start_as_rotations() -> None:
         assert_close(matrices[-1] @ matrices[-1].T, torch.eye(6), atol=1e-5, rtol=0)
         assert abs(conv.log_abs_det().item()) < 1e-5
     assert_close(*matrices)
+
+
+def test_plu_matrix_has_the_log_determinant_and_gradients_of_slogdet() -> None:
+    torch.manual_seed(0)
+    conv = InvertibleConvLU(12).double()
+    parameters = list(conv.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    expected = torch.linalg.slogdet(conv.matrix())[1]
+    assert_close(conv.log_abs_det(), expected, rtol=1e-12, atol=1e-12)
+    _, log_det = conv(torch.randn(2, 4, 12, dtype=torch.float64))
+    found = torch.autograd.grad(log_det, parameters, allow_unused=True, materialize_grads=True)
+    assert_close(found, torch.autograd.grad(4 * expected, parameters), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("conv_lu", "lr", "slow"), [(1, 7e-3, "1e-03"), (1, 5e-3, None), (0, 1.0, None), (2, 1.0, None)]
+)
+def test_plu_convolutions_that_may_diverge_at_a_learning_rate_are_noted(
+    conv_lu: int, lr: float, slow: str | None
+) -> None:
+    note = divergence_note(make_network(conv_lu=conv_lu).bond_flow, lr)
+    assert (note is None) == (slow is None)
+    if note is not None:
+        assert f"conv_lu=1 of 16 channels may diverge at hp.lr={lr:g}" in note and f"give hp.lr={slow}" in note
 
 
 @pytest.mark.parametrize(("changes", "word"), [({"fold": 3}, "bond_squeeze=3"), ({"conv_lu": 3}, "conv_lu=3")])
