@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
             print("a forked process cannot use the GPU here: each command starts Python anew, which takes 10 s")
         end_s = begin_s + float(settings["SECONDS"])
         trial = trying.Trial(home, device, end_s, int(settings["AT_ONCE"]), forks, bool(settings["KEEP"]))
+        trial.save = lambda verdicts: trying.save(verdicts, out, settings["PART"], device, time.monotonic() - begin_s)
         verdicts = trial.run(chosen)
     finally:
         if not settings["KEEP"]:

@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -40,6 +40,7 @@ CPU_STEPS = 8
 PREDICTED = "num_samples=24", "batch_size=16"
 ABSENT = re.compile(r"needs? the package|install the extra")  # of the line where an optional package is not installed
 LOG_LINES = 40  # of a failed command, kept
+SAVE_EVERY_S = 20.0
 
 
 def device_here() -> str:
@@ -99,9 +100,13 @@ class Trial:
     found: dict[str, Found] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
+    save: Callable[[Sequence[Verdict]], object] = lambda verdicts: None  # what is known so far, now and then
+    chosen: Sequence[Case] = ()
+    saved_s: float = field(default_factory=time.monotonic)
 
     def run(self, chosen: Sequence[Case]) -> list[Verdict]:
         """Runs the bases first, then the others; returns a verdict of each."""
+        self.chosen = chosen
         self.files = write_data(self.home / "files")
         tried = [case for case in chosen if not case.not_tried]
         for number, case in enumerate(chosen):
@@ -136,6 +141,9 @@ class Trial:
             yield from self.command(case, "predict", "predict.py", (*sizes, *case.predict, *data), checkpoint,
                                     f"output_dir={folder / 'predict'}")  # fmt: skip
         self.done.add(case.name)
+        if time.monotonic() > self.saved_s + SAVE_EVERY_S:
+            self.saved_s = time.monotonic()
+            self.save([self.verdict(each) for each in self.chosen])
         if not self.keep and not case.name.endswith(": as it is"):
             for part in ("train_on", "train_off", "train_auto", "predict", "data", "outputs"):
                 shutil.rmtree(folder / part, ignore_errors=True)
@@ -227,8 +235,8 @@ def losses_of(record: Path) -> tuple[Losses, str]:
     return rows, found["case"]["precision"]
 
 
-def write(verdicts: Sequence[Verdict], out: Path, part: str, device: str, seconds: float) -> int:
-    """Writes options_PART.json and prints what failed; returns the exit code."""
+def save(verdicts: Sequence[Verdict], out: Path, part: str, device: str, seconds: float) -> Path:
+    """Writes options_PART.json; returns its path."""
     result: dict[str, Any] = {
         "part": part,
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
@@ -241,6 +249,12 @@ def write(verdicts: Sequence[Verdict], out: Path, part: str, device: str, second
     }
     file = out / f"options_{part.replace('/', '_of_')}.json"
     file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return file
+
+
+def write(verdicts: Sequence[Verdict], out: Path, part: str, device: str, seconds: float) -> int:
+    """Writes options_PART.json and prints what failed; returns the exit code."""
+    file = save(verdicts, out, part, device, seconds)
     for verdict in verdicts:
         if verdict.status in (FAILED, NOT_RUN):
             print(f"{verdict.status}: {verdict.name}: {verdict.why}")
