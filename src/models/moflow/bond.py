@@ -191,7 +191,8 @@ def divergence_note(flow: "BondFlow", lr: float) -> str | None:
     if not isinstance(conv, InvertibleConvLU) or channels * lr < PLU_DIVERGES:
         return None
     way_out = f"give hp.lr={PLU_FALLS / channels:.0e}, or conv_lu=0 or 2"
-    return f"note: model.task.network.conv_lu=1 of {channels:,} channels may diverge at hp.lr={lr:g}, as the original does; {way_out}"
+    what = f"model.task.network.conv_lu=1 of {channels:,} channels may diverge at hp.lr={lr:g}, as the original does"
+    return f"note: {what}; {way_out}"
 
 
 class BondFlow(FlowChain):
