@@ -3,11 +3,14 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -235,12 +238,19 @@ def losses_of(record: Path) -> tuple[Losses, str]:
     return rows, found["case"]["precision"]
 
 
+@cache
+def gpus() -> list[str]:
+    """Returns the names of the GPUs, asked in a process of its own: forks of one that has asked CUDA cannot use it."""
+    ask = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep=chr(10))"
+    return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def save(verdicts: Sequence[Verdict], out: Path, part: str, device: str, seconds: float) -> Path:
     """Writes options_PART.json; returns its path."""
     result: dict[str, Any] = {
         "part": part,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "gpus": torch.cuda.device_count() if device == "cuda" else 0,
+        "device": gpus()[0] if device == "cuda" else "CPU",
+        "gpus": len(gpus()) if device == "cuda" else 0,
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "sources": sources(),
