@@ -59,6 +59,7 @@ class Running:
     work: Work
     command: Command
     begin_s: float
+    cores: frozenset[int]
 
 
 def import_all() -> None:
@@ -84,18 +85,18 @@ def run_all(works: Iterable[Work], at_once: int, end_s: float, fork: bool = True
 
     At `end_s` of time.monotonic it kills those that run; no work begins in the last `last_s` before.
     """
-    waiting, running = deque(works), dict[int, Running]()
+    waiting, running, free = deque(works), dict[int, Running](), shares_of_cores(at_once)
     while waiting or running:
-        while waiting and len(running) < at_once and time.monotonic() < end_s - last_s:
+        while waiting and free and time.monotonic() < end_s - last_s:
             work = waiting.popleft()
-            _go_on(running, work, lambda work=work: next(work), fork)
+            _go_on(running, free, free.pop(), work, lambda work=work: next(work), fork)
         if not running:
             break
         for pid in list(running):
             ended = _ended(pid, running[pid])
             if ended is not None:
-                work = running.pop(pid).work
-                _go_on(running, work, lambda work=work, ended=ended: work.send(ended), fork)
+                run = running.pop(pid)
+                _go_on(running, free, run.cores, run.work, lambda run=run, ended=ended: run.work.send(ended), fork)
         if time.monotonic() > end_s:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
@@ -104,13 +105,27 @@ def run_all(works: Iterable[Work], at_once: int, end_s: float, fork: bool = True
         time.sleep(NOTICE_S)
 
 
-def _go_on(running: dict[int, Running], work: Work, advance: Callable[[], Command], fork: bool) -> None:
-    """Starts the next command of a work, if it has one."""
+def shares_of_cores(at_once: int) -> list[frozenset[int]]:
+    """Returns the cores of each process: a run has worker processes and threads for all that it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [frozenset(cores[number % len(cores) :: at_once]) for number in range(at_once)]
+
+
+def _go_on(
+    running: dict[int, Running],
+    free: list[frozenset[int]],
+    cores: frozenset[int],
+    work: Work,
+    advance: Callable[[], Command],
+    fork: bool,
+) -> None:
+    """Starts the next command of a work on its cores; gives them back if there is none."""
     try:
         command = advance()
     except StopIteration:
+        free.append(cores)
         return
-    running[start(command, fork)] = Running(work, command, time.monotonic())
+    running[start(command, fork, cores)] = Running(work, command, time.monotonic(), cores)
 
 
 def _ended(pid: int, run: Running) -> Ended | None:
@@ -128,14 +143,15 @@ def _ended(pid: int, run: Running) -> Ended | None:
     return Ended(code, time.monotonic() - run.begin_s, run.command.log)
 
 
-def start(command: Command, fork: bool = True) -> int:
-    """Starts a command in a process group of its own; returns its process id."""
+def start(command: Command, fork: bool = True, cores: frozenset[int] = frozenset()) -> int:
+    """Starts a command in a process group of its own, on some cores or all; returns its process id."""
     command.log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if not pid:
         try:
+            os.sched_setaffinity(0, cores or os.sched_getaffinity(0))
             _become(command, fork)
         finally:
             os._exit(70)
@@ -175,7 +191,7 @@ def can_fork(folder: Path) -> bool:
     """Returns whether a forked process can use the GPU; imports may have touched its driver."""
     probe = Command("tests/options/probe.py", (), folder / "probe.txt", 60.0)
     pid, begin_s = start(probe), time.monotonic()
-    run = Running((_ for _ in ()), probe, begin_s)  # type: ignore[arg-type]
+    run = Running((_ for _ in ()), probe, begin_s, frozenset())  # type: ignore[arg-type]
     while (ended := _ended(pid, run)) is None:
         time.sleep(NOTICE_S)
     return ended.code == 0
