@@ -99,7 +99,7 @@ class Execution:
 
     graph: Switch = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
     compile: Switch = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
-    graph_warmup_steps: Number = 3  # eager steps before the capture
+    graph_warmup_steps: Count = 3  # eager steps before the capture
     gradient_dtype: HalfDtype | None = None  # of the all-reduce; null: the gradients' own
     exchange: Exchange = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
     graph_gaps: AutoOff = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps

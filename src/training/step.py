@@ -62,8 +62,7 @@ class TrainStep:
         if task.trainer.world_size > 1:
             dtype = bucket_dtype(task.execution.gradient_dtype)
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
-        # The first step builds the gradient buckets, which cannot be captured.
-        self.run = Graphed(self._step, graph, max(1, warmup_steps))
+        self.run = Graphed(self._step, graph, warmup_steps)
         self.started = False
 
     def __call__(self, step: StepBatches) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ BASES = {
         ("model=dlrm_dcnv2", "datamodule.generate.train_rows=24576", "datamodule.generate.test_rows=4096",
          "datamodule.generate.max_rows=5000", "hp.batch_size=1024", "fit.eval_every_n_steps=12",
          "fit.eval_every_n_epochs=null"),
-        DLRM_TINY, 1024, additive="as it is", says="batch 1,024 of 65,536; tables of at most 5,000 rows",
+        DLRM_TINY, 1024, additive="precision=fp32", says="batch 1,024 of 65,536; tables of at most 5,000 rows",
     ),
     "mobilenet_v1/published": Base(
         "mobilenet_v1",
@@ -124,7 +124,7 @@ DATAMODULES: dict[str, tuple[str, ...] | str] = {
     "criteo": ("dlrm/quick", "datamodule.raw=FILE_criteo", "datamodule.prepare.frequency_limit=3", "hp.batch_size=64"),
     "criteo_multihot": (
         "dlrm/quick", "datamodule.generate.train_rows=24576", "datamodule.generate.test_rows=4096",
-        "datamodule.generate.max_rows=1000",
+        "datamodule.generate.max_rows=1000", "hp.lr=0.1",
     ),
     "criteo_quick": ("dlrm/quick", "datamodule.generate.train_rows=24576", "datamodule.generate.test_rows=4096"),
     "criteo_resident": ("dlrm/quick", "datamodule.steps_per_epoch=24", "datamodule.max_rows=1000"),
@@ -148,7 +148,7 @@ DATAMODULES: dict[str, tuple[str, ...] | str] = {
     "smiles_file": ("moflow/quick", *QUICK_MOFLOW[1:]),
     "sst2": (
         "distilbert/quick", "datamodule.raw=FILE_sst2", "datamodule.vocabulary=FILE_vocabulary", "hp.batch_size=16",
-        "datamodule.max_length=128",
+        "datamodule.max_length=128", *TWO_EPOCHS,
     ),
     "token_quick": ("distilbert/quick", "datamodule.sentences.train=1536", "datamodule.sentences.dev=100"),
     "token_synthetic": (

@@ -161,6 +161,7 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
             f"model.task.target={'{energy:1000}' if config.model.name == 'se3_transformer' else 0}"
         ],
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
+        "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
@@ -216,8 +217,7 @@ def _of_data(name: str, command: tuple[str, ...], device: str, graphs: tuple[str
             if option == "image_files":
                 yield Case(title, name, predict=(*own[:-1], "num_samples=8"))
                 continue
-            can_predict = not option.startswith("token_")  # else it has no text to judge
-            predict = () if can_predict else ("benchmark=true",)
+            predict = None if option.startswith("token_") else ()  # those have no text to judge
             prepare = tuple(text for text in own if text.startswith("data"))
             yield Case(title, name, (*rest, *own), graphs, predict=predict, prepare=prepare)
     tiny = BASES[name].tiny if device == "cpu" else ()

@@ -20,6 +20,12 @@ REFUSALS = (
     Refusal("moflow/*: predict num_samples=null", "does not say how many molecules", "generation has no end"),
     Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(
+        "*: model.task.optimizer=torch.optim.Adagrad",
+        "a CUDA graph cannot hold a step of Adagrad",
+        "GradScaler and torch's Adagrad ask the host; src.training.adagrad.Adagrad does not",
+        device="cuda",
+    ),
+    Refusal(
         "*: precision=fp16*", "the run has diverged", "for inference: in training float16 weights overflow", "", False
     ),
 )

@@ -2,11 +2,13 @@
 
 import atexit
 import gc
+import multiprocessing.util
 import os
 import runpy
 import signal
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -161,6 +163,7 @@ def start(command: Command, fork: bool = True, cores: frozenset[int] = frozenset
 def _become(command: Command, fork: bool) -> NoReturn:
     """Runs a command in this process, which is a copy of the one that started it, and ends it."""
     os.setsid()
+    forget_exit_functions()
     os.environ.pop(NVML_CHECK, None)
     out = os.open(command.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
@@ -185,6 +188,14 @@ def _become(command: Command, fork: bool) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def forget_exit_functions() -> None:
+    """Drops what the process that forked this one does at its exit, such as removing its temporary folders."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 
 def can_fork(folder: Path) -> bool:

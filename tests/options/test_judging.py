@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -117,6 +118,7 @@ def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:
     (tmp_path / "prints.py").write_text("import sys\nprint(sys.argv[1])\nsys.exit(3)\n")
     (tmp_path / "waits.py").write_text("import signal\nsignal.pause()\n")
     ends = list[tuple[int, str]]()
+    folder = tempfile.TemporaryDirectory()  # which no fork removes at its exit
 
     def work() -> Work:
         for script, limit_s in (("prints.py", 60.0), ("waits.py", 0.2)):
@@ -125,6 +127,8 @@ def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:
 
     run_all([work(), work()], 2, time.monotonic() + 60)
     assert sorted(ends) == [(3, "x=1"), (3, "x=1"), (TIMED_OUT, ""), (TIMED_OUT, "")]
+    assert Path(folder.name).exists()
+    folder.cleanup()
 
 
 def test_nothing_outlives_the_end(tmp_path: Path) -> None:

@@ -61,4 +61,6 @@ def hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Fl
         affine = [norms[number].weight, norms[number].bias] if norms else [inputs.new_zeros(2 * mid)]
         parts += [linear.weight.flatten(), linear.bias, *affine]
     eps = norms[0].eps if norms else None
-    return Hidden.apply(inputs, torch.cat(parts), mid, eps)  # type: ignore[return-value]
+    packed = torch.cat(parts)  # of half precision in predict.py's precision=fp16
+    packed = packed.to(torch.promote_types(packed.dtype, torch.float32))
+    return Hidden.apply(inputs, packed, mid, eps)  # type: ignore[return-value]
