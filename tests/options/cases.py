@@ -113,7 +113,7 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
         own = (*command, *more, *uncompiled) if more else command
         fields = {"graphs": graphs, "predict": uncompiled if matches(option, PREDICTED) else None} | fields
         if matches(option, SAME_LOSSES):
-            fields.setdefault("twin", first)
+            fields.setdefault("twin", f"{name}: execution.compile=off" if uncompiled else first)
         return Case(f"{name}: {option}", name, train=own, **fields)  # type: ignore[arg-type]
 
     yield Case(first, name, command, graphs, predict=(), prepare=())
@@ -163,6 +163,8 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
         "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
+    if (config.model.name, text) == ("se3_transformer", "model.task.network.execution=reference"):
+        needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
     if option.value.startswith("{") and not option.is_new:

@@ -98,10 +98,16 @@ def page(result: Result) -> str:
         bases=table(["case", "differs from what it is named after by"], [[f"`{n}`", b.says] for n, b in BASES.items()]),
     )
     parts = [head]
-    for status, title in ((FAILED, "Failures"), (NOT_TRIED, "Not tried"), (NOT_RUN, "Not run")):
+    for status, title in ((FAILED, "Failures"), (NOT_TRIED, "Not tried")):
         rows = [[f"`{name}`", text] for name, (_, own, text) in result["cases"].items() if own == status]
         if rows:
             parts.append(f"## {title}\n\n{table(['case', 'why'], rows)}\n")
+    not_run = Counter(
+        (name.partition(":")[0], text) for name, (_, own, text) in result["cases"].items() if own == NOT_RUN
+    )
+    if not_run:
+        rows = [[f"`{base}`", str(count), why] for (base, why), count in sorted(not_run.items())]
+        parts.append(f"## Not run\n\n{table(['options of', 'how many', 'because'], rows)}\n")
     rows = [[f"`{row.case}`", row.line, row.reason] for row in REFUSALS if row.device != "cpu"]
     parts.append(f"## Refused\n\n{table(['cases', 'the line says', 'because'], rows)}\n")
     rows = [[reason, ", ".join(f"`{each}`" for each in patterns)] for reason, patterns in LEFT_OUT.items()]
@@ -158,7 +164,8 @@ def main(files: Sequence[str]) -> None:
     before = [json.loads(RESULT.read_text(encoding="utf-8"))] if RESULT.exists() else []
     result = joined([*before, *(json.loads(Path(file).read_text(encoding="utf-8")) for file in files)])
     names = {case.name for case in cases(composed)}
-    result = joined([result | {"cases": {name: own for name, own in result["cases"].items() if name in names}}])
+    there = {name: own for name, own in result["cases"].items() if name in names}
+    result = joined([result | {"cases": {name: [0, NOT_RUN, "no call has come to it"] for name in names} | there}])
     write_text(RESULT, shown(result))
     write_text(PAGE, page(result))
     print(PAGE)

@@ -136,8 +136,10 @@ def test_cases_of_a_twin_compare_with_its_base(found: list[Case]) -> None:
     names = {case.name for case in found}
     for case in found:
         assert not case.twin or case.twin in names
-    reference = next(case for case in found if case.name == "moflow/quick: model.task.network.execution=reference")
-    assert reference.twin == "moflow/quick: as it is" and matches(reference.option, SAME_LOSSES)
+    twins = {case.name: case.twin for case in found}
+    reference = "moflow/quick: model.task.network.execution=reference"
+    assert twins[reference] == "moflow/quick: as it is" and matches(reference.partition(": ")[2], SAME_LOSSES)
+    assert twins["moflow/quick: model.task.target=1"] == "moflow/quick: execution.compile=off"  # as it runs too
 
 
 def test_a_cpu_has_small_networks_and_no_graphs() -> None:

@@ -68,7 +68,8 @@ def part_of(found: Sequence[Case], part: str, only: str) -> list[Case]:
             chosen.append(case)
         before += weight(case)
     names = {case.name for case in chosen}
-    needed = {case.twin or f"{case.base}: as it is" for case in chosen if needs_base(case)} - names
+    bases = {f"{case.base}: as it is" for case in chosen if needs_base(case)}
+    needed = (bases | {case.twin for case in chosen}) - names
     return [case for case in found if case.name in needed] + chosen
 
 
