@@ -266,7 +266,7 @@ def test_a_sweep_in_one_process_makes_a_record_of_every_combination(home: Path) 
     assert pairs == [(8, 1e-4), (8, 5e-4), (16, 1e-4), (16, 5e-4)]
     assert [record["samples"] for record in records] == [16, 16, 32, 32]
     assert {record["status"] for record in records} == {"done"}
-    assert "hp.lr=0.0005" in records[1]["environment"]["overrides"]
+    assert "hp.lr=5e-4" in records[1]["environment"]["overrides"]
     # The first job pays for the process; the later ones are not charged for the earlier ones.
     assert max(record["e2e_time_s"] for record in records[1:]) < records[0]["e2e_time_s"]
 
@@ -293,8 +293,8 @@ class TestResume:
         new = outputs / "moflow" / "new"
         train(tiny_config(home, f"output_root={outputs}", f"output_dir={new}", "resume=true", "fit.max_epochs=2"))
         assert f"going on from {outputs / 'moflow' / 'b' / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
-        assert read(new)["samples"] == 8 * 8  # the second epoch alone
-        assert [row["step"] for row in read(new)["history"] if "loss" in row] == [10, 12, 14, 16]
+        assert read(new)["samples"] == 2 * 8 * 8  # of both legs
+        assert [row["step"] for row in read(new)["history"] if "loss" in row] == [*range(2, 17, 2)]
 
     def test_a_command_given_again_goes_on_in_its_folder(
         self, home: Path, outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -305,7 +305,7 @@ class TestResume:
         (own / "checkpoints" / "last.ckpt").write_bytes((outputs / "moflow/b/checkpoints/last.ckpt").read_bytes())
         train(again)
         assert f"going on from {own / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
-        assert read(own)["samples"] == 8 * 8
+        assert read(own)["samples"] == 2 * 8 * 8
 
     def test_a_run_without_predecessor_starts_fresh(
         self, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

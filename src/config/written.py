@@ -60,7 +60,7 @@ def install() -> None:
     @wraps(apply)
     def apply_by_type(overrides: list[Override], cfg: DictConfig) -> None:
         for override in overrides:
-            if not override.is_delete():
+            if not override.is_delete() and has_numbers(override.value()):
                 override._value = value_for(cfg, override)
             apply([override], cfg)
 
@@ -75,7 +75,7 @@ def value_for(config: DictConfig, override: Override) -> Any:
     """
     key, value = override.key_or_group, override.value()
     if not has_numbers(value):
-        return override._value
+        return value
     hint, node = type_of(config, key)
     if isinstance(value, bool):
         return override.get_value_string().strip() if is_text(hint) else value

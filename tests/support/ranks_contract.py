@@ -21,6 +21,7 @@ from src.measure.clock import Clock
 from src.models.moflow.network import MoFlow
 from src.models.moflow.task import MoFlowTask
 from src.run import Job, build, fit, quieten
+from src.system.files import locked
 from tests.support import tiny_distilbert, tiny_dlrm, tiny_mobilenet, tiny_run, tiny_se3
 from tests.support.composing import composed
 
@@ -97,8 +98,9 @@ def image_folder(home: Path, samples: int, held_out: int) -> list[str]:
     """As many images of each of three classes; a class needs one to be evaluated with."""
     folder = home / f"{samples}_{held_out}"
     given = tiny_mobilenet.overrides_of(folder)
-    if not folder.exists():
-        tiny_mobilenet.write_folders(folder, samples // 3, held_out // 3)
+    with locked(home / "images.lock"):  # each rank comes here
+        if not folder.exists():
+            tiny_mobilenet.write_folders(folder, samples // 3, held_out // 3)
     return [*tiny_mobilenet.tiny_overrides(home, given), *NO_AUGMENTATION, "datamodule.test_batch_size=2"]
 
 

@@ -250,7 +250,7 @@ def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     two = read_record(tmp_path / "two")
-    assert (one.ranks, two.ranks, two.samples) == (1, 2, NUM_TRAIN)
+    assert (one.ranks, two.ranks, two.samples) == (1, 2, 2 * NUM_TRAIN)  # of both legs
     for name in ("acc", "dev_loss"):
         assert two.history[-1][name] == pytest.approx(one.history[-1][name], rel=1e-5)
 
@@ -263,8 +263,8 @@ def test_an_evaluation_before_training_changes_only_the_history(tmp_path: Path) 
     for name in ("false", "true"):
         first = f"fit.evaluate_first={name}", f"output_dir={tmp_path / name}"
         records[name] = run(tiny_distilbert(tmp_path, *stopping, *first))
-    assert [row["step"] for row in records["true"].history if "acc" in row] == [0, 4, 4]
-    assert [row["step"] for row in records["false"].history if "acc" in row] == [4, 4]
+    assert [row["step"] for row in records["true"].history if "acc" in row] == [0, 4]
+    assert [row["step"] for row in records["false"].history if "acc" in row] == [4]
     states = [torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=False) for name in records]
     assert_same_bits(states[1]["state_dict"], states[0]["state_dict"])
     assert torch.load(tmp_path / "true" / "checkpoints" / "best.ckpt", weights_only=False)["global_step"] == 4
