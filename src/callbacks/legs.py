@@ -59,8 +59,8 @@ class Legs(pl.Callback):
         rates = whole_rates(clock.steps, spent.training_s, spent.training_phases_s["evaluation"])
         energy = next((c for c in trainer.callbacks if isinstance(c, Energy)), None)  # type: ignore[attr-defined]
         joules = energy.joules() if energy else None
-        own = {**rates, "samples": float(sum(clock.steps.samples)), "joules": joules}
-        figures = {name: sum_or_none(gather(value)) for name, value in own.items()}
+        figures_of_rank = {**rates, "samples": float(sum(clock.steps.samples)), "joules": joules}
+        figures = {name: sum_or_none(gather(value)) for name, value in figures_of_rank.items()}
         leg = self._leg(trainer, "killed", figures | {"phases_s": spent.totals_s | {"wall": clock.wall_s()}})
         checkpoint[LEGS] = {"run": self.run, "legs": [*self.before, leg | {"environment": self.environment}]}
 
@@ -74,8 +74,8 @@ class Legs(pl.Callback):
         energy = figures.get("energy") or {}
         last = self._leg(trainer, status, {**figures, "joules": energy.get("joules")})
         before = [leg | {"environment": differing(leg["environment"], self.environment)} for leg in self.before]
-        found = {"run": self.run, "legs": [*before, last], "e2e_time_s": last["wall_s"]}
-        return found | over(found["legs"], energy.get("source")) if before else found
+        fields = {"run": self.run, "legs": [*before, last], "e2e_time_s": last["wall_s"]}
+        return fields | over(fields["legs"], energy.get("source")) if before else fields
 
     def _leg(self, trainer: pl.Trainer, status: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -97,20 +97,20 @@ def with_ends(legs: Sequence[Mapping[str, Any]], run: str, checkpoint: Path) -> 
 
     Samples and rates stay those at the checkpoint. Later legs of the record, which saved none, are added without any.
     """
-    found = [dict(leg) for leg in legs]
+    ended = [dict(leg) for leg in legs]
     with suppress(UserError):
         record = read_record(checkpoint.parent.parent)
         theirs = [asdict(leg) for leg in record.legs or ()]
-        if record.run != run or [leg["began"] for leg in theirs[: len(found)]] != [leg["began"] for leg in found]:
-            return found
+        if record.run != run or [leg["began"] for leg in theirs[: len(ended)]] != [leg["began"] for leg in ended]:
+            return ended
         environment = record.environment
         for i, leg in enumerate(theirs):
-            if i < len(found):
-                found[i] |= {name: leg[name] for name in SPENT}
+            if i < len(ended):
+                ended[i] |= {name: leg[name] for name in SPENT}
             else:
                 lost = {"samples": 0, **dict.fromkeys(RATES), "environment": environment | (leg["environment"] or {})}
-                found.append(leg | lost)
-    return found
+                ended.append(leg | lost)
+    return ended
 
 
 def over(legs: Sequence[Mapping[str, Any]], source: str | None) -> dict[str, Any]:

@@ -64,9 +64,9 @@ class Window:
             rate: samples per second of this rank; None if its clock has read no step since the window before.
         """
         means = tuple(name for name in task.last if name not in EQUAL)
-        own = [float(task.step_samples), rate or 0.0, float(rate is None)]
+        terms = [float(task.step_samples), rate or 0.0, float(rate is None)]
         on_gpu = task.device.type == "cuda"  # a copy to it from pageable memory would wait for the stream
-        sums = torch.tensor(own, dtype=torch.float64, pin_memory=on_gpu).to(task.device, non_blocking=True)
+        sums = torch.tensor(terms, dtype=torch.float64, pin_memory=on_gpu).to(task.device, non_blocking=True)
         if means:
             scalars = torch.stack([task.last[name].to(sums) for name in means])
             weighted = sums[0] * scalars if task.step_samples else torch.zeros_like(scalars)  # of no samples: NaN
@@ -78,13 +78,13 @@ class Window:
     def row(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Returns where the row is and its figures, valid once the copy has arrived."""
         values, rate = dict(self.copy.values), self.rate
-        found = {}
+        figures = {}
         if "sums" in values:
             count, rate, without_rate, *scalars = values.pop("sums").tolist()
             rate = None if without_rate else rate
-            found = {name: value / count for name, value in zip(self.means, scalars, strict=True)}
-        found |= {name: float(value) for name, value in values.items()}
-        return self.where, found | ({} if rate is None else {f"{self.unit}_per_s": rate})
+            figures = {name: value / count for name, value in zip(self.means, scalars, strict=True)}
+        figures |= {name: float(value) for name, value in values.items()}
+        return self.where, figures | ({} if rate is None else {f"{self.unit}_per_s": rate})
 
 
 def to_host(value: Tensor) -> Tensor:

@@ -78,11 +78,11 @@ class HybridStrategy(DDPStrategy):
         for module in self.lightning_module.modules():
             if isinstance(module, Spread) and module.plan is None:
                 module.place(self.root_device, self.batch_size, self.memory_bytes)
-        own = {name: buffer.clone() for name, buffer in statistics_of(self.lightning_module)}
+        before = {name: buffer.clone() for name, buffer in statistics_of(self.lightning_module)}
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:  # Lightning has copied rank 0's to all, whose mean is wanted
             for name, buffer in statistics_of(self.lightning_module):
-                buffer.copy_(own[name])
+                buffer.copy_(before[name])
 
     def configure_ddp(self) -> None:
         assert self.lightning_module is not None
@@ -137,16 +137,16 @@ def gathered_statistics(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
     Nothing where they are the same. All ranks call it.
     """
-    own: dict[str, dict[str, Tensor]] = {}
+    of_this_rank: dict[str, dict[str, Tensor]] = {}
     for key, part in checkpoint.items():
-        found = {name: part[name].cpu() for name in part if is_statistic(name)} if isinstance(part, dict) else {}
-        own |= {key: found} if found else {}
-    if not own:
+        statistics = {name: part[name].cpu() for name in part if is_statistic(name)} if isinstance(part, dict) else {}
+        of_this_rank |= {key: statistics} if statistics else {}
+    if not of_this_rank:
         return {}
     ranks: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(ranks, own)
+    distributed.all_gather_object(ranks, of_this_rank)
     changed: dict[str, Any] = {}
-    for key, statistics in own.items():
+    for key, statistics in of_this_rank.items():
         parts = {name: torch.stack([rank[key][name] for rank in ranks]) for name in statistics}
         if any((part != part[0]).any() for part in parts.values()):
             changed[key] = checkpoint[key] | {name: part.mean(0) for name, part in parts.items()}

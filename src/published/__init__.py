@@ -11,12 +11,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from src.errors import UserError
 from src.published.row import FIGURES, Correction, FinalMetric, PublishedRow
 from src.published.tables import read
 
-__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "about", "nearest_rows", "rows"]
+__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "about", "nearest_rows", "paper_table", "rows"]
 
 FOLDER = Path(__file__).parent
+PAPERS = FOLDER / "papers"
 
 
 @cache
@@ -70,3 +72,11 @@ def _same_batch(row: PublishedRow, case: Mapping[str, Any]) -> bool:
     if batch is None:
         return False
     return row.global_batch == (batch * row.world_size if case.get("batch_per") == "device" else batch)
+
+
+def paper_table(name: str) -> dict[str, Any]:
+    """Returns the `columns` and `rows` of papers/`name`.yaml. Raises UserError where there is none."""
+    if not (PAPERS / f"{name}.yaml").exists():
+        raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
+    table: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
+    return table

@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
 from src.errors import UserError, shortened
-from src.published import PublishedRow, rows
+from src.published import PublishedRow, paper_table, rows
 from src.report.beside import PRECISIONS, commit_link, fastest, in_order, read_comparison, summary, verb_of
 from src.report.record import Record, read_record
 from src.report.scaling import LINEAR, Point, batches, commit_of, machine_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
 
-PAPERS = Path(__file__).parents[1] / "published" / "papers"
 Row = TypeVar("Row", PublishedRow, Point)
 Shown = TypeVar("Shown", "Figure", str)
 RATES = ("p_core", "throughput")  # of a published row, the first that it has
@@ -292,7 +289,7 @@ class Figures:
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
-        found = _paper_table(name)
+        found = paper_table(name)
         columns, lines = found["columns"], found["rows"]
         texts = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
         return "\n".join(
@@ -301,7 +298,7 @@ class Figures:
 
     def paper(self, name: str, method: str, column: str) -> str:
         """The cell of a method in the table in src/published/papers/`name`.yaml."""
-        found = _paper_table(name)
+        found = paper_table(name)
         cells = [cell for row in found["rows"] if row[0] == method
                  for title, cell in zip(found["columns"], row, strict=True) if title == column]  # fmt: skip
         if len(cells) != 1:
@@ -358,14 +355,6 @@ def _check_alike(name: str, own: tuple[int, float, float, str], row: PublishedRo
         raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
 
 
-def _paper_table(name: str) -> dict[str, Any]:
-    """Returns the `columns` and `rows` of src/published/papers/`name`.yaml."""
-    if not (PAPERS / f"{name}.yaml").exists():
-        raise UserError(f"no table {name!r}; there are {', '.join(sorted(file.stem for file in PAPERS.iterdir()))}")
-    found: Any = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml"))
-    return found
-
-
 def _row_of(figure: Figure) -> PublishedRow:
     if figure.of is None:
         raise UserError("this is not a published figure")
@@ -386,17 +375,17 @@ def _of_row(row: PublishedRow, name: str) -> Figure:
     """Returns a figure that a row has, with its correction."""
     value, best = row.figure(name), row.best(name)
     assert value is not None
-    of_metric = row.final_metric and name == "final_metric"
-    style = METRICS.get(row.final_metric.name, ".4f") if of_metric and row.final_metric else ",.0f"
+    metric = row.final_metric if name == "final_metric" else None
+    style = METRICS.get(metric.name, ".4f") if metric else ",.0f"
     style, factor, suffix = (".2f", 1e3, " ms") if name.startswith("latency_s") else (style, 1.0, "")
     return Figure(value, style, factor, corrected=None if best == value else best, suffix=suffix, of=row)
 
 
-def _one(known: Sequence[Row], fields: dict[str, Any]) -> Row:
+def _one(choice: Sequence[Row], fields: dict[str, Any]) -> Row:
     """Returns the one row with these fields."""
-    found = [row for row in known if all(getattr(row, name) == value for name, value in fields.items())]
-    if len(found) != 1:
-        said = ", ".join(f"{name}={value}" for name, value in fields.items())
-        sources = "; ".join(shortened(row.source, 80) for row in found)
-        raise UserError(f"{len(found)} published rows have {said}, one is needed" + (f": {sources}" if found else ""))
-    return found[0]
+    matching = [row for row in choice if all(getattr(row, name) == value for name, value in fields.items())]
+    if len(matching) != 1:
+        given = ", ".join(f"{name}={value}" for name, value in fields.items())
+        sources = "; ".join(shortened(row.source, 80) for row in matching) or "none"
+        raise UserError(f"{len(matching)} published rows have {given}, one is needed: {sources}")
+    return matching[0]
