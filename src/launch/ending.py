@@ -105,8 +105,11 @@ class Ending:
 
     def cause_of(self, raised: BaseException) -> BaseException:
         """Returns what ended the run: the signal, where `raised` followed from one."""
-        if self.interrupted is None and isinstance(raised, SystemExit) and self.asked is not None:
-            self.interrupted = Interrupted(self.asked, "in Lightning's own handler")
+        if self.interrupted is None and self.asked is not None:
+            if isinstance(raised, SystemExit):
+                self.interrupted = Interrupted(self.asked, "in Lightning's own handler")
+            elif is_of_lost_rank(raised):  # another rank was asked twice, and this one not yet
+                self.interrupted = Interrupted(self.asked, "as another rank had ended at once")
         return self.interrupted or cause_of(raised)
 
     def hold(self) -> None:
@@ -166,6 +169,11 @@ class Steps(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, Exception):
             self.ending.fail()
+
+
+def is_of_lost_rank(error: BaseException) -> bool:
+    """Returns whether a collective failed because another rank had ended; gloo has no type of error for it."""
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def replace_lightnings_signals(trainer: pl.Trainer) -> None:

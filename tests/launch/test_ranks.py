@@ -105,6 +105,18 @@ def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_rank_that_was_asked_once_is_interrupted_where_another_ends_at_once(tmp_path: Path) -> None:
+    """Its next collective fails, as the other rank was asked twice."""
+    once = provoked(what="is_terminated", step=3, same_s=0)
+    twice = provoked(what="'is_terminated is_terminated'", step=3, rank=1, same_s=0).replace(".at=", ".other=")
+    code, _, err = run(tmp_path, "trainer=1x2", LONG, once, twice)
+    assert code == 143, err
+    record = read_record(tmp_path / "run")
+    assert record.status == "interrupted" and record.error is not None
+    assert (record.error.type, record.error.message) == ("Interrupted", "SIGTERM as another rank had ended at once")
+
+
+@pytest.mark.slow
 def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9
