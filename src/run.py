@@ -114,7 +114,8 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
                   "Experiment logs directory.*", ".*does not have many workers.*",
-                  ".*across ranks is zero.*"):  # fmt: skip
+                  ".*across ranks is zero.*",
+                  ".*`srun` command is available.*"):  # fmt: skip  # of a login node; whether it is needed, is known
         warnings.filterwarnings("ignore", message=known)
 
 

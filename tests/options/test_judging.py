@@ -137,8 +137,9 @@ def test_nothing_outlives_the_end(tmp_path: Path) -> None:
     def work() -> Work:
         yield Command(str(tmp_path / "waits.py"), (), tmp_path / "log.txt", 60.0)
 
+    before = set(psutil.Process().children())  # of tests before it in this process
     run_all([work()], 1, time.monotonic() + 0.2, last_s=0.0)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before
 
 
 def test_the_page_has_what_failed_and_what_agreed() -> None:
