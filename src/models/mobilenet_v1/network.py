@@ -82,6 +82,7 @@ class MobileNetV1(nn.Module):
                 f"model.task.network.width_multiplier={width_multiplier} leaves no channel; give 0.04 or more"
             )
         widths = [int(width * width_multiplier) for width in (STEM, *(width for width, _ in PAIRS))]
+        self.stride = math.prod(strides)
         self.stem = ConvNormReLU(3, widths[0], 3, strides[0])
         pairs = zip(widths[:-1], widths[1:], strides[1:], strict=True)
         self.blocks = nn.Sequential(*(Separable(*sizes) for sizes in pairs))
@@ -98,7 +99,17 @@ class MobileNetV1(nn.Module):
         return self.classifier(self.features(images))
 
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels"]:
-        """Returns the last pair's output averaged over the image; by fused kernels in training on a GPU."""
+        """Returns the last pair's output averaged over the image; by fused kernels in training on a GPU.
+
+        Raises UserError in training where BatchNorm has a single value of a channel, which has no variance.
+        """
+        batch, _, *sides = images.shape
+        if self.training and batch == 1 and max(sides) <= self.stride:
+            size = "x".join(map(str, sides))
+            raise UserError(
+                f"hp.batch_size=1 with images of {size} leaves BatchNorm one value of a channel; "
+                f"give hp.batch_size=2 or more, or images of more than {self.stride}x{self.stride}"
+            )
         fused = dispatch.fused_for(images, self.classifier.weight) if self.training else None
         if fused is None:
             return self.blocks(self.stem(images)).mean((2, 3))

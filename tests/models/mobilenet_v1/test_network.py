@@ -124,6 +124,19 @@ def test_small_strides_keep_more_of_an_image() -> None:
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
+@pytest.mark.parametrize(("batch", "height", "width"), [(2, 32, 32), (1, 32, 33), (1, 33, 32)])
+def test_a_channel_of_two_values_has_a_variance(batch: int, height: int, width: int) -> None:
+    network = MobileNetV1(10, 0.25)
+    assert network(torch.zeros(batch, 3, height, width)).shape == (batch, 10)
+
+
+def test_a_channel_of_one_value_is_an_error() -> None:
+    network = MobileNetV1(10, 0.25)
+    with pytest.raises(UserError, match=r"hp.batch_size=1 with images of 32x32 .* images of more than 32x32"):
+        network(torch.zeros(1, 3, 32, 32))
+    assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
 def test_memory_is_channels_last() -> None:
     network = MobileNetV1(width_multiplier=0.25)
     images = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
