@@ -20,9 +20,10 @@ from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.system import lean, openmp
-from src.system.group import speaks, started_by
+from src.system.group import agent, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 from src.system.printable import printable
+from src.system.signals import end_with_parent
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)
@@ -64,6 +65,8 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     Args:
         complete: adds to the command's arguments what they imply.
     """
+    if (parent := agent()) is not None:
+        end_with_parent(parent, signal.SIGTERM)
     schema.register()
     written.install()
     openmp.install()

@@ -25,6 +25,7 @@ from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
 from src.system.group import ANSWERED_FOR, started_by
 from src.system.lean import loading
+from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
 
 if TYPE_CHECKING:
@@ -68,14 +69,16 @@ def start_ranks(config: DictConfig) -> None:
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // config.trainer.devices)))
-    os.environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_S), ANSWERED_FOR: "1"}
+    os.environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_S), ANSWERED_FOR: str(os.getpid())}
     arguments = ["--standalone", f"--nproc-per-node={config.trainer.devices}", "--max-restarts=0"]
     logging.disable(logging.ERROR)  # torchrun's own account of what is said below
     if not DEBUGGING:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # in ranks it asks for tracebacks
     with stopped_ranks_ended(config.trainer.patience_s) as stopped:
         try:
-            run(parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)]))
+            parsed = parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)])
+            parsed.signals_to_handle = ",".join(number.name for number in ending_signals())
+            run(parsed)
         except ChildFailedError as error:
             failure = first_failure(error.failures, stopped)
         except (SignalException, KeyboardInterrupt) as error:
@@ -95,7 +98,7 @@ def wait_for_ranks() -> None:
 
     torchrun's agent waits for them after the first signal and leaves them alone after the second.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     psutil.wait_procs(psutil.Process().children(), timeout=SAVING_S)
 

@@ -1,4 +1,4 @@
-"""Ends a run on Ctrl-C or SIGTERM: after a step, all ranks after the same one, with a checkpoint.
+"""Ends a run on Ctrl-C, SIGTERM and the like: after a step, all ranks after the same one, with a checkpoint.
 
 Lightning's own way ends each rank wherever the signal finds it and leaves no checkpoint.
 """
@@ -21,10 +21,10 @@ from src.errors import UserError
 from src.launch.failures import cause_of
 from src.launch.watchdog import Watchdog
 from src.system.group import give_up, rank, started_by
-from src.system.workers import end_with_parent
+from src.system.signals import ending_signals
 from src.training.task import Task
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
 ASKED_EVERY_S = 1.0
 SAME_S = 1.0  # a terminal and a launcher may each send the same signal
 MOST_STEPS = 1000  # between two votes
@@ -44,11 +44,12 @@ class Interrupted(SystemExit):
 
 
 class Ending:
-    """Handles SIGINT and SIGTERM from the start of a run to its record; a context manager.
+    """Handles the signals that ask a run to end, from its start to its record; a context manager.
 
     During training the first signal ends the run after the current step, with a checkpoint of that step; after the last
     step of an epoch, with a checkpoint after its evaluation. A second signal, and one outside of training, raises
-    `Interrupted` at once. After that, and after `hold`, signals do nothing until the record is written.
+    `Interrupted` at once. After that, and after `hold`, signals do nothing until the record is written. A handler that
+    another program had for SIGUSR1 or SIGUSR2, as submitit's that requeues its job, is called once it is.
     """
 
     def __init__(self) -> None:
@@ -64,11 +65,9 @@ class Ending:
 
     def __enter__(self) -> "Ending":
         if threading.current_thread() is threading.main_thread():  # others may not
-            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._signalled) for number in ending_signals()}
             if started_by() is not None:
                 self._watchdog = Watchdog()
-        if started_by() == "torchrun":
-            end_with_parent(os.getppid(), signal.SIGTERM)  # torchrun's agent, which may be killed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,6 +75,8 @@ class Ending:
             signal.signal(number, handler)
         if self._watchdog is not None:
             self._watchdog.close()
+        if self.asked is not None and self.asked in OF_SCHEDULERS and callable(self._before[self.asked]):
+            signal.raise_signal(self.asked)
 
     def follow(self, trainer: pl.Trainer, task: Task) -> None:
         """Has the ranks vote before each batch whether the run ends; it then ends after a whole step."""

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -13,13 +12,9 @@ from typing import Any
 
 from src.system.files import write_text
 from src.system.group import ANSWERED_FOR
+from src.system.signals import ENDING
 
-ASKED = {
-    -signal.SIGTERM,
-    -signal.SIGINT,
-    128 + signal.SIGTERM,
-    128 + signal.SIGINT,
-}  # of ranks asked to end
+ASKED = {code for number in ENDING for code in (-number, 128 + number)}  # exit codes of ranks asked to end
 NOTICED_S = 5  # at most until torchrun notices a rank's death
 MEMORY = re.compile(
     r"out ?of ?memory|can(no|')t allocate memory|not enough memory|ALLOC_FAILED|\bMemoryError\b", re.IGNORECASE

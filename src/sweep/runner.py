@@ -17,6 +17,7 @@ from src.sweep.gpus import GpuQueue, visible_gpus
 from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
+from src.system.signals import ending_signals
 
 POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,10 +158,7 @@ class Runner:
         def count(*_: Any) -> None:
             self.interrupts += 1
 
-        kinds = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is ignored
-            kinds.append(signal.SIGHUP)
-        before = {kind: signal.signal(kind, count) for kind in kinds}
+        before = {kind: signal.signal(kind, count) for kind in ending_signals()}
         try:
             yield
         finally:

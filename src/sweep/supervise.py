@@ -23,6 +23,7 @@ import psutil
 
 from src.sweep.job import quote_path, read_job, write_job
 from src.sweep.outcome import Exit, outcome
+from src.system.signals import ending_signals
 
 POLL_S = 0.05
 GRACE_S = 300.0  # between SIGTERM and SIGKILL, for a checkpoint
@@ -34,7 +35,7 @@ class Requests:
     """Counts the signals that ask this process to end its job."""
 
     number: int = 0
-    signals: list[int] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGINT])
+    signals: list[signal.Signals] = field(default_factory=ending_signals)
 
     def listen(self) -> None:
         for each in self.signals:

@@ -5,7 +5,9 @@ import time
 from functools import cache
 from pathlib import Path
 
-ANSWERED_FOR = "REPRISE_ANSWERED_FOR"  # set for ranks whose launcher reports why they ended
+from src.system.signals import is_python
+
+ANSWERED_FOR = "REPRISE_ANSWERED_FOR"  # process id of the launcher, set for ranks that it reports on
 _broken = False
 
 
@@ -15,6 +17,18 @@ def started_by() -> str | None:
         return "torchrun"
     # Of the step, not the allocation: an interactive shell is a step too and has the allocation's SLURM_NTASKS.
     return "slurm" if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else None
+
+
+def agent() -> int | None:
+    """Returns the process id of the torchrun that started this process as a rank; None if none did, -1 if it is gone.
+
+    To be called early: where no one has told the id, this process's parent has it while it lives.
+    """
+    if started_by() != "torchrun":
+        return None
+    if ANSWERED_FOR in os.environ:
+        return int(os.environ[ANSWERED_FOR])
+    return parent if is_python(parent := os.getppid()) else -1  # the agent runs Python, and no init does
 
 
 @cache

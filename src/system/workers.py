@@ -5,7 +5,6 @@ so that every worker would load torch. Here a worker is a plain Python process t
 it imports what the calls need and nothing else, and the end of that input, however the parent died, ends it.
 """
 
-import ctypes
 import math
 import os
 import pickle
@@ -20,11 +19,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
+from src.system.signals import ENDING, end_with_parent
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 ROOT = Path(__file__).resolve().parents[2]
-PR_SET_PDEATHSIG = 1
 LENGTH = struct.Struct("<Q")  # of a message, before it
 ENDING_S = 10.0  # for a worker that sends no more, to end by itself
 
@@ -85,7 +85,7 @@ class WorkerPool:
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()  # None: all have ended
         for process in self._processes:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(self.workers, "molecule-worker")
+        self._threads = ThreadPoolExecutor(self.workers, "worker")
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Returns the future result of a module-level function of this package; the future raises its exception."""
@@ -138,20 +138,12 @@ class WorkerPool:
             process.communicate()
 
 
-def end_with_parent(parent: int, signum: signal.Signals) -> None:
-    """Lets Linux send this process a signal when its parent dies, however it does and whatever this one is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signum)
-
-
 def serve(parent: int | None = None) -> None:
     """Runs in a worker: answers calls until its input ends; amid a call it is killed when its parent dies."""
     if parent is not None:
         end_with_parent(parent, signal.SIGKILL)
-    # Ctrl-C reaches every process of the terminal, and torchrun's SIGTERM a rank's children; the parent decides.
-    for asked in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C reaches every process of the terminal, and SLURM's signals all of a job; the parent decides.
+    for asked in ENDING:
         signal.signal(asked, signal.SIG_IGN)
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A library's output must not mix with the answers.

@@ -3,9 +3,11 @@
 import math
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -40,6 +42,43 @@ def test_a_signal_ends_the_run_after_the_next_step_with_a_checkpoint(tmp_path: P
     assert record.samples == 4 * 8 and record.p_core is not None
     assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"] == 4
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+def test_other_signals_that_ask_it_to_end_do_the_same(tmp_path: Path, name: str) -> None:
+    record, raised = interrupted(tmp_path, provoked(what=name, step=3))
+    assert raised.code == 128 + signal.Signals[name] and str(raised) == f"{name} after step 4"
+    assert record.go_on is not None and record.go_on.checkpoint is not None
+    assert torch.load(record.go_on.checkpoint, weights_only=False)["global_step"] == 4
+    assert signal.getsignal(signal.Signals[name]) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path, name: str) -> None:
+    """As SIGHUP is under nohup."""
+    before = signal.signal(signal.Signals[name], signal.SIG_IGN)
+    try:
+        assert train(tiny_mobilenet(tmp_path, provoked(what=name, step=3))).status == "done"
+    finally:
+        signal.signal(signal.Signals[name], before)
+
+
+def test_submitits_handler_is_called_when_the_record_is_there(tmp_path: Path) -> None:
+    """It requeues the job and ends the process."""
+    records: list[Record] = []
+
+    def requeue(*_: object) -> NoReturn:
+        records.append(read_record(tmp_path / "run"))
+        sys.exit(-1)
+
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            train(tiny_mobilenet(tmp_path, provoked(what="SIGUSR2", step=3)))
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert caught.value.code == -1
+    assert [(record.status, record.samples) for record in records] == [("interrupted", 4 * 8)]
 
 
 @pytest.mark.parametrize(("step", "accumulate"), [(3, 1), (STEPS, 1), (STEPS + 2, 1), (2, 3)])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.noting import noted
-from tests.support.started import LONG, provoked, run
+from tests.support.started import LONG, begin, ended, provoked, run
 
 pytestmark = pytest.mark.slow
 
@@ -96,12 +97,13 @@ def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_pat
     assert not list(tmp_path.rglob("*.*")) and not list(tmp_path.glob("outputs/*"))
 
 
-def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="interrupts_its_launcher", step=3))
-    assert code == 130, err
+@pytest.mark.parametrize(("what", "name"), [("interrupts_its_launcher", "SIGINT"), ("warns_its_launcher", "SIGUSR1")])
+def test_a_signal_ends_all_ranks_after_one_step_with_a_checkpoint(what: str, name: str, tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "trainer=1x2", LONG, provoked(what=what, step=3))
+    assert code == 128 + signal.Signals[name], err
     assert "Traceback" not in err
     assert out.count("train interrupted") == 1
-    check_interrupted(tmp_path, "SIGINT")
+    check_interrupted(tmp_path, name)
 
 
 @pytest.mark.slow
@@ -121,6 +123,20 @@ def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9
     check_interrupted(tmp_path, "SIGTERM")
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_died_while_they_started_end(tmp_path: Path) -> None:
+    """They kill it in the first line that they run, so that they never see it alive."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'RANK' in os.environ and os.getppid() == int(os.environ['REPRISE_ANSWERED_FOR']):\n"
+        "    os.kill(os.getppid(), 9)\n"
+        "while 'RANK' in os.environ and os.getppid() == int(os.environ['REPRISE_ANSWERED_FOR']):\n    pass\n"
+    )
+    process = begin(tmp_path, "trainer=1x2", LONG, path=(tmp_path,))
+    code, _, _ = ended(process)  # when nothing that could print is left
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def check_interrupted(home: Path, name: str) -> None:

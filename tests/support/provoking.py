@@ -28,9 +28,9 @@ class AtRecord(Measuring):
 
 
 class At(pl.Callback):
-    """Does each of `what`, in order, on rank `rank` at a moment: before the training step with the number `step`,
-    counted from 1, or if that is not given when the `hook` is called first, `on_validation_start` say. With `same_s`,
-    signals within that many seconds count as one, on every rank.
+    """Does each of `what`, a method or a signal to its process, in order, on rank `rank` at a moment: before the
+    training step with the number `step`, counted from 1, or if that is not given when the `hook` is called first,
+    `on_validation_start` say. With `same_s`, signals within that many seconds count as one, on every rank.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class At(pl.Callback):
             self.step = -1
             print(f"provoked at {time.time()}", file=sys.stderr, flush=True)
             for what in self.what:
-                getattr(self, what)()
+                if what in signal.Signals.__members__:
+                    os.kill(os.getpid(), signal.Signals[what])
+                else:
+                    getattr(self, what)()
 
     def reports(self) -> None:
         """Nothing happens, but that the moment is printed."""
@@ -106,6 +109,10 @@ class At(pl.Callback):
 
     def interrupts_its_launcher(self) -> None:
         os.kill(os.getppid(), signal.SIGINT)
+
+    def warns_its_launcher(self) -> None:
+        """As SLURM does before the time limit, with --signal=USR1@90."""
+        os.kill(os.getppid(), signal.SIGUSR1)
 
     def kills_its_launcher(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)

@@ -18,13 +18,16 @@ def provoked(**options: object) -> str:
     return f"+callbacks.at={{_target_:tests.support.provoking.At,{given}}}"
 
 
-def begin(home: Path, *overrides: str, by: tuple[str, ...] = (), group: bool = False) -> subprocess.Popen[str]:
+def begin(
+    home: Path, *overrides: str, by: tuple[str, ...] = (), group: bool = False, path: tuple[Path, ...] = ()
+) -> subprocess.Popen[str]:
     """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`.
 
-    `group`: in a process group of its own, as a shell does, which signals can be sent to.
+    `group`: in a process group of its own, as a shell does, which signals can be sent to. `path`: where Python looks
+    for modules first.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, ROOT)))
     return subprocess.Popen(
         [sys.executable, *by, "train.py", *tiny_overrides(home), *overrides],
         cwd=ROOT, env=environment, start_new_session=group, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

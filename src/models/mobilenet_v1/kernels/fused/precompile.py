@@ -7,17 +7,15 @@ import logging
 import os
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from src.models.mobilenet_v1.kernels.fused import depthwise, norm, pointwise, stem
-from src.system.workers import cpu_count
+from src.system.workers import WorkerPool, cpu_count
 
 log = logging.getLogger(__name__)
 MODULES = depthwise, norm, pointwise, stem
@@ -77,8 +75,9 @@ def compile_all(launches: Iterable[Launch]) -> None:
     if waiting:
         workers = min(MAX_PROCESSES, max(1, cpu_count() - 1))
         log.info("compiling %d kernels in %d processes", len(waiting), workers)
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(compile_one, waiting))
+        with WorkerPool(workers) as pool:
+            for compiled in [pool.submit(compile_one, launch) for launch in waiting]:
+                compiled.result()
 
 
 def compile_one(launch: Launch) -> None:
