@@ -20,7 +20,7 @@ from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.system import lean, openmp
-from src.system.group import agent, speaks, started_by
+from src.system.group import agent, check_variables, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
 from src.system.printable import printable
 from src.system.signals import end_with_parent
@@ -65,6 +65,11 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     Args:
         complete: adds to the command's arguments what they imply.
     """
+    try:
+        check_variables()
+    except UserError as error:  # no rank is known
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)
     if (parent := agent()) is not None:
         end_with_parent(parent, signal.SIGTERM)
     schema.register()

@@ -23,7 +23,7 @@ from src.config.settings import given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
-from src.system.group import ANSWERED_FOR, started_by
+from src.system.group import ANSWERED_FOR, check_loopback, started_by
 from src.system.lean import loading
 from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
@@ -65,6 +65,7 @@ def start_ranks(config: DictConfig) -> None:
         from src.launch.devices import check_devices
 
     begin_s = time.time()
+    check_loopback()
     check_devices(
         config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     )

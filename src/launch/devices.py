@@ -46,7 +46,8 @@ def set_up_devices(config: DictConfig) -> Devices:
     set_execution(config.execution, accelerator)
     precision = precision_plugin(config.precision, accelerator)
     if config.trainer.num_nodes * config.trainer.devices > 1:
-        return Devices(HybridStrategy(config.datamodule.batch_size, config.hardware.memory_gib), precision)
+        of_rank = config.datamodule.batch_size, config.hardware.memory_gib
+        return Devices(HybridStrategy(*of_rank, patience_s=config.trainer.patience_s), precision)
     return Devices(OneDevice("cuda:0" if accelerator == "cuda" else "cpu"), precision)
 
 

@@ -12,6 +12,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, distributed, nn
 
+from src.system.group import check_host
+
 GIB = 2**30
 OF_RANKS = "statistics_of_ranks"  # a checkpoint's key: by rank, by key of the checkpoint, by name
 
@@ -54,10 +56,14 @@ class HybridStrategy(DDPStrategy):
     Args:
         batch_size: samples of one rank in a training step.
         memory_gib: of one rank's device; what the device says if not given.
+        patience_s: for which the name of rank 0's host may not resolve, in seconds.
     """
 
-    def __init__(self, batch_size: int, memory_gib: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, batch_size: int, memory_gib: float | None = None, patience_s: float = 60.0, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.patience_s = patience_s
         self.batch_size = batch_size
         self.memory_bytes = memory_gib * GIB if memory_gib else None
 
@@ -66,6 +72,8 @@ class HybridStrategy(DDPStrategy):
         return True  # before it, a module has no memory that it could load into
 
     def setup_environment(self) -> None:
+        assert self.cluster_environment is not None
+        check_host(self.cluster_environment.main_address, self.patience_s)  # torch would try for half an hour
         # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.

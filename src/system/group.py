@@ -1,14 +1,66 @@
 """The rank of this process, the number of ranks, and the launcher."""
 
 import os
+import socket
 import time
 from functools import cache
 from pathlib import Path
 
+from src.errors import UserError
 from src.system.signals import is_python
 
 ANSWERED_FOR = "REPRISE_ANSWERED_FOR"  # process id of the launcher, set for ranks that it reports on
+# That Lightning, torch and this project read as numbers.
+OF_TORCHRUN = ("RANK", "WORLD_SIZE")
+OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS")
+OTHER_NUMBERS = (
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", ANSWERED_FOR, "SLURM_STEP_NUM_TASKS",
+    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE",
+)  # fmt: skip
+RETRY_S = 1.0
 _broken = False
+
+
+def check_variables() -> None:
+    """Raises UserError where a variable that a launcher sets for its ranks is no whole number, or is missing."""
+    for name in (*OF_TORCHRUN, *OF_SLURM, *OTHER_NUMBERS):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise UserError(f"{name}={value} is set in the environment, where a whole number is expected; unset it")
+    needed = {"torchrun": OF_TORCHRUN, "slurm": OF_SLURM}.get(started_by() or "", ())
+    if missing := [name for name in needed if name not in os.environ]:
+        raise UserError(
+            f"{started_by()} started this process, by its other variables, but {missing[0]} is not set; start the "
+            "command anew by torchrun, by srun or alone, and leave these variables as they are"
+        )
+
+
+def check_host(host: str, patience_s: float) -> None:
+    """Waits until the name of the host of rank 0 resolves. Raises UserError where it does not for `patience_s`."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() + RETRY_S > end_s:
+                raise UserError(
+                    f"the ranks cannot meet: the name of rank 0's host, {host}, does not resolve here "
+                    f"({getattr(error, 'strerror', error)}) for {patience_s:g} s (trainer.patience_s); set MASTER_ADDR "
+                    "on all nodes to an address of that host, or give torchrun --local-addr=ADDRESS"
+                ) from None
+        time.sleep(RETRY_S)
+
+
+def check_loopback() -> None:
+    """Raises UserError where processes of this machine cannot reach each other by the loopback interface."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=RETRY_S).close()
+    except OSError as error:
+        raise UserError(
+            "the ranks cannot meet: this machine's loopback interface does not work "
+            f"({error.strerror or error}); switch it on (ip link set lo up), or choose trainer=1x1"
+        ) from error
 
 
 def started_by() -> str | None:

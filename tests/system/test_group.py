@@ -2,11 +2,15 @@
 
 import os
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from src.errors import UserError
 from src.system import group
+from tests.support import ROOT
 
 VARIABLES = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID")
 
@@ -50,6 +54,43 @@ def test_ranks_of_one_agent_began_when_it_did(monkeypatch: pytest.MonkeyPatch) -
     assert group.restarts() == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert group.restarts() == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS=x is set in the environment, where a whole number is"),
+        ({"RANK": ""}, "RANK= is set in the environment"),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two is set"),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, "torchrun started this process, by its other variables, but WORLD"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "slurm started this process, by its other variables, but SLURM_PROCID is not"),
+    ],
+)
+def test_a_variable_of_a_launcher_that_is_wrong_is_named(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    group.check_variables()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^{message}"):
+        group.check_variables()
+
+
+@pytest.mark.parametrize("script", ["train.py", "predict.py", "prepare.py"])
+@pytest.mark.slow
+def test_every_entry_point_looks_at_them_first(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, script, f"output_root={tmp_path}"]
+    environment = os.environ | {"SLURM_STEP_NUM_TASKS": "x"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    expected = "error: SLURM_STEP_NUM_TASKS=x is set in the environment, where a whole number is expected; unset it\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", expected)
+
+
+def test_a_name_that_resolves_and_a_loopback_interface_that_works_are_not_waited_for() -> None:
+    group.check_host("127.0.0.1", 0.0)
+    group.check_loopback()
 
 
 def test_no_rank_repeats_the_random_numbers_of_another_rank_or_seed() -> None:
