@@ -22,6 +22,7 @@ from src.launch.failures import is_told
 from src.system import lean, openmp
 from src.system.group import agent, check_variables, speaks, started_by
 from src.system.masking import mask_error, mask_process, masked_text, watch
+from src.system.pipes import outlive_readers
 from src.system.printable import printable
 from src.system.signals import end_with_parent
 
@@ -65,6 +66,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     Args:
         complete: adds to the command's arguments what they imply.
     """
+    outlive_readers()
     try:
         check_variables()
     except UserError as error:  # no rank is known

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
@@ -148,7 +149,8 @@ class Ending:
         self.asked, self._asked_s = number, now_s
         if self._held:
             if rank() == 0:  # the others are also told to end where rank 0 failed
-                os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
+                with suppress(OSError):  # of a terminal that is gone
+                    os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
         elif not (first and self._waits):
             self.hold()
             self.interrupted = Interrupted(number, "before the next step" if self._waits else "outside of training")

@@ -15,7 +15,7 @@ from src.report.paddle import paddle_record
 from src.report.record import check_file_names
 from src.report.table import as_csv, as_json, markdown, tables
 from src.system.files import write_text
-from src.system.pipes import outlive_readers
+from src.system.pipes import lost, outlive_readers
 
 DOCS = Path("docs/results")
 VIEWS = {"markdown": markdown, "csv": as_csv, "json": as_json}
@@ -58,15 +58,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns 0, or 2 after one line on stderr for a mistake of the user, or 1 where `compare` found a regression.
     """
     outlive_readers()
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    sys.stdout.flush()
+    if lost:
+        print(f"error: standard output cannot be written ({lost.pop()}): lines of it are lost", file=sys.stderr)
+        return 2
+    return code
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns the exit code."""
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         if name is None:
             return _tables(_parser().parse_args(arguments))
-        add_options, run = COMMANDS[name]
+        add_options, run_command = COMMANDS[name]
         parser = Parser(prog=f"report.py {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(parser)
-        return run(parser.parse_args(arguments[1:]))
+        return run_command(parser.parse_args(arguments[1:]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,18 +1,29 @@
-"""Output that nobody reads any more, as in `python report.py published dlrm | head`: the command goes on without it."""
+"""Output that nobody can read any more, as in `train.py | head`: the command goes on and ends as it would with it."""
 
+import errno
 import io
 import os
 import sys
 from typing import Any
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+lost: list[str] = []  # why lines of output were lost for which there was no room
+
 
 class Unread(io.FileIO):
-    """A stream's file, which from the first broken pipe on is the null device."""
+    """A stream's file, which is the null device once the reader of its pipe or its terminal has gone.
+
+    What a full disk has no room for is left out, and `lost` names why.
+    """
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                lost.append(os.strerror(error.errno))
+                return len(data)
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())  # for what writes to the descriptor itself too
             os.close(null)
@@ -20,12 +31,21 @@ class Unread(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Replaces stdout and stderr by streams that do not fail when the reader of their pipe has gone."""
+    """Replaces stdout and stderr by streams that fail neither without a reader nor for a sign they cannot encode.
+
+    Such a sign is written as \\x and its number. Streams that were closed before the start become the null device.
+    """
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the first file that is opened would be a stream
+        os.set_inheritable(null, True)
+    os.close(null)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
-            continue  # another program's, such as a notebook's or pytest's
-        stream.flush()
-        file = io.BufferedWriter(Unread(stream.fileno(), "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=stream.line_buffering,
-                                            write_through=stream.write_through))  # fmt: skip
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            file = io.BufferedWriter(Unread(stream.fileno(), "w", closefd=False))
+            errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, errors, line_buffering=stream.line_buffering,
+                                                write_through=stream.write_through))  # fmt: skip
+        # else it is another program's, such as a notebook's or pytest's

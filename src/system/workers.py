@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
+from src.system.pipes import outlive_readers
 from src.system.signals import ENDING, end_with_parent
 
 P = ParamSpec("P")
@@ -148,6 +149,7 @@ def serve(parent: int | None = None) -> None:
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A library's output must not mix with the answers.
     os.dup2(2, 1)
+    outlive_readers()
     while (call := _received(calls)) is not None:
         try:
             _send(answers, _answer(call))
