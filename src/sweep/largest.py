@@ -30,6 +30,7 @@ from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status
 from src.system.files import locked, write_text
 from src.system.group import started_by
+from src.system.interpreter import python
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
 SAFETY = 0.98  # part of the predicted batch that is tried
@@ -227,7 +228,7 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(
         key=f"batch {batch_size}", overrides=trial_overrides,
-        command=[sys.executable, entry_point, *trial_overrides], cwd=os.getcwd(), needs=gpus_of(config),
+        command=python(entry_point, *trial_overrides), cwd=os.getcwd(), needs=gpus_of(config),
     )  # fmt: skip
     (trial_folder,) = register_jobs(folder, [job])
     with Status() as status:

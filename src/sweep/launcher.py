@@ -24,6 +24,7 @@ from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status, print_results
 from src.system.files import claimed
 from src.system.group import started_by
+from src.system.interpreter import python
 from src.system.masking import MASK
 
 # Hydra's settings of the sweep itself: they are not passed on to a job.
@@ -112,7 +113,7 @@ class IsolatedLauncher(Launcher):
         return Job(
             key=run_key(entry_point.name, config),
             overrides=list(overrides),
-            command=[sys.executable, str(entry_point), *overrides, *kept],
+            command=python(str(entry_point), *overrides, *kept),
             cwd=os.getcwd(),
             needs=gpus_of(config),
             timeout_s=self.timeout_s,

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,10 +16,10 @@ from src.sweep.gpus import GpuQueue, visible_gpus
 from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
+from src.system.interpreter import ROOT, python, safe_path
 from src.system.signals import ending_signals
 
 POLL_S = 0.1
-ROOT = Path(__file__).resolve().parents[2]
 
 OnChange = Callable[[Mapping[Path, Job]], None]
 
@@ -126,8 +125,9 @@ class Runner:
             )  # fmt: skip
             write_job(folder, job)
             process = subprocess.Popen(
-                [sys.executable, "-m", "src.sweep.supervise", str(folder.resolve()), *map(str, locks)],
-                cwd=ROOT, env=inherited_environment(), stdin=subprocess.PIPE, start_new_session=True, pass_fds=locks,
+                python("-m", "src.sweep.supervise", str(folder.resolve()), *map(str, locks)),
+                cwd=ROOT, env=inherited_environment() | safe_path(), stdin=subprocess.PIPE, start_new_session=True,
+                pass_fds=locks,
             )  # fmt: skip
             self._started[folder] = process
             with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:  # broken if it was killed

@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
+from src.system.interpreter import python, safe_path
 from src.system.pipes import outlive_readers
 from src.system.signals import ENDING, end_with_parent
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTH = struct.Struct("<Q")  # of a message, before it
 ENDING_S = 10.0  # for a worker that sends no more, to end by itself
 
@@ -74,10 +74,10 @@ class WorkerPool:
     def __init__(self, workers: int | None = None, keep: Sequence[int] = ()) -> None:
         self.workers = workers or cpu_count()
         # Numerical libraries would start their own threads in every process.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | safe_path(sys.path) | {"OMP_NUM_THREADS": "1"}
         # Linux counts the thread that starts a process as its parent: any but the main one may end before this process.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-        command = [sys.executable, "-c", f"from src.system.workers import serve; serve({parent})"]
+        command = python("-c", f"from src.system.workers import serve; serve({parent})")
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pass_fds=keep)
             for _ in range(self.workers)

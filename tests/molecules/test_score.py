@@ -7,7 +7,7 @@ import pytest
 from src.molecules.encode import encode
 from src.molecules.score import Scorer, penalised_logp, properties_of, score, score_batches, similarities_of
 from src.molecules.vocabulary import QM9, ZINC250K
-from src.system.workers import ROOT
+from src.system.interpreter import ROOT
 
 
 def test_scores_of_a_batch_follow_the_published_formulas():

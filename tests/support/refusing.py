@@ -1,5 +1,6 @@
 """Runs a command that must be refused: one line on stderr, exit code 2."""
 
+import os
 import runpy
 import sys
 from collections.abc import Callable
@@ -18,7 +19,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     """Runs an entry point in this process, checks how it ends, and returns its line without `error: `."""
 
     def run(script: str, *arguments: str) -> str:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # entry points set it; this way it is unset again after the test
+        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+            monkeypatch.setenv(name, os.environ.get(name, ""))  # entry points set these: undone after the test
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # this too
         monkeypatch.setattr(cli, "_failures", [])
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         monkeypatch.chdir(ROOT)

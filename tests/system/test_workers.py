@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from src.system.files import try_lock
-from src.system.workers import ROOT, WorkerPool, cgroup_quotas, cpu_count
+from src.system.workers import WorkerPool, cgroup_quotas, cpu_count
+from tests.support import ROOT
 
 
 def test_results_and_errors_come_back():

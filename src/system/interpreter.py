@@ -1,0 +1,31 @@
+"""How this project starts Python, so that nothing is imported from the current folder.
+
+A file there may have the name of a module of ours or of Python's, by chance or by intent: people start runs in folders
+of data that others gave them. Python looks there first for `-c` and `-m`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*words: str) -> list[str]:
+    """Returns the command line of this interpreter with these words; `safe_path` lets it find this project."""
+    return [sys.executable, "-P", *words]
+
+
+def safe_path(folders: Sequence[str] | None = None) -> dict[str, str]:
+    """Returns environment variables with which Python finds modules of this project, and none in the current folder.
+
+    Libraries that start Python pass them on, as torchrun does to its ranks.
+
+    Args:
+        folders: where else to look for modules; those of PYTHONPATH if not given.
+    """
+    if folders is None:
+        folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and folder != str(ROOT)]  # an empty one is the current folder
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
