@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from src.errors import UserError
-from src.system.signals import is_python
+from src.system.signals import is_init
 
 ANSWERED_FOR = "REPRISE_ANSWERED_FOR"  # process id of the launcher, set for ranks that it reports on
 # That Lightning, torch and this project read as numbers.
@@ -80,7 +80,7 @@ def agent() -> int | None:
         return None
     if ANSWERED_FOR in os.environ:
         return int(os.environ[ANSWERED_FOR])
-    return parent if is_python(parent := os.getppid()) else -1  # the agent runs Python, and no init does
+    return -1 if is_init(parent := os.getppid()) else parent
 
 
 @cache

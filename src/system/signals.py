@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 ALWAYS = (signal.SIGINT, signal.SIGTERM)
@@ -34,9 +35,15 @@ def end_with_parent(parent: int, signum: signal.Signals) -> None:
             os.kill(os.getpid(), signum)
 
 
-def is_python(process: int) -> bool:
-    """Returns whether a process runs Python; False for one of another user."""
-    try:
-        return Path(f"/proc/{process}/exe").readlink().name.startswith("python")
-    except OSError:
+def is_init(process: int) -> bool:
+    """Returns whether Linux gives orphans to this process: a user's systemd, or process 1.
+
+    Where process 1 runs Python, as torchrun does in a container of its own, its children are no orphans: False.
+    """
+    if process != 1:
+        with suppress(OSError):
+            return Path(f"/proc/{process}/comm").read_text().strip() == "systemd"
         return False
+    with suppress(OSError):  # of another user
+        return not Path("/proc/1/exe").readlink().name.startswith("python")
+    return True

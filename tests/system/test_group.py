@@ -101,3 +101,16 @@ def test_no_rank_repeats_the_random_numbers_of_another_rank_or_seed() -> None:
         assert 0 <= group.seed_of_rank(2**32 - 1, rank) < 2**32  # the largest that a run takes
     assert len(set(seeds.values())) == len(seeds)
     assert all(value == seed for (seed, rank), value in seeds.items() if rank == 0)
+
+
+def test_a_rank_knows_its_agent_and_whether_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between torchrun and the rank may be a script of the user's, which need not be Python."""
+    for name in (*VARIABLES, group.ANSWERED_FOR):
+        monkeypatch.delenv(name, raising=False)
+    assert group.agent() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert group.agent() == os.getppid()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert group.agent() == -1
+    monkeypatch.setenv(group.ANSWERED_FOR, "12")
+    assert group.agent() == 12
