@@ -27,7 +27,7 @@ from torch import Tensor
 
 from src.config.instantiate import instantiate
 from src.datamodules.clicks import records  # noqa: F401  # each process would load it
-from src.datamodules.clicks.check import STAMP  # has times of files
+from src.datamodules.clicks.check import STAMP, SUMS  # with times of files
 from src.datamodules.graphs import qm9 as qm9_graphs
 from src.datamodules.molecules import zinc250k
 from src.errors import UserError
@@ -85,6 +85,12 @@ def clicks(home: Path) -> list[str]:
             f"{source}.numerical=[age]", f"{source}.categorical=[site]"]  # fmt: skip
 
 
+def criteo_synthetic(home: Path) -> list[str]:
+    generate = "datamodule.generate"
+    return ["datamodule=criteo_synthetic", f"{generate}.train_rows=300", f"{generate}.test_rows=60",
+            f"{generate}.cardinalities=[40,5,300]"]  # fmt: skip
+
+
 def cifar10(home: Path) -> list[str]:
     (home / "cifar.tar").write_bytes(archives()[0])
     return ["datamodule=cifar10", f"datamodule.source={home / 'cifar.tar'}"]
@@ -92,7 +98,7 @@ def cifar10(home: Path) -> list[str]:
 
 DATA: dict[str, Callable[[Path], list[str]]] = {
     "smiles_file": smiles, "zinc250k": zinc, "qm9": qm9, "molecule_file": molecules, "sst2": sst2, "criteo": criteo,
-    "click_file": clicks, "cifar10": cifar10,
+    "click_file": clicks, "cifar10": cifar10, "criteo_synthetic": criteo_synthetic,
 }  # fmt: skip
 
 
@@ -137,7 +143,7 @@ def add(value: Any, to: Callable[[bytes], None]) -> None:
 def files_in(folder: Path) -> dict[str, bytes]:
     """Returns contents by path, without the locks that killed processes left and that lock nothing."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name != STAMP}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name not in (STAMP, SUMS)}
 
 
 class Trial:
@@ -191,14 +197,27 @@ class Trial:
         self.check(folder, f"after a kill before operation {kill_at}")
 
     def damaged(self, draw: random.Random) -> str:
-        """Reads what was damaged in one file; returns 'refused' or 'same'."""
+        """Reads what was damaged in one file, at times once it was read whole; returns 'refused' or 'same'.
+
+        A file that was read before keeps its time, and with some kinds of damage its size: what a reader notes about
+        files that it knows must not hide a changed content.
+        """
         folder = self.home / "damaged"
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         name = draw.choice(list(self.files))
         kind = draw.choice(list(DAMAGES))
+        status = (folder / name).stat()
+        was_read = draw.random() < 0.5
+        if was_read:
+            assert self.run(folder) == 0 and self.answer.read_text() == self.batches, (
+                f"a copy cannot be read: {self.log}"
+            )
         DAMAGES[kind](folder / name, draw, [content for other, content in self.files.items() if other != name])
+        if was_read and (folder / name).exists():
+            os.utime(folder / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+            kind += ", with the time of a file that was read"
         begin = self.log.stat().st_size
         code = self.run(folder)
         said = self.log.read_text()[begin:].strip()

@@ -8,7 +8,10 @@ import pytest
 
 from tests.support import ROOT
 
-HALVES = ("criteo", "smiles_file", "sst2", "cifar10"), ("zinc250k", "qm9", "molecule_file", "click_file")
+HALVES = (
+    ("criteo", "smiles_file", "sst2", "cifar10"),
+    ("zinc250k", "qm9", "molecule_file", "click_file", "criteo_synthetic"),
+)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from src.batches.clicks import ClickLayout, Table
 from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
-from src.datamodules.clicks.check import check_values
+from src.datamodules.clicks.check import check_values, expect_checked
 from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
 from src.datamodules.clicks.prepare import prepare_criteo
 from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
@@ -58,7 +58,7 @@ class CriteoDataModule(ClickDataModule):
         raw: the raw log to prepare the folder from; None if it is prepared already.
         prepare: prepares the folder, given `raw` and `data_dir` (`_partial_: true` in the config).
         shuffle_batches: take the global batches of an epoch in random order; their rows stay as prepared.
-        check: check every id and label once.
+        check: check every id and label once, and then that what is read is as it was checked.
         threads: reading threads; each reads one batch at a time.
         prefetch: batches read ahead.
         options: as for ClickDataModule.
@@ -106,6 +106,8 @@ class CriteoDataModule(ClickDataModule):
         self.layout = spec.layout
         self._splits = {name: SplitBinary(self.data_dir, spec, name) for name in SPLITS}
         self.splits = {name: range(split.num_rows) for name, split in self._splits.items()}
+        if self.check:
+            expect_checked(self.data_dir, self._splits)
         self.bayes_auc = spec.metadata.get("bayes_auc")
         sums = spec.metadata.get("sha256")  # a folder that others have prepared has none
         if isinstance(sums, dict):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from src.batches.clicks import DTYPES, ClickLayout
 from src.config.ranges import Count, Seed
-from src.datamodules.clicks.feature_spec import FeatureSpec
+from src.datamodules.clicks.feature_spec import SPLITS, FeatureSpec
 from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Rows, Sample, tables_of
+from src.datamodules.download import sha256_of
 from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.system.files import sole_maker
@@ -76,7 +77,8 @@ def _draw(folder: Path, spec: FeatureSpec, settings: dict[str, Any]) -> None:
                         metrics.add(logits)
         finally:
             torch.set_num_threads(threads)
-        replace(spec, metadata={**metrics.compute(), "synthetic": settings}).write(part)
+        sums = {file: sha256_of(part / file) for name in SPLITS for file in spec.bytes_per_row(name)}
+        replace(spec, metadata={**metrics.compute(), "synthetic": settings, "sha256": sums}).write(part)
 
 
 def _written(

@@ -15,7 +15,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 
 from src.batches.clicks import ClickBatch
 from src.batches.step import StepBatches
-from src.datamodules.clicks.check import STAMP
+from src.datamodules.clicks.check import STAMP, SUMS
 from src.datamodules.clicks.criteo import CriteoDataModule
 from src.datamodules.download import sha256_of
 from src.errors import UserError
@@ -191,7 +191,8 @@ def test_an_id_or_label_out_of_range_is_named(
 def test_a_value_in_a_later_chunk_is_found(
     folder: Path, rows: dict[str, ClickRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.datamodules.clicks.check.CHUNK", 7)
+    for name in "check.CHUNK", "check.BLOCK", "split_binary.BLOCK":
+        monkeypatch.setattr(f"src.datamodules.clicks.{name}", 7)
     datamodule(folder).prepare_data()
     rows["test"].ids[1][22, 2] = 5
     rows["test"].write(folder, "test")
@@ -219,6 +220,41 @@ def test_ids_are_checked_once_and_again_after_a_file_changed(folder: Path, capsy
     file = folder / "train" / "cat_0.bin"
     os.utime(file, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns + 1))
     assert [checks(), checks()] == [True, False]
+
+
+@pytest.mark.parametrize("file", ["train/cat_0.bin", "train/label.bin", "train/numerical.bin", "test/cat_2.bin"])
+def test_a_changed_bit_is_found_though_size_and_time_stay(
+    folder: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "check.CHUNK", "check.BLOCK", "split_binary.BLOCK":
+        monkeypatch.setattr(f"src.datamodules.clicks.{name}", 7)
+    datamodule(folder).prepare_data()
+    path, state = folder / file, (folder / file).stat()
+    data = bytearray(path.read_bytes())
+    row = 15
+    data[row * (len(data) // (50 if file.startswith("train") else 23))] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    found = ready(folder)
+    list(found.loader("train" if file.startswith("test") else "test"))
+    with pytest.raises(UserError, match=rf"{file} is not as it was checked \(rows 14 to 20, .*prepare or copy"):
+        list(found.loader(file.partition("/")[0]))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-2], lambda data: data[:-8], lambda data: b"", lambda data: data[::-1]]
+)
+@pytest.mark.parametrize("file", [STAMP, SUMS])
+def test_a_damaged_note_of_a_check_counts_as_none(
+    folder: Path, file: str, damage: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    datamodule(folder).prepare_data()
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(damage(whole))
+    capsys.readouterr()
+    datamodule(folder).prepare_data()
+    assert "checking ids" in capsys.readouterr().err
+    assert (folder / file).read_bytes() == whole
 
 
 def test_a_folder_that_cannot_be_written_is_checked_every_time(

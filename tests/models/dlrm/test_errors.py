@@ -1,5 +1,6 @@
 """DLRM's error messages for user mistakes: one line, also in the run's record."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,6 +124,17 @@ def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
     (folder / "checked.json").unlink()
     line = error_of(tiny_dlrm(tmp_path, f"output_dir={tmp_path / 'again'}", data=ON_DISK))
     assert str(folder / "train" / "cat_3.bin") in line and "row 5" in line and "7" in line
+
+
+def test_a_bit_that_changed_since_the_check_is_found_before_its_batch_is_used(tmp_path: Path) -> None:
+    train(tiny_dlrm(tmp_path, "fit.max_steps=1", data=ON_DISK))
+    path = tmp_path / "data" / "criteo_synthetic" / "train" / "cat_3.bin"
+    state, ids = path.stat(), bytearray(path.read_bytes())
+    ids[5] ^= 64  # far outside its table
+    path.write_bytes(ids)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    line = error_of(tiny_dlrm(tmp_path, f"output_dir={tmp_path / 'again'}", data=ON_DISK))
+    assert line.startswith(f"{path} is not as it was checked (rows 0 to 511, counting from 0, differ)")
 
 
 def test_prepare_has_nothing_to_do_for_data_without_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
