@@ -107,7 +107,7 @@ class Figures:
     def gpus(self, *names: str) -> str:
         """The GPUs that each of the runs used: H200, or 2 x H100. Raises UserError for runs of several kinds."""
         records = [self.record(name) for name in names]
-        used = {(_chip(gpu), record.ranks) for record in records for gpu in record.environment["gpus"]}
+        used = {(_chip(gpu), record.ranks) for record in records for gpu in record.environment.get("gpus") or ()}
         if len(used) != 1:
             raise UserError(f"{', '.join(names)}: of {len(used)} kinds or numbers of GPUs, one is needed")
         model, number = used.pop()
@@ -136,7 +136,7 @@ class Figures:
         """Communication of a step that compute did not hide, mean of the ranks."""
         exchange = self.record(name).communication
         exposed = exchange.exposed_s if exchange else None
-        return self._figure(name, exposed["mean"] if exposed else None, ".2f", 1e3)
+        return self._figure(name, exposed.get("mean") if exposed else None, ".2f", 1e3)
 
     def speed_up(self, name: str, one: str = "") -> Figure:
         """The rate over that of one device: of the record of the same name with _x1, or of `one`.

@@ -71,6 +71,6 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         config: of a run, or of its record, plain and without secrets.
     """
     groups = ("model", "datamodule", "precision", "trainer", "hardware")
-    names = {group: config[group]["name"] for group in groups if group in config}
+    names = {group: mapping(config[group]).get("name") for group in groups if group in config}
     kept = {key: config[key] for key in ("hp", "fit", "seed") if key in config}
-    return names | kept | {"task": config["model"]["task"]}
+    return names | kept | {"task": mapping(config.get("model")).get("task")}

@@ -184,8 +184,8 @@ def _by_epoch(record: Record, metric: str) -> tuple[list[float], list[float]]:
     """Returns the epochs trained at each evaluation, and the metric there."""
     found = sorted((step, value) for (name, step), value in evaluations(record).items() if name == metric)
     # an evaluation within an epoch, or after training, has fewer steps to the epochs begun
-    rows = [row for row in record.history if row.get("step") and row.get("epoch") is not None]
-    steps = max((row["step"] / (row["epoch"] + 1) for row in rows), default=1.0)
+    reached = [(row.get("step") or 0, row.get("epoch") or 0) for row in record.history]
+    steps = max((step / (epoch + 1) for step, epoch in reached if step > 0 and epoch >= 0), default=1.0)
     return [step / steps for step, _ in found], [value for _, value in found]
 
 

@@ -5,7 +5,6 @@ docs/reference/metrics.md defines the figures.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,10 +13,11 @@ from typing import Any, Literal
 
 from src.errors import UserError
 from src.measure.phases import PHASES
-from src.report.typed import build
+from src.report.free_form import CONFIG, ENVIRONMENT
+from src.report.json_files import read_json, within_use
+from src.report.typed import build, check_parts
 from src.system.files import write_text
 from src.system.masking import masked
-from src.system.printable import printable
 
 SCHEMA_VERSION = 1
 
@@ -262,7 +262,7 @@ class Record:
     rates_over_ranks: dict[str, dict[str, Figure]] | None = None
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Figure]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         wrong = [key for key in _keys_of_other_kind(self.kind) if getattr(self, key) is not None]
@@ -273,7 +273,7 @@ class Record:
             raise ValueError(f"phases_s has the unknown phase '{unknown[0]}'; the phases are {', '.join(PHASES)}, wall")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the keys of result.json in order, as plain values; NaN and infinity become None."""
+        """Returns the keys of result.json in order, as plain values; NaN, infinity and beyond 1e60 become None."""
         left_out = _keys_of_other_kind(self.kind)
         plain = {key: _plain(value) for key, value in asdict(self).items() if key not in left_out}
         return {"schema_version": SCHEMA_VERSION, **plain}
@@ -290,7 +290,7 @@ def changed_hp(config: Any, batch_size: int | None) -> str:
 
 
 def from_figures(figures: dict[str, Any]) -> Record:
-    """Returns the record with these figures; absent figures are None, and NaN and infinity become None.
+    """Returns the record with these figures; absent figures are None. NaN, infinity and beyond 1e60 become None.
 
     Secrets of the config are masked. Values are plain, or scalars of numpy and torch; an object (`mem`, `steady`) is a
     dict with all of its keys. Raises ValueError that names the first key that is unknown or of the wrong type.
@@ -316,7 +316,7 @@ def read_record(path: Path) -> Record:
     unknown or of the wrong type.
     """
     file = path / "result.json" if path.is_dir() else path
-    data = _read_json(file)
+    data = read_json(file)
     if not isinstance(data, dict):
         raise UserError(f"{file}: a record is a JSON object, this is a {type(data).__name__}: give a result.json")
     version = data.pop("schema_version", None)
@@ -326,7 +326,10 @@ def read_record(path: Path) -> Record:
             "read it with the code that wrote it, or run again"
         )
     try:
-        return build(Record, data, optional=(*_keys_of_other_kind(data.get("kind")), *_ADDED_LATER))
+        record = build(Record, data, optional=(*_keys_of_other_kind(data.get("kind")), *_ADDED_LATER))
+        check_parts(record.config, CONFIG, "config")
+        check_parts(record.environment, ENVIRONMENT, "environment")
+        return record
     except ValueError as error:
         raise UserError(f"{file}: {error}") from error
 
@@ -351,34 +354,6 @@ def _keys_of_other_kind(kind: Any) -> tuple[str, ...]:
     return tuple(key for other, keys in _RATES.items() if other != kind for key in keys)
 
 
-def _read_json(file: Path) -> Any:
-    try:
-        return _safe(json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file: give a run folder with a result.json, or a record file") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file}: line {error.lineno} is not JSON ({error.msg}): the file is cut or altered") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is not JSON ({error}): the file is cut or altered") from error
-
-
-def _safe(value: Any) -> Any:
-    """Returns a JSON value whose texts can be printed. Raises ValueError for a number that no run has written."""
-    if isinstance(value, dict):
-        return {printable(key): _safe(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_safe(item) for item in value]
-    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) >= 2**63):
-        raise ValueError(f"{str(value)[:20]}... is too large")
-    return printable(value) if isinstance(value, str) else value
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -386,4 +361,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if hasattr(value, "item"):  # a numpy or torch scalar
         value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not within_use(value):
+        return 0.0 if abs(value) < 1 else None
+    return value

@@ -171,7 +171,7 @@ def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str
         source = f"{source}; one device: {', '.join(other)}"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
     exchange = record.communication
-    exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
+    exposed = exchange.exposed_s.get("mean") if exchange and exchange.exposed_s else None
     config = f"{case.hardware.replace('_', '-').upper()} {case.trainer}"
     return Point(
         case.model, config, case.precision, kind, record.ranks, samples, rate, rate / one, source, exposed,

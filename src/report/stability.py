@@ -1,7 +1,5 @@
 """The spread of a case's metrics over its seeds, at each evaluation, beside published spreads."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,6 +15,7 @@ from src.report.load import Loaded
 from src.report.record import Figure, Record
 from src.report.table import aligned, number
 from src.report.typed import build
+from src.system.tables import csv_text
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "stability"
 HEADERS = ("metric", "at", "n", "mean", "sd", "min", "max", "median", "source")
@@ -89,11 +88,7 @@ def published(model: str, metrics: set[str]) -> list[Spread]:
 def stability_table(spreads: Sequence[Spread], view: str) -> str:
     """Returns the spreads as Markdown, or as csv with figures at full length."""
     if view == "csv":
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([f.name for f in fields(Spread)])
-        writer.writerows(["/" if value is None else value for value in asdict(each).values()] for each in spreads)
-        return out.getvalue()
+        return csv_text([[f.name for f in fields(Spread)], *(list(asdict(each).values()) for each in spreads)])
     lines: list[list[str]] = [[*HEADERS]]
     for each in spreads:
         values = (each.mean, each.sd, each.min, each.max, each.median)
@@ -128,10 +123,10 @@ def _by_step(records: Sequence[Record]) -> list[Spread]:
 
 def evaluations(record: Record) -> dict[tuple[str, int], float]:
     """Returns the metrics of a run's evaluations, by metric and step; the last at a step counts."""
-    rows = [row for row in record.history if "loss" not in row and row.get("step") is not None]
+    rows = [(row, step) for row in record.history if "loss" not in row and (step := row.get("step")) is not None]
     return {
-        (name, row["step"]): float(value)
-        for row in rows
+        (name, int(step)): float(value)
+        for row, step in rows
         for name, value in row.items()
         if name not in SKIPPED and value is not None
     }

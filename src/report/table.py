@@ -4,8 +4,6 @@ A figure that was not reported is '/'. A wrong published figure is shown as prin
 in parentheses, and the reason below the table.
 """
 
-import csv
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from typing import Any
 
 from src.report.record import Record
 from src.report.rows import FIGURES, LATENCIES, Row, over_full, published_rows, record_row
+from src.system.tables import csv_text
 
 MARKS = "*†‡§¶#"
 TEXTS = ("config", "precision", "fix_hp", "source")  # columns of text, aligned left
@@ -144,18 +143,15 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[bool]) -> list[str]:
 
 def as_csv(all_tables: Sequence[Table]) -> str:
     """Returns all rows as one csv: figures at full length in the record's units, corrections as 'name=value'."""
-    out = io.StringIO()
     head = ("model", "kind", "unit", "source", "status", "config", "precision", "fix_hp", "batch", "metric")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*head, *FIGURES, "corrected", "note"])
+    lines: list[list[Any]] = [[*head, *FIGURES, "corrected", "note"]]
     for table in all_tables:
         for row in table.rows:
             figures = [row.figures.get(name) for name in FIGURES]
             corrected = "; ".join(f"{name}={correction.value}" for name, correction in row.corrected.items())
             own = (getattr(row, name) for name in head[3:])
-            values = [table.model, table.kind, table.unit, *own, *figures, corrected or None, row.note or None]
-            writer.writerow(["/" if value is None else value for value in values])
-    return out.getvalue()
+            lines.append([table.model, table.kind, table.unit, *own, *figures, corrected or None, row.note or None])
+    return csv_text(lines)
 
 
 def as_json(all_tables: Sequence[Table]) -> str:

@@ -104,7 +104,7 @@ def _rates(record: Record) -> str:
     steady, latency, energy, used = record.steady, record.latency_s, record.energy, record.utilisation
     step, loaded, tokens = steady.step_time_s if steady else None, record.with_loading, record.tokens
     exchange = record.communication
-    exposed = exchange.exposed_s["mean"] if exchange and exchange.exposed_s else None
+    exposed = exchange.exposed_s.get("mean") if exchange and exchange.exposed_s else None
     unit, of_one = f"{record.unit}/s", of_one_rank(record)
     of_last = " of the last leg" if len(record.legs or ()) > 1 else ""
     rows: list[tuple[str, Figure, str, str]] = [

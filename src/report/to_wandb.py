@@ -100,7 +100,7 @@ def rows(record: Record) -> dict[int, dict[str, Any]]:
         axes = {"samples": samples_of(record, row), "seconds": seconds_of(record, row), "epoch": row.get("epoch")}
         others = {key: value for key, value in row.items() if key not in ("step", "time_s", *AXES)}
         own = {key: value for key, value in (others | axes).items() if value is not None}
-        found.setdefault(row.get("step") or 0, {}).update(own)
+        found.setdefault(int(row.get("step") or 0), {}).update(own)
     return dict(sorted(found.items()))
 
 

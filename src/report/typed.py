@@ -3,7 +3,7 @@
 import difflib
 import re
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -31,6 +31,26 @@ def build(cls: type[T], data: dict[str, Any], where: str = "", optional: Collect
     return cls(**{key: _value(hints[key], value, f"{where}{key}", optional) for key, value in data.items()})
 
 
+def check_parts(value: Any, parts: Any, key: str) -> None:
+    """Checks those keys of free-form JSON that are read, as far as they are there; null is none.
+
+    Args:
+        value: what stands under `key`.
+        parts: its type, or the parts of an object by key.
+
+    Raises ValueError that names the first key of the wrong type.
+    """
+    if value is None:
+        return
+    if not isinstance(parts, dict):
+        _value(parts, value, key, ())
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"key '{key}' is {value!r:.60}, expected an object")
+    for name in parts.keys() & value.keys():
+        check_parts(value[name], parts[name], f"{key}.{name}")
+
+
 def _value(hint: Any, value: Any, key: str, optional: Collection[str]) -> Any:
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
@@ -41,7 +61,7 @@ def _value(hint: Any, value: Any, key: str, optional: Collection[str]) -> Any:
             return build(option, value, f"{key}.", optional)
         if origin is dict and isinstance(value, dict):
             return {name: _value(get_args(option)[1], item, f"{key}.{name}", optional) for name, item in value.items()}
-        if origin is list and isinstance(value, list):
+        if origin in (list, Sequence) and isinstance(value, list):
             return [_value(get_args(option)[0], item, f"{key}[{i}]", optional) for i, item in enumerate(value)]
         if option is type(value):  # exact: True is not an integer
             return value
@@ -55,4 +75,5 @@ def _type_name(option: Any) -> str:
     if is_dataclass(option):
         return "an object"
     names = {float: "a number", int: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
-    return names.get(option, {dict: "an object", list: "a list"}.get(get_origin(option), str(option)))
+    collections = {dict: "an object", list: "a list", Sequence: "a list"}
+    return names.get(option, collections.get(get_origin(option), str(option)))

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from src.errors import UserError
+from src.report.json_files import read_json
+from src.report.typed import build
 from src.system.files import try_lock, write_text
 from src.system.masking import masked_overrides
 
@@ -40,13 +42,13 @@ class Job:
     command: Sequence[str]
     cwd: str
     needs: int = 0
-    timeout_s: float | None = None
+    timeout_s: float | int | None = None
     state: str = "waiting"
     reason: str | None = None
     devices: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    begun_s: float | None = None
-    ended_s: float | None = None
+    begun_s: float | int | None = None
+    ended_s: float | int | None = None
     supervisor: int | None = None
 
     @property
@@ -69,10 +71,18 @@ def write_job(folder: Path, job: Job) -> None:
 
 def read_job(folder: Path) -> Job:
     """Returns the job of a folder. Raises UserError where `job.json` is missing or not valid."""
+    file = folder / "job.json"
     try:
-        return Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / 'job.json'}: not a valid job file ({error}); delete the folder {folder}") from None
+        data = read_json(file)
+        if not isinstance(data, dict):
+            raise ValueError(f"a job is a JSON object, this is a {type(data).__name__}")
+        optional = [each.name for each in fields(Job) if each.name not in ("key", "overrides", "command", "cwd")]
+        job = build(Job, data, optional=optional)
+        if job.state not in STATES:
+            raise ValueError(f"key 'state' is {job.state!r}, expected {', '.join(STATES)}")
+    except ValueError as error:
+        raise UserError(f"{file}: not a valid job file ({error}); delete the folder {folder}") from None
+    return job
 
 
 def job_folders(sweep: Path) -> dict[str, Path]:

@@ -1,7 +1,5 @@
 """The states and results of a sweep's jobs, as lines for a terminal and as csv."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from src.report.record import Record
 from src.report.table import number
 from src.sweep.job import STATES, Job, differing_overrides, label
 from src.sweep.outcome import record_of
+from src.system.tables import csv_text
 
 COLOURS = {"done": "green", "running": "cyan", "waiting": "dim", "interrupted": "yellow"}
 
@@ -93,8 +92,5 @@ def result_table(rows: Sequence[Mapping[str, str]]) -> Table:
 
 
 def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*rows[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    """Returns rows of the same columns as csv."""
+    return csv_text([[*rows[0]], *(list(row.values()) for row in rows)])

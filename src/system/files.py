@@ -4,17 +4,15 @@ The locks are the kernel's (flock): whatever is killed, and however, a lock is l
 its open file. A file that is left over locks nothing.
 """
 
-import csv
 import errno
 import fcntl
 import glob
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -108,14 +106,6 @@ def write_text(path: Path, text: str) -> None:
     """Writes `text` in UTF-8, atomically. Raises UserError where it cannot be written."""
     with written_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a table in UTF-8, atomically. Raises UserError where it cannot be written."""
-    with written_atomically(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
 
 
 def claimed(folder: Path) -> Path:

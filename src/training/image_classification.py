@@ -17,7 +17,7 @@ from src.datamodules.images.base import ImageDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     BenchmarkOptions,

@@ -60,7 +60,9 @@ def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path, trained: Recor
 
 
 def test_numpy_scalars_become_numbers(tmp_path: Path, trained: Record) -> None:
-    write_record(replace(trained, history=[{"step": np.int64(3), "loss": np.float32(0.5)}]), tmp_path / "r.json")
+    figures = {key: value for key, value in trained.to_dict().items() if key != "schema_version"}
+    history = [{"step": np.int64(3), "loss": np.float32(0.5)}]
+    write_record(from_figures(figures | {"history": history}), tmp_path / "r.json")
     assert read_record(tmp_path / "r.json").history == [{"step": 3, "loss": 0.5}]
 
 
@@ -137,6 +139,15 @@ def _altered(path: Path, where: list[str], value: Any) -> Path:
         (["phases_s", "compute"], [], r"key 'phases_s.compute' is \[\], expected a number or null"),
         (["phases_s", "coffee"], 1.0, "unknown phase 'coffee'"),
         (["throughput"], 3.0, "a train record has no throughput"),
+        (["history"], [5], r"key 'history\[0\]' is 5, expected an object"),
+        (["history"], [{"loss": "low"}], r"key 'history\[0\].loss' is 'low', expected a number or null"),
+        (["config", "hp"], 3, "key 'config.hp' is 3, expected an object"),
+        (["config", "seed"], [1], r"key 'config.seed' is \[1\], expected a number"),
+        (["config", "model"], {"task": "x"}, "key 'config.model.task' is 'x', expected an object"),
+        (["environment", "git"], "abc", "key 'environment.git' is 'abc', expected an object"),
+        (["environment", "gpus"], [2], r"key 'environment.gpus\[0\]' is 2, expected a text"),
+        (["e2e_time_s"], 1e300, r"1e\+300 is too large"),
+        (["e2e_time_s"], 5e-324, "5e-324 is too small"),
         (["schema_version"], 2, "key 'schema_version' is 2, this code reads 1"),
         (["schema_version"], ..., "key 'schema_version' is None"),
     ],

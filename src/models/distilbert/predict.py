@@ -18,7 +18,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     Prediction,

@@ -16,7 +16,7 @@ from src.measure.clock import Clock
 from src.measure.curves import log_loss, separation
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.plots import clicks_picture
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.prediction import (
     BenchmarkOptions,
     Prediction,

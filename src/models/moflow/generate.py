@@ -31,7 +31,8 @@ from src.molecules.distances import check_installed
 from src.molecules.draw import draw_grid
 from src.molecules.score import Properties, Scorer
 from src.molecules.vocabulary import VOCABULARIES, Vocabulary
-from src.system.files import write_csv, write_text
+from src.system.files import write_text
+from src.system.tables import write_csv
 from src.training.prediction import Prediction, PredictionJob, Quality, TimedBatches
 
 JUDGE = "model.predict.judge"

@@ -14,7 +14,7 @@ from src.molecules.draw import draw_interpolation
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import smiles_of
 from src.molecules.vocabulary import Vocabulary
-from src.system.files import write_csv
+from src.system.tables import write_csv
 
 KEY = "model.predict.interpolate"
 Graph = tuple[UInt8[Tensor, " atoms"], UInt8[Tensor, "atoms atoms"]]

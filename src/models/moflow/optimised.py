@@ -8,7 +8,7 @@ import numpy as np
 from src.errors import UserError
 from src.models.moflow.optimise import PROPERTIES, Found, Optimised, Plan, Start
 from src.molecules.draw import draw_rows
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.prediction import Quality
 
 ROWS = 4  # of the picture, for each group of starts

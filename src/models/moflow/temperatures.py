@@ -12,7 +12,7 @@ from src.errors import UserError
 from src.models.moflow.judge import Judge, reported
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Properties, Scorer, score_batches
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.prediction import Quality
 
 KEY = "model.predict.temperatures"

@@ -16,7 +16,7 @@ from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.se3_transformer.plots import parity_picture
-from src.system.files import write_csv
+from src.system.tables import write_csv
 from src.training.prediction import (
     Prediction,
     PredictionJob,

@@ -243,12 +243,12 @@ def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve
     for metric in names:
         for i, runs in enumerate(members):
             for source, record in runs:
-                rows = [row for row in record.history if row.get(metric) is not None]
+                rows = [(row, value) for row in record.history if (value := row.get(metric)) is not None]
                 if rows:
                     found.append(
-                        Curve(group=i, source=source, metric=metric, values=[float(row[metric]) for row in rows],
-                              samples=[samples_of(record, row) for row in rows],
-                              seconds=[seconds_of(record, row) for row in rows])
+                        Curve(group=i, source=source, metric=metric, values=[float(value) for _, value in rows],
+                              samples=[samples_of(record, row) for row, _ in rows],
+                              seconds=[seconds_of(record, row) for row, _ in rows])
                     )  # fmt: skip
     return found
 

@@ -1,13 +1,13 @@
 """A comparison as Markdown, csv, JSON and LaTeX."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from src.report.compare.structure import Comparison, Difference, Estimate, Group, Quantity
 from src.report.table import Table, aligned, number, section
+from src.system.tables import csv_text
 
 # The columns of a printed table; csv, JSON and the page have all quantities.
 PRINTED = (
@@ -50,11 +50,9 @@ def sections(comparison: Comparison) -> list[tuple[str, str]]:
 
 def as_csv(comparison: Comparison) -> str:
     """Returns a line for each quantity of each group, in the units of its column `unit`."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     varied = [each.key for each in comparison.config]
     head = ("n", "mean", "sd", "difference", "low", "high", "ratio")
-    writer.writerow(["group", *varied, "quantity", "unit", *head])
+    lines: list[list[Any]] = [["group", *varied, "quantity", "unit", *head]]
     for group in comparison.groups:
         for quantity in comparison.quantities:
             if quantity.name in group.estimates:
@@ -63,9 +61,8 @@ def as_csv(comparison: Comparison) -> str:
                 values = [own.n, *(None if v is None else v * quantity.factor for v in scaled), own.ratio]
                 title = quantity.title if quantity.name == "metric" else quantity.name
                 keys = [group.varied[key] for key in varied]
-                row = [group.name, *keys, title, quantity.unit, *values]
-                writer.writerow(["/" if value is None else value for value in row])
-    return out.getvalue()
+                lines.append([group.name, *keys, title, quantity.unit, *values])
+    return csv_text(lines)
 
 
 def as_json(comparison: Comparison) -> str:
