@@ -15,10 +15,11 @@ from pytorch_lightning.loggers import Logger
 from src.callbacks.loggers import end_wandb, log_record, settle_loggers
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
+from src.config.from_file import is_withheld, values_for
 from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
 from src.config.settings import given_overrides
-from src.config.trained import RUN, has_trained_data
+from src.config.trained import RUN, has_trained_data, plain
 from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
@@ -34,7 +35,7 @@ from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
-from src.system.masking import MASK, mask_error, masked
+from src.system.masking import mask_error, masked
 from src.system.printable import printable
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
@@ -137,7 +138,10 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
             raise UserError(
                 f"{config.ckpt_path} is a checkpoint of {trained['name']}; leave out model={config.model.name}"
             )
-        config.model.task = with_secrets(trained["task"], config, "model.task", config.ckpt_path, given)
+        values = values_for(
+            plain(config.model.task), trained["task"], Path(config.ckpt_path), "model.task", chooses=True
+        )
+        config.model.task = with_secrets(values, config, "model.task", config.ckpt_path, given)
         check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution, config.hardware.accelerator)
@@ -161,7 +165,7 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
     Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
     gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
     """
-    if isinstance(trained, str) and (MASK in trained or "${" in trained):
+    if is_withheld(trained):
         if not any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
             raise UserError(
                 f"{checkpoint} does not hold {key}, which was a secret or came from the environment: "

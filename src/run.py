@@ -36,6 +36,7 @@ from src.launch import failures
 from src.launch.devices import activation_bytes, set_up_devices, without_order
 from src.launch.ending import Ending, Interrupted
 from src.launch.going_on import way_on
+from src.launch.restoring import restoring
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.report.keys import settings
@@ -45,6 +46,7 @@ from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
 from src.system.printable import printable
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
+from src.training.state import check_state
 from src.training.task import Task
 
 
@@ -189,10 +191,12 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         job.datamodule.prepare_data()
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
-        compare(checkpoint, ckpt_path, job.task.network)
+        compare(checkpoint, ckpt_path, job.task)
         if TRAINED in checkpoint and job.config.fit.ema_decay is None:
             raise UserError(f"{ckpt_path} was trained with averaged weights; give fit.ema_decay as it was")
-    job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
+        check_state(checkpoint, ckpt_path, job.trainer, job.datamodule)
+    with restoring(ckpt_path):
+        job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
     if ending is not None:
         ending.after_training(job.trainer)
     if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:

@@ -20,6 +20,8 @@ from src.training.task import Task
 
 WHERE = ("step", "epoch", "time_s", "samples", "seconds")  # of a row, beside its figures
 WHOLE = ("step", "epoch", "samples")
+NEEDED = ("step", "time_s")
+COUNTED = {"samples": int, "seconds": float, "time_s": float}  # of a run that goes on
 
 
 class History(Measuring):
@@ -54,8 +56,11 @@ class History(Measuring):
         checkpoint[LOGGED] = {**logged, "wandb": run or self._before.get("wandb"), "rows": packed(self.rows)}
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
-        self._before = dict(checkpoint.get(LOGGED) or {})
-        self.rows = unpacked(self._before.pop("rows", {}))
+        logged = dict(checkpoint.get(LOGGED) or {})
+        self.rows = unpacked(logged.pop("rows", {}))
+        self._before = {name: kind(logged[name]) for name, kind in COUNTED.items() if name in logged}
+        if isinstance(logged.get("wandb"), str):
+            self._before["wandb"] = logged["wandb"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._begin_s, self._step = pl_module.clock.wall_s(), trainer.global_step
@@ -144,7 +149,11 @@ def packed(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def unpacked(columns: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Returns the rows of `packed`."""
+    """Returns the rows of `packed`. Raises ValueError where they are not such rows."""
+    if any(column.ndim != 1 or column.isinf().any() for column in columns.values()):
+        raise ValueError("its history has other rows than of numbers")
+    if columns and any(name not in columns or columns[name].isnan().any() for name in NEEDED):
+        raise ValueError("its history does not say where in the run its rows are")
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if value == value} for row in values]
     return [row | {name: int(row[name]) for name in WHOLE if name in row} for row in rows]

@@ -1,9 +1,10 @@
 """A run over its legs: the parts between a start or resume and what ended it. Each checkpoint holds those so far."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from src.callbacks.energy import Energy
 from src.callbacks.throughput import gather, sum_or_none
 from src.errors import UserError
 from src.measure.clock import Clock
+from src.measure.phases import PHASES
 from src.measure.rates import ratio, whole_rates
-from src.report.record import read_record
+from src.report.record import Leg, read_record
+from src.report.typed import build
 from src.training.task import Task
 
 LEGS = "legs"  # a checkpoint's key: the run's identity and its legs
+IDENTITY = re.compile(r"\w{1,64}")
 RATES = ("p_whole", "p_train", "p_core")
 SPENT = ("last_step", "status", "wall_s", "phases_s", "joules")  # of a leg to its end, which its record knows
 
@@ -48,8 +52,12 @@ class Legs(pl.Callback):
         self._steps_before = checkpoint["global_step"]
         state = checkpoint.get(LEGS)
         if isinstance(state, dict):
+            legs = [asdict(build(Leg, leg, optional=[f.name for f in fields(Leg)])) for leg in state["legs"]]
+            is_run = IDENTITY.fullmatch(state["run"]) and all({*leg["phases_s"]} <= {*PHASES, "wall"} for leg in legs)
+            if not is_run or any(leg["environment"] is None for leg in legs):
+                raise ValueError("its legs are not those of a run")
             self.run = state["run"]
-            self.before = with_ends(state["legs"], self.run, Path(str(trainer.ckpt_path)))
+            self.before = with_ends(legs, self.run, Path(str(trainer.ckpt_path)))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         clock = pl_module.clock

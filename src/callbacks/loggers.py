@@ -1,6 +1,7 @@
 """What loggers get of a whole run at its end: its config, the figures of its record, its pictures, `result.json`."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from src.report.record import Record
 from src.report.wandb_run import begin, described, log_end
 from src.system.masking import masked_text
 
+IDENTITY = re.compile(r"[\w-]{1,64}")
 LOGGED = "logged"  # a checkpoint's key: what its run's loggers have got so far
 
 
@@ -61,9 +63,12 @@ def go_on(every: Sequence[Logger], checkpoint: Mapping[str, Any], path: Path) ->
     Only from `last.ckpt`: W&B takes no step twice, and the run has gone on after an earlier checkpoint. The others
     get the rows of before again, from `History`; TensorBoard leaves out those of older files in the folder.
     """
-    identity = (checkpoint.get(LOGGED) or {}).get("wandb")
+    logged = checkpoint.get(LOGGED)
+    identity = logged.get("wandb") if isinstance(logged, dict) else None
+    if not (isinstance(identity, str) and IDENTITY.fullmatch(identity)):  # it becomes part of paths and addresses
+        identity = None
     for logger in every:
-        if isinstance(logger, WandbLogger) and isinstance(identity, str) and path.name == "last.ckpt":
+        if isinstance(logger, WandbLogger) and identity is not None and path.name == "last.ckpt":
             logger.go_on(identity)
         elif isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = 0

@@ -26,7 +26,10 @@ class RngState(pl.Callback):
         checkpoint["rng_of_ranks"] = states
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
-        self._to_restore = checkpoint.get("rng_of_ranks")
+        states = checkpoint.get("rng_of_ranks")
+        if states and len(states) == trainer.world_size:  # with another world size they are not restored
+            check(states[trainer.global_rank])
+            self._to_restore = states
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         """Restores them for the final evaluation of a run whose training was done: it is not begun again."""
@@ -34,7 +37,7 @@ class RngState(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         states, self._to_restore = self._to_restore, None
-        if states and len(states) == trainer.world_size:  # with another world size they are not restored
+        if states:
             restore(states[trainer.global_rank], pl_module.device)
 
 
@@ -48,10 +51,23 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     }
 
 
+def check(state: dict[str, Any]) -> None:
+    """Raises what generators raise for states that are not theirs, before those of the run are changed."""
+    random.Random().setstate(state["python"])
+    np.random.RandomState().set_state(numpy_state(state))
+    torch.Generator().set_state(state["torch"])
+    if state["cuda"] is not None and (state["cuda"].dtype != torch.uint8 or state["cuda"].ndim != 1):
+        raise ValueError("the GPU's random generator has a state of another kind")
+
+
+def numpy_state(state: dict[str, Any]) -> tuple[Any, ...]:
+    name, keys, *position = state["numpy"]
+    return name, keys.numpy().astype(np.uint32), *position
+
+
 def restore(state: dict[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
-    name, keys, *position = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
+    np.random.set_state(numpy_state(state))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

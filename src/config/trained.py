@@ -11,11 +11,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
 from src.config.schema import Precision
 from src.config.settings import CONF
 from src.system.masking import MASK, masked
 
 RUN = "run_config"  # a checkpoint's key: the data and the precision of the training
+DATA = f"{RUN}.datamodule"
 NAME = re.compile(r"\w+")  # of a file in conf, without its ending
 OF_PREDICTIONS = ("batch_size", "test_batch_size", "predict")  # keys of a datamodule that training does not decide
 OF_THE_SAMPLES = ("source", "raw", "data_dir", "seed")  # those that say which samples there are, in which splits
@@ -57,8 +59,8 @@ def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
     """Sets the precision and the datamodule of a prediction to those of the training; says where they differ.
 
     Args:
-        trained: what `training_choices` returned, from a file that may not be trusted: plain values of it are taken,
-            classes and functions are those of conf.
+        trained: what `training_choices` returned, from a file that may not be trusted: values of known keys are
+            taken, by their types; classes and functions are those of conf.
         given: the command line's overrides. A precision or another datamodule that it names stays, but for the keys of
             OF_THE_MODEL, which the weights depend on; of the same datamodule the keys that it names.
     """
@@ -80,23 +82,37 @@ def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
 
 
 def set_data_as_trained(config: DictConfig, trained: dict[str, Any], given: Sequence[str]) -> None:
-    values = dict(plain_values(trained["datamodule"]))
-    group = trained.get("group")
+    path, theirs, group = Path(config.ckpt_path or "the checkpoint"), trained["datamodule"], trained.get("group")
     if is_given("datamodule", given) and f"datamodule={group}" not in given:
         own = config.datamodule
-        for key in values.keys() & set(OF_THE_MODEL) & own.keys():
-            if not is_given(f"datamodule.{key}", given):
-                OmegaConf.update(own, key, values[key])
+        shared = {key: theirs[key] for key in OF_THE_MODEL if key in theirs and key in own}
+        values = values_for(plain(own), shared, path, DATA)
+        put(own, {key: value for key, value in values.items() if not is_given(f"datamodule.{key}", given)})
     elif is_in(group, "datamodule"):
         data = group_of("datamodule", group)
-        for key, value in values.items():
-            if key not in OF_PREDICTIONS and not (key == "data_dir" and not is_here(value, given)):
-                OmegaConf.update(data, key, value, force_add=True)
+        values = values_for(plain(data), theirs, path, DATA)
+        not_here = [*OF_PREDICTIONS, *([] if is_here(values.get("data_dir"), given) else ["data_dir"])]
+        put(data, {key: value for key, value in values.items() if key not in not_here})
         for text in given:
             key = text.partition("=")[0].lstrip("+")
             if key.startswith("datamodule."):
                 OmegaConf.update(data, key.partition(".")[2], OmegaConf.select(config, key), force_add=True)
         config.datamodule = data
+
+
+def plain(section: DictConfig) -> Any:
+    """Returns a section as plain dicts and lists, not resolved."""
+    return OmegaConf.to_container(section)
+
+
+def put(section: DictConfig, values: dict[str, Any]) -> None:
+    """Sets the keys of a section to what `values_for` returned for it, but for what a file leaves out."""
+    here = plain(section)
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(here.get(key), dict) and TARGET in value:
+            put(section[key], value)
+        elif key not in (TARGET, PARTIAL) and not is_withheld(value):
+            section[key] = value
 
 
 def has_trained_data(config: DictConfig, trained: Any) -> bool:

@@ -97,7 +97,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
     elif isinstance(value, dict) and hint is Any:
         for name, each in value.items():
             _check(f"{key}.{name}", each, Any)
-    elif not _allows(hint, value):
+    elif not allows(hint, value):
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         raise UserError(f"{key}={shown} cannot be; give {words_of(hint)}")
@@ -187,7 +187,7 @@ def members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _allows(hint: Any, value: Any) -> bool:
+def allows(hint: Any, value: Any) -> bool:
     """Returns whether a plain value of a config is of this type and in its range."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (None, NoneType):
@@ -195,12 +195,12 @@ def _allows(hint: Any, value: Any) -> bool:
     if hint is Any or isinstance(hint, TypeVar):
         return all(is_number(each) or not isinstance(each, float) for each in _leaves(value))
     if origin in (Union, UnionType):
-        return any(_allows(each, value) for each in arguments)
+        return any(allows(each, value) for each in arguments)
     if origin is Annotated:
         base, *limits = arguments
         if MAY_BE_EMPTY in limits:
             return isinstance(value, str)
-        return _allows(base, value) and all(_is_within(limit, value) for limit in limits)
+        return allows(base, value) and all(_is_within(limit, value) for limit in limits)
     if origin is Literal:
         return any(type(value) is type(each) and value == each for each in arguments)
     if hint is bool:
@@ -216,18 +216,18 @@ def _allows_collection(kind: Any, arguments: tuple[Any, ...], value: Any) -> boo
     if not isinstance(kind, type) or kind.__module__ not in ("builtins", "collections.abc"):
         return False  # an object, which a config describes with _target_
     if issubclass(kind, Mapping):
-        return isinstance(value, dict) and all(_allows(arguments[1], each) for each in value.values())
+        return isinstance(value, dict) and all(allows(arguments[1], each) for each in value.values())
     if issubclass(kind, Collection):
         if isinstance(value, list) and kind is tuple and Ellipsis not in arguments:
-            return len(value) == len(arguments) and all(map(_allows, arguments, value))
-        return isinstance(value, list) and all(_allows(arguments[0], each) for each in value)
+            return len(value) == len(arguments) and all(map(allows, arguments, value))
+        return isinstance(value, list) and all(allows(arguments[0], each) for each in value)
     return False
 
 
 def _is_within(limit: Any, value: Any) -> bool:
     if isinstance(limit, Range):
         return value in limit
-    return _allows(limit, value)  # Annotated[str, Literal["auto", "on"]]: OmegaConf knows no Literal
+    return allows(limit, value)  # Annotated[str, Literal["auto", "on"]]: OmegaConf knows no Literal
 
 
 def _leaves(value: Any) -> Iterator[Any]:

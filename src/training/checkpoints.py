@@ -16,8 +16,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -26,16 +24,17 @@ from torch import Tensor, nn
 
 from src.errors import UserError
 from src.system.files import remove_left_over, written_atomically
+from src.system.plain import check_plain
 
 if TYPE_CHECKING:  # the models' library code needs no OmegaConf
     from omegaconf import DictConfig
 
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 DIGEST_BYTES = 71
+CONFIGS = "model_config", "run_config"  # keys of a checkpoint
 CHUNK_BYTES = 4 * 2**20
 # Of an archive whose headers or compressed members are damaged; a flipped bit makes a stored member a compressed one.
 BAD_ARCHIVE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, RuntimeError, ValueError
-TARGETS = ("src.models.", "src.training.", "torch.optim.")  # what the config in a checkpoint may name
 MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
 
 
@@ -122,6 +121,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: its state_dict has the key {name!r}, which is no name; give another checkpoint")
         if not isinstance(value, Tensor):
             raise UserError(f"{path}: {name} is no tensor but {type(value).__name__}; give another checkpoint")
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise UserError(f"{path}: {name} is no dense tensor; give another checkpoint")
+    check_plain(checkpoint, str(path), (Tensor,))
+    for key in CONFIGS:
+        check_plain(checkpoint.get(key), f"{path}: {key}")
     return checkpoint
 
 
@@ -187,32 +191,16 @@ def first_line(error: BaseException) -> str:
 
 
 def trained_config(checkpoint: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """Returns the config of the model that the checkpoint holds, safe to instantiate; None if it holds none.
+    """Returns the config of the model that the checkpoint holds, its classes by today's names; None if it holds none.
 
-    Raises UserError where it names anything but classes of this project's models and torch's optimisers.
+    Which classes it may name, `src.config.from_file.values_for` decides. Raises UserError where it is no config.
     """
     config = checkpoint.get("model_config")
     if config is None:
         return None
-    if not isinstance(config, dict) or not {"name", "task"} <= config.keys():
+    if not isinstance(config, dict) or not {"name", "task"} <= config.keys() or not isinstance(config["task"], dict):
         raise UserError(f"{path}: its model_config is no config of a model; give a checkpoint that train.py wrote")
-    config = renamed(config)
-    for key, value in leaves(config):
-        if key.rpartition(".")[2] == "_target_" and not is_our_class(value):
-            raise UserError(
-                f"{path}: model_config.{key} is {value!r}, no class of {' or '.join(TARGETS)}* and not made; "
-                "give a checkpoint that train.py wrote"
-            )
-    return config
-
-
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values in nested dicts and lists by dotted key."""
-    if isinstance(config, dict | list):
-        for key, value in config.items() if isinstance(config, dict) else enumerate(config):
-            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, config
+    return renamed(config)
 
 
 def renamed(config: Any) -> Any:
@@ -225,35 +213,32 @@ def renamed(config: Any) -> Any:
     return config if old is None else MOVED[old] + config.removeprefix(old)
 
 
-def is_our_class(target: Any) -> bool:
-    """Returns whether this is the name of a class that one of the packages of TARGETS defines."""
-    if not isinstance(target, str) or not target.startswith(TARGETS):
-        return False
-    module, _, name = target.rpartition(".")
-    with suppress(ImportError):
-        found = getattr(import_module(module), name, None)
-        return isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)
-    return False
-
-
-def compare(checkpoint: dict[str, Any], path: Path, network: nn.Module) -> None:
-    """Raises UserError naming the first parameter whose name or shape differs from the network's."""
-    theirs = {
-        k.removeprefix("network."): v.shape for k, v in checkpoint["state_dict"].items() if k.startswith("network.")
-    }
-    ours = {k: v.shape for k, v in network.state_dict().items()}
+def compare(checkpoint: dict[str, Any], path: Path, task: nn.Module) -> None:
+    """Raises UserError naming the first parameter whose name, shape or kind of numbers differs from the task's."""
+    theirs, ours = checkpoint["state_dict"], task.state_dict()
     for key in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(key) != ours.get(key):
+        there, here = (described(tensors.get(key)) for tensors in (theirs, ours))
+        if there != here:
             raise UserError(
-                f"{path}: a checkpoint of another architecture: {key} is {shown(theirs.get(key))} there and "
-                f"{shown(ours.get(key))} here; use the model config it was trained with"
+                f"{path}: a checkpoint of another architecture: {key.removeprefix('network.')} is {there} there and "
+                f"{here} here; use the model config it was trained with"
             )
 
 
 def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
     """Puts the checkpoint's weights into the task; raises UserError where the networks differ."""
-    compare(checkpoint, path, task.network)  # type: ignore[arg-type]
+    compare(checkpoint, path, task)
     task.load_state_dict(checkpoint["state_dict"])
+
+
+def described(tensor: Tensor | None) -> str:
+    """Returns a tensor's shape, and the kind of its numbers where a copy would not be the same."""
+    if tensor is None:
+        return "absent"
+    kind = (
+        " of complex numbers" if tensor.dtype.is_complex else "" if tensor.dtype.is_floating_point else " of integers"
+    )
+    return f"{shown(tensor.shape)}{kind}"
 
 
 def shown(shape: torch.Size | None) -> str:

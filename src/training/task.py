@@ -29,6 +29,7 @@ from src.measure.roofline import Cost
 from src.system.masking import masked
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule, ScheduledRate
+from src.training.state import check_optimizer
 from src.training.step import TrainStep
 
 T = TypeVar("T")
@@ -233,6 +234,8 @@ class Task(pl.LightningModule):
 
     def on_train_start(self) -> None:
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        if self.trainer.ckpt_path:
+            check_optimizer(optimizer, Path(self.trainer.ckpt_path))
         for group in optimizer.param_groups:
             group.update(self.fast_optimizer_flags())  # a checkpoint from another device carries that device's flags
         self._rate = self._scheduled_rate(optimizer)

@@ -133,8 +133,9 @@ def cifar10(path: Path) -> None:
 def checkpoint(path: Path) -> None:
     found = read_checkpoint(path)
     trained_config(found, path)
-    compare(found, path, NETWORK)
-    torch.nn.ModuleDict({"network": NETWORK}).load_state_dict(found["state_dict"])
+    task = torch.nn.ModuleDict({"network": NETWORK})
+    compare(found, path, task)
+    task.load_state_dict(found["state_dict"])
     run = found.get("run_config")
     if isinstance(run, dict) and isinstance(run.get("datamodule"), dict):
         dict(plain_values(run["datamodule"]))

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.config.ranges import Range
 from src.config.reference import _field_comments, _yaml_rows
 from src.config.settings import CONF
-from src.config.values import _allows, is_number, members, parameters_of, target_of
+from src.config.values import allows, is_number, members, parameters_of, target_of
 from src.training import schedule
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
@@ -122,7 +122,7 @@ def alternatives(hint: Any, current: Any, comment: str, sample: str | None = Non
     values = choices(hint, current)
     if current is None or (current == 0 and not isinstance(current, bool)):
         values += [sample] if sample else samples(hint)
-    values += [text for text in documented(comment, hint) if _allows(hint, yaml.safe_load(text)) or "_target_" in text]
+    values += [text for text in documented(comment, hint) if allows(hint, yaml.safe_load(text)) or "_target_" in text]
     return [value for value in dict.fromkeys(values) if value != shown(current)]
 
 

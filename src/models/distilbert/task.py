@@ -141,7 +141,7 @@ class DistilBertTask(Task):
             checkpoint[VOCABULARY] = "\n".join(self.pieces)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if VOCABULARY in checkpoint:
+        if isinstance(checkpoint.get(VOCABULARY), str):
             self._know(tuple(checkpoint[VOCABULARY].split("\n")), "the checkpoint's")
 
     def setup(self, stage: str) -> None:

@@ -191,7 +191,11 @@ class SE3TransformerTask(Task):
     def evaluate_best(self, datamodule: Any, checkpoint: Path) -> None:
         best = read_checkpoint(checkpoint)
         load_weights(self, best, checkpoint)
-        self.metrics[f"best_{self.final_metric.name}"] = best["metrics"][self.final_metric.name]
+        metrics = best.get("metrics")
+        value = metrics.get(self.final_metric.name) if isinstance(metrics, dict) else None
+        if not isinstance(value, float):
+            raise UserError(f"{checkpoint}: does not say its {self.final_metric.name}; remove it, or start anew")
+        self.metrics[f"best_{self.final_metric.name}"] = value
         self._split = "test_at_best_"
         self.trainer.test(self, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:

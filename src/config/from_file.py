@@ -1,0 +1,163 @@
+"""Values that a file gives for a config: of keys that the config has, each of its key's type, never merged as text.
+
+A checkpoint may come from anybody. Of its config `values_for` takes numbers, texts, lists and tables of them. Which
+class is made at a place is decided here: by the config, or by the annotation of the argument in our own code. A name in
+the file is compared with those and imported by nobody. Nothing that it gives is an interpolation.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from omegaconf import MISSING
+
+from src.config.values import Parameter, allows, members, parameters_of, target_of, words_of
+from src.errors import UserError
+from src.system.masking import MASK
+from src.system.plain import check_plain
+
+TARGET, PARTIAL = "_target_", "_partial_"
+CALLABLE = get_origin(Callable[[], Any])
+
+
+def values_for(here: Any, values: Any, path: Path, prefix: str, chooses: bool = False) -> dict[str, Any]:
+    """Returns the plain values of a file for one section of a config, with the `_target_`s of classes they are for.
+
+    The value of a key that `is_withheld` is returned as it is: the caller leaves it out or replaces it.
+
+    Args:
+        here: the section as the config has it, a plain dict with a `_target_`, not resolved.
+        values: the file's.
+        path: of the file, for messages.
+        prefix: the section's key, for messages.
+        chooses: whether the file's `_target_` decides between the classes that a place may hold; else it is ignored.
+
+    Raises UserError naming the first key that the section does not have, or whose value its type does not allow.
+    """
+    if not isinstance(values, dict) or not isinstance(here, dict):
+        raise UserError(f"{path}: {prefix} is no section of a config; give a checkpoint that train.py wrote")
+    check_plain(values, f"{path}: {prefix}")
+    return Section(path, chooses).call(prefix, values, object, here)
+
+
+def is_withheld(value: Any) -> bool:
+    """Returns whether a file leaves this value out: it was a secret, or came from the environment."""
+    return isinstance(value, str) and (MASK in value or "${" in value)
+
+
+class Section:
+    """Matches the values of one file with types.
+
+    Args:
+        path, chooses: as for `values_for`.
+    """
+
+    def __init__(self, path: Path, chooses: bool) -> None:
+        self.path, self.chooses = path, chooses
+
+    def call(self, key: str, values: Mapping[str, Any], hint: Any, here: Any) -> dict[str, Any]:
+        """Returns the values of a section with a class, with `_target_` and `_partial_` of that class."""
+        classes = classes_at(hint, here)
+        name = values.get(TARGET)
+        if not self.chooses and isinstance(here, dict) and TARGET in here:
+            name = here[TARGET]
+        if not isinstance(name, str) or name not in classes:
+            others = f"; there may be {' or '.join(sorted(classes)[:5])}" if classes else ""
+            raise UserError(
+                f"{self.path}: {key}._target_ is {name!r:.80}, which was not made{others}; "
+                "give a checkpoint that train.py wrote"
+            )
+        target, is_partial = classes[name]
+        if PARTIAL in values and values[PARTIAL] is not is_partial:
+            self.refuse(f"{key}.{PARTIAL}", values[PARTIAL], str(is_partial).lower())
+        parameters = parameters_of(target)
+        section = here if isinstance(here, dict) else {}
+        result: dict[str, Any] = {TARGET: name, **({PARTIAL: True} if is_partial else {})}
+        for argument, value in values.items():
+            if argument in (TARGET, PARTIAL):
+                continue
+            known = {*parameters, *section} - {"**"}
+            if not isinstance(argument, str) or argument[:1] == "_" or argument not in known:
+                raise UserError(
+                    f"{self.path}: {key} has no key {argument!r:.80}; give a checkpoint that train.py of this version "
+                    "wrote"
+                )
+            argument_hint = parameters.get(argument, Parameter(Any, False)).hint
+            result[argument] = self.value(f"{key}.{argument}", value, argument_hint, section.get(argument))
+        return result
+
+    def value(self, key: str, value: Any, hint: Any, here: Any) -> Any:
+        """Returns the value of one key, whose type is `hint`."""
+        if is_withheld(value):
+            return value
+        if isinstance(value, dict) and (TARGET in value or (isinstance(here, dict) and TARGET in here)):
+            return self.call(key, value, hint, here)
+        found = self.table(key, value)
+        if not allows(hint, found):
+            self.refuse(key, value, words_of(hint))
+        return found
+
+    def table(self, key: str, value: Any) -> Any:
+        """Returns plain values of a key without a class, tuples as lists. Raises UserError for keys that mean more."""
+        if isinstance(value, dict):
+            for name in value:
+                if not isinstance(name, str) or name[:1] == "_":
+                    raise UserError(
+                        f"{self.path}: {key} has no key {name!r:.80}; give a checkpoint that train.py wrote"
+                    )
+            return {name: self.table(f"{key}.{name}", part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.table(f"{key}.{i}", part) for i, part in enumerate(value)]
+        if value == MISSING or is_withheld(value):
+            raise UserError(f"{self.path}: {key} has no value, or one that was a secret; give another checkpoint")
+        return value
+
+    def refuse(self, key: str, value: Any, expected: str) -> None:
+        raise UserError(
+            f"{self.path}: {key}={value!r:.80} is not allowed; expected {expected}; "
+            "give a checkpoint that train.py wrote"
+        )
+
+
+def classes_at(hint: Any, here: Any) -> dict[str, tuple[Any, bool]]:
+    """Returns what may be made at a place, by name: the class or function, and whether it is called later.
+
+    Args:
+        hint: the type of the argument, in our own code.
+        here: the section as the config has it.
+    """
+    found: dict[str, tuple[Any, bool]] = {}
+    for member in members(hint):
+        is_partial = get_origin(member) is CALLABLE
+        made = get_args(member)[-1] if is_partial and get_args(member) else member
+        found |= {name: (each, is_partial) for name, each in classes_of(made).items()}
+    if isinstance(here, dict) and isinstance(here.get(TARGET), str):
+        found[here[TARGET]] = (target_of("", here[TARGET]), bool(here.get(PARTIAL)))
+    return found
+
+
+@cache
+def classes_of(kind: Any) -> dict[str, Any]:
+    """Returns the classes for an argument of this type, by name: those of its kind in torch and in this project."""
+    import torch  # every entry point that gets here has it
+
+    from src.training import adagrad, schedule
+
+    if kind is torch.optim.Optimizer:
+        optimizers = {each for each in vars(torch.optim).values() if is_class(each, torch.optim.Optimizer)}
+        names = {f"torch.optim.{each.__name__}": each for each in optimizers - {torch.optim.Optimizer}}
+        return names | named(*optimizers - {torch.optim.Optimizer}, adagrad.Adagrad)
+    if kind is schedule.Schedule:
+        own = [each for each in vars(schedule).values() if is_class(each) and each.__module__ == schedule.__name__]
+        return named(*(each for each in own if "__call__" in vars(each) and each is not kind))
+    return named(kind) if is_class(kind) and kind.__module__.startswith("src.") else {}
+
+
+def is_class(value: Any, base: type = object) -> bool:
+    return inspect.isclass(value) and issubclass(value, base)
+
+
+def named(*classes: Any) -> dict[str, Any]:
+    return {f"{each.__module__}.{each.__qualname__}": each for each in classes}
