@@ -62,13 +62,13 @@ def start_ranks(config: DictConfig) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-        from src.launch.devices import check_devices
+        from src.launch.devices import check_devices, check_graph
 
     begin_s = time.time()
     check_loopback()
-    check_devices(
-        config.trainer, "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    )
+    accelerator = "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    check_devices(config.trainer, accelerator)
+    check_graph(config.execution, accelerator)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // config.trainer.devices)))
     os.environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_S), ANSWERED_FOR: str(os.getpid())}
     arguments = ["--standalone", f"--nproc-per-node={config.trainer.devices}", "--max-restarts=0"]

@@ -38,11 +38,16 @@ class Range:
 
 MAY_BE_EMPTY = "may be empty"
 
+# The largest numbers of a key whose type has no upper end. Every one that a run can use is below.
+MOST_WHOLE, MOST_NUMBER = 2**31 - 1, 1e30
+
 Text = Annotated[str, MAY_BE_EMPTY]
 Count = Annotated[int, Range(1)]
 Number = Annotated[int, Range(0)]
+ManyRows = Annotated[int, Range(1, 2**53)]
 Limit = Annotated[int, Range(1, also=(-1, "no limit"))]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+Seconds = Annotated[float, Range(above=0, most=10**9)]
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]

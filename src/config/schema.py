@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, DictConfig, OmegaConf
 
-from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seed
+from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seconds, Seed
 from src.config.settings import CONF
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
@@ -48,10 +48,11 @@ class HyperParameters:
 
 @dataclass
 class Topology:
-    name: str = MISSING  # nodes x devices, e.g. "2x8"
+    name: str = "${trainer.num_nodes}x${trainer.devices}"  # nodes x devices, e.g. "2x8"
     num_nodes: Count = MISSING  # machines
     devices: Count = MISSING  # on each node
-    patience_s: Positive = 60.0  # with a rank of this machine that is stopped, before it ends the run
+    crowded: bool = False  # more than 4 processes on each core, where there is no GPU
+    patience_s: Seconds = 60.0  # with a rank of this machine that is stopped, before it ends the run
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Fit:
 
     max_epochs: Limit = II("model.recipe.max_epochs")  # passes over the training split
     max_steps: Limit = -1  # optimiser steps after which training ends; -1: no limit
-    max_time_s: Positive | None = None  # wall seconds of training, then a normal end
+    max_time_s: Seconds | None = None  # wall seconds of training, then a normal end
     clip_norm: Positive | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
     ema_decay: OpenShare | None = None  # of averaged weights, evaluated and saved in place of the last ones; null: none
     eval_every_n_epochs: Count | None = II("model.recipe.eval_every_n_epochs")  # null: no evaluation during training
@@ -117,7 +118,7 @@ class Sweep:
     """Of `-m`: how the jobs of a sweep are run. Never part of a job."""
 
     parallel: Count | None = None  # jobs at once; null: as many as the GPUs carry, one on a machine without
-    timeout_s: Positive | None = None  # wall seconds after which a job is ended
+    timeout_s: Seconds | None = None  # wall seconds after which a job is ended
     resume: str | None = None  # the folder of a sweep to go on with
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -13,12 +14,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from src.config.ranges import MAY_BE_EMPTY, Range
+from src.config.ranges import MAY_BE_EMPTY, MOST_NUMBER, MOST_WHOLE, Range
 from src.config.schema import TrainConfig
 from src.config.settings import check_complete, check_fix_hp
 from src.errors import UserError
 
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+MODEL_KEYS = ("name", "task", "hp", "recipe", "predict", "monitor", "quick", "paddle")
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 LONGEST = 80  # characters of a value in a message
 
@@ -34,6 +36,7 @@ def check_training(config: DictConfig) -> None:
     """Raises UserError, or OmegaConf's own error, for a training config that cannot be run. Changes nothing."""
     check_fix_hp(config)
     config = checked(config, TrainConfig)
+    _check_kinds(config)
     if config.fit.stop_after_plateau and not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
         raise UserError("fit.stop_after_plateau needs evaluations; give fit.eval_every_n_epochs=1")
     if config.ckpt_path and not Path(config.ckpt_path).exists():
@@ -41,6 +44,44 @@ def check_training(config: DictConfig) -> None:
     world = config.trainer.num_nodes * config.trainer.devices
     if config.hp.batch_per == "global" and config.hp.batch_size % world:
         raise UserError(f"hp.batch_size={config.hp.batch_size} is global and does not divide by {world} ranks")
+    name = f"{config.trainer.num_nodes}x{config.trainer.devices}"
+    if config.trainer.name != name:
+        raise UserError(f"trainer.name={config.trainer.name} but its nodes and devices are {name}; leave the name out")
+    if config.fit.stop_at_target:
+        _check_target(config)
+
+
+def _check_kinds(config: DictConfig) -> None:
+    """Raises UserError for a part of a run that does not say its class, or says one of another kind.
+
+    Also for a key of the model that is written wrongly.
+    """
+    for name in config.model:  # a model of one's own may have others
+        near = get_close_matches(str(name), MODEL_KEYS, n=1, cutoff=0.75)
+        if near and name not in MODEL_KEYS:
+            raise UserError(f"model has no key {str(name)!r}, did you mean {near[0]!r}?")
+    kinds = {"model.task": "Task", "datamodule": "DataModule"}
+    kinds |= {"model.predict": "object"} if "predict" in config.model else {}
+    for group, kind in {"callbacks": "Callback", "logger": "Logger"}.items():
+        kinds |= {f"{group}.{name}": kind for name in config[group] or {}}
+    for key, kind in kinds.items():
+        part = OmegaConf.select(config, key)
+        if not isinstance(part, DictConfig) or "_target_" not in part:
+            shown = "null" if part is None else part
+            raise UserError(f"{key}={shown} cannot be; give {key}._target_=CLASS, a {kind}, or leave {key} out")
+        bases = [base.__name__ for base in getattr(target_of(key, part["_target_"]), "__mro__", ())]
+        if kind not in bases:
+            raise UserError(f"{key}._target_={part['_target_']} is no {kind}; give the class of one")
+
+
+def _check_target(config: DictConfig) -> None:
+    """Raises UserError where training cannot end at a target: there is none, or nothing is evaluated."""
+    task = config.model.task
+    argument = inspect.signature(target_of("model.task", task["_target_"])).parameters.get("target")
+    if not task.get("target", argument and argument.default):
+        raise UserError("fit.stop_at_target needs a target of the final metric; give model.task.target=VALUE")
+    if not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
+        raise UserError("fit.stop_at_target needs evaluations; give fit.eval_every_n_epochs=1")
 
 
 def checked(config: DictConfig, schema: type) -> DictConfig:
@@ -75,10 +116,10 @@ def check_plugin(config: DictConfig, name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether this is a finite number that float64 holds, and no truth value."""
+    """Returns whether this is a number that a run can use, and no truth value."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, float) and abs(value) <= MOST_NUMBER  # not so for NaN
 
 
 def _is_open(value: Any) -> bool:
@@ -100,7 +141,17 @@ def _check(key: str, value: Any, hint: Any) -> None:
     elif not allows(hint, value):
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        raise UserError(f"{key}={shown} cannot be; give {words_of(hint)}")
+        words = words_of(hint)
+        raise UserError(
+            f"{key}={shown} cannot be; give {words}{'' if re.search('at most| to ', words) else _most(value)}"
+        )
+
+
+def _most(value: Any) -> str:
+    """Returns the largest number there can be, where this one is beyond it."""
+    if isinstance(value, int) and value > MOST_WHOLE:
+        return f", at most {MOST_WHOLE}"
+    return f", at most {MOST_NUMBER}" if isinstance(value, float) and MOST_NUMBER < value < math.inf else ""
 
 
 def _check_call(key: str, value: dict[Any, Any]) -> None:
@@ -172,7 +223,10 @@ def parameters_of(target: Any) -> dict[str, Parameter]:
     for function in functions:
         own = is_ours and function.__module__.startswith("src.")
         hints = get_type_hints(function, include_extras=True) if own else {}
-        arguments = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+        try:
+            arguments = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+        except ValueError:  # of a builtin type
+            return found | {"**": Parameter(Any, False)}
         for each in arguments:
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
                 found.setdefault(each.name, Parameter(hints.get(each.name, Any), each.default is each.empty))
@@ -226,7 +280,7 @@ def _allows_collection(kind: Any, arguments: tuple[Any, ...], value: Any) -> boo
 
 def _is_within(limit: Any, value: Any) -> bool:
     if isinstance(limit, Range):
-        return value in limit
+        return value in limit and (math.isfinite(limit.most) or isinstance(value, float) or value <= MOST_WHOLE)
     return allows(limit, value)  # Annotated[str, Literal["auto", "on"]]: OmegaConf knows no Literal
 
 

@@ -17,12 +17,14 @@ from src.errors import UserError
 from src.gpu import graph_gaps
 from src.parallel import shared_memory
 from src.system.group import rank, world_size
+from src.system.workers import cpu_count
 
 if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
     from pytorch_lightning.strategies import Strategy
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # of x86, and of Arm
+MOST_PER_CORE, RANK_GIB = 4, 0.3  # ranks on a CPU that need no key, and what a process holds after its imports
 FIXED_WORKSPACES = ":4096:8", ":16:8"  # of cuBLAS, with which it repeats its results in several streams
 
 
@@ -57,8 +59,7 @@ def set_execution(execution: DictConfig, accelerator: str) -> None:
     To be called before the process first multiplies on its GPU or joins a group. Raises UserError for a CUDA graph on a
     CPU.
     """
-    if execution.graph == "on" and accelerator != "cuda":
-        raise UserError("execution.graph=on needs an NVIDIA GPU; give execution.graph=auto")
+    check_graph(execution, accelerator)
     shared_memory.enabled = execution.exchange == "auto"
     graph_gaps.enabled = execution.graph_gaps == "auto"
     if execution.deterministic:
@@ -70,6 +71,12 @@ def set_execution(execution: DictConfig, accelerator: str) -> None:
         memory.fill_uninitialized_memory = False  # it takes time, and no result may depend on such memory
     if execution.deterministic != torch.are_deterministic_algorithms_enabled():  # the call loads torch's compiler
         torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
+
+
+def check_graph(execution: DictConfig, accelerator: str) -> None:
+    """Raises UserError for a CUDA graph without a GPU."""
+    if execution.graph == "on" and accelerator != "cuda":
+        raise UserError("execution.graph=on needs an NVIDIA GPU; give execution.graph=auto")
 
 
 def without_order(error: BaseException, model: str) -> BaseException:
@@ -89,6 +96,11 @@ def check_devices(trainer: DictConfig, accelerator: str) -> None:
     if accelerator == "cuda" and gpus < trainer.devices:
         raise UserError(f"trainer={trainer.name} wants {trainer.devices} GPU(s) on each node, this machine has {gpus}; "
                         f"choose another trainer")  # fmt: skip
+    if accelerator != "cuda" and trainer.devices > MOST_PER_CORE * cpu_count() and not trainer.crowded:
+        raise UserError(
+            f"trainer.devices={trainer.devices} starts as many processes on {cpu_count()} cores, each with about "
+            f"{RANK_GIB} GiB before its model and data; give fewer, or trainer.crowded=true"
+        )
 
 
 def check_topology(trainer: DictConfig, accelerator: str) -> None:

@@ -11,6 +11,7 @@ from src.config.explain import explain
 from src.config.schema import PrepareConfig
 from src.config.values import check_training, check_values, checked
 from src.errors import UserError
+from src.launch.devices import check_devices
 from src.models.moflow.network import MoFlow
 from src.sweep.largest import Auto
 from tests.support.composing import composed
@@ -18,6 +19,8 @@ from tests.support.composing import composed
 COUNT, NUMBER, TEXT = "a whole number of 1 or more", "a whole number of 0 or more", "a text"
 LIMIT = "a whole number of 1 or more, or -1 for no limit"
 POSITIVE, NOT_NEGATIVE, SHARE = "a number above 0", "a number of 0 or more", "a number of 0 to 1"
+ROWS = "a whole number of 1 to 9007199254740992"
+SECONDS = "a number above 0 and at most 1000000000"
 BELOW_1, BETWEEN = "a number of 0 or more and below 1", "a number above 0 and below 1"
 SEED, SWITCH, BOOL = "a whole number of 0 to 4294967295", "auto, on or off", "true or false"
 NULL = ", or null"
@@ -29,18 +32,20 @@ REFUSED = {
         "hp.batch_per=world": "device or global",
         "hp.lr=-1": NOT_NEGATIVE, "hp.lr=nan": NOT_NEGATIVE, "hp.lr=inf": NOT_NEGATIVE,
         "fit.max_epochs=0": LIMIT, "fit.max_epochs=-5": LIMIT, "fit.max_steps=0": LIMIT, "fit.max_steps=-2": LIMIT,
-        "fit.max_time_s=0": POSITIVE + NULL, "fit.max_time_s=nan": POSITIVE + NULL,
-        "fit.max_time_s=inf": POSITIVE + NULL,
+        "fit.max_time_s=0": SECONDS + NULL, "fit.max_time_s=nan": SECONDS + NULL,
+        "fit.max_time_s=inf": SECONDS + NULL,
         "fit.clip_norm=0": POSITIVE + NULL, "fit.clip_norm=-1": POSITIVE + NULL, "fit.clip_norm=nan": POSITIVE + NULL,
         "fit.ema_decay=0": BETWEEN + NULL, "fit.ema_decay=1": BETWEEN + NULL, "fit.ema_decay=nan": BETWEEN + NULL,
         "fit.eval_every_n_epochs=0": COUNT + NULL, "fit.eval_every_n_epochs=-1": COUNT + NULL,
         "fit.eval_every_n_steps=0": COUNT + NULL, "fit.checkpoint_every_n_epochs=0": COUNT,
         "fit.checkpoint_every_n_steps=0": COUNT + NULL, "fit.stop_after_plateau=0": COUNT + NULL,
+        "hp.lr=1e300": NOT_NEGATIVE + ", at most 1e+30",
+        "hp.batch_size=9223372036854775807": COUNT + ", at most 2147483647", "fit.max_time_s=1e308": SECONDS + NULL,
         "execution.graph=true": SWITCH, "execution.graph=yes": SWITCH, "execution.compile=maybe": SWITCH,
         "execution.graph_warmup_steps=0": COUNT, "execution.gradient_dtype=int8": "bf16 or fp16, or null",
         "execution.exchange=gloo": "auto or nccl", "execution.graph_gaps=on": "auto or off",
         "measure.window=0": COUNT, "measure.warmup_steps=-1": NUMBER, "sweep.parallel=0": COUNT + NULL,
-        "sweep.timeout_s=0": POSITIVE + NULL, "seed=-1": SEED, "seed=4294967296": SEED,
+        "sweep.timeout_s=0": SECONDS + NULL, "seed=-1": SEED, "seed=4294967296": SEED,
         "output_dir=": TEXT, "output_root=": TEXT, "data_root=": TEXT, "ckpt_path=": TEXT + NULL,
         "trainer.devices=0": COUNT, "trainer.num_nodes=-1": COUNT, "precision.loss_scale=0": POSITIVE,
         "precision.loss_scale=nan": POSITIVE, "precision.loss_scale_growth_steps=0": COUNT,
@@ -92,7 +97,8 @@ REFUSED = {
         "+model.task.schedule.warmup=-1": NUMBER, "+model.task.schedule.total=0": COUNT + NULL,
     },
     TRAIN + "model=se3_transformer": {
-        "model.task.network.num_layers=0": COUNT, "model.task.network.num_degrees=0": COUNT,
+        "model.task.network.num_layers=0": COUNT, "model.task.network.num_degrees=0": "a whole number of 1 to 7",
+        "model.task.network.num_degrees=12": "a whole number of 1 to 7",
         "model.task.network.num_channels=-4": COUNT, "model.task.network.num_heads=0": COUNT,
         "model.task.network.channels_div=0": COUNT, "model.task.network.pooling=min": "max, mean or sum",
         "model.task.network.norm=2": BOOL, "model.task.network.low_memory=often": BOOL,
@@ -123,7 +129,7 @@ REFUSED = {
         "datamodule.shuffle_batches=2": BOOL, "model.predict.repeats=0": COUNT + NULL,
     },
     TRAIN + "model=dlrm datamodule=criteo_synthetic": {
-        "datamodule.generate.train_rows=0": COUNT, "datamodule.generate.max_rows=0": COUNT + NULL,
+        "datamodule.generate.train_rows=0": ROWS, "datamodule.generate.max_rows=0": ROWS + NULL,
         "datamodule.generate.cardinalities=[0]": "a list, each a whole number of 1 to 2147483646, or null",
         "datamodule.generate.hotness=[0]": f"a list, each {COUNT}, or null",
         "datamodule.generate.num_numerical=0": COUNT,
@@ -209,6 +215,14 @@ OTHERS = {  # words of other messages
     TRAIN + "~model.task.network": "model.task.network has no value; give it as model.task.network=VALUE",
     TRAIN + "hp.batch_size=null": "hp.batch_size: ",
     TRAIN + "fit.stop_after_plateau=3 fit.eval_every_n_epochs=null": "fit.stop_after_plateau needs evaluations",
+    TRAIN + "+callbacks.x=3": "callbacks.x=3 cannot be; give callbacks.x._target_=CLASS, a Callback, or leave",
+    TRAIN + "+callbacks.x={_target_:builtins.dict}": "callbacks.x._target_=builtins.dict is no Callback",
+    TRAIN + "+logger.x=3": "logger.x=3 cannot be; give logger.x._target_=CLASS, a Logger",
+    TRAIN + "model.task=null": "model.task=null cannot be; give model.task._target_=CLASS, a Task",
+    TRAIN + "+model.taask=1": "model has no key 'taask', did you mean 'task'?",
+    TRAIN + "trainer.name=1x2": "trainer.name=1x2 but its nodes and devices are 1x1",
+    TRAIN + "fit.stop_at_target=true model.task.target=null": "fit.stop_at_target needs a target",
+    TRAIN + "fit.stop_at_target=true fit.eval_every_n_epochs=null": "fit.stop_at_target needs evaluations",
     TRAIN + "ckpt_path=none.ckpt": "none.ckpt: there is no such checkpoint",
     TRAIN + "model=dlrm trainer=1x4 hp.batch_size=30": "hp.batch_size=30 is global and does not divide by 4 ranks",
 }
@@ -245,6 +259,19 @@ def test_a_value_out_of_range_is_refused_with_the_key_the_value_and_the_range(co
 @pytest.mark.parametrize("command", OTHERS)
 def test_a_part_that_does_not_fit_is_refused(command: str) -> None:
     assert OTHERS[command] in said(command)
+
+
+def test_the_name_of_a_topology_is_that_of_its_nodes_and_devices() -> None:
+    assert composed("train", *TRAIN.split()[1:], "trainer.devices=2").trainer.name == "1x2"
+    assert composed("train", *TRAIN.split()[1:], "trainer=2x8").trainer.name == "2x8"
+
+
+def test_many_more_processes_than_cores_need_a_key() -> None:
+    config = composed("train", *TRAIN.split()[1:], "trainer.devices=4096")
+    with pytest.raises(UserError, match=r"trainer.devices=4096 starts .* cores, .* or trainer.crowded=true"):
+        check_devices(config.trainer, "cpu")
+    config.trainer.crowded = True
+    check_devices(config.trainer, "cpu")
 
 
 def test_there_are_two_hundred_mistakes() -> None:

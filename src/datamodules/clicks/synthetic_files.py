@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.clicks import DTYPES, ClickLayout
-from src.config.ranges import Count, Seed
+from src.config.ranges import Count, ManyRows, Seed
 from src.datamodules.clicks.feature_spec import SPLITS, FeatureSpec
 from src.datamodules.clicks.synthetic import BayesMetrics, ClickDistribution, Rows, Sample, tables_of
 from src.datamodules.download import sha256_of
@@ -30,11 +30,11 @@ VERSION = 1  # of the distribution
 def generate(
     folder: Path,
     *,
-    train_rows: Count,
-    test_rows: Count,
+    train_rows: ManyRows,
+    test_rows: ManyRows,
     cardinalities: Sequence[Rows] | None = None,
     hotness: Sequence[Count] | None = None,
-    max_rows: Count | None = None,
+    max_rows: ManyRows | None = None,
     num_numerical: Count = 13,
     seed: Seed = 0,
 ) -> None:

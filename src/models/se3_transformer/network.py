@@ -1,14 +1,14 @@
 """The SE(3)-Transformer (arXiv:2006.10503) in NVIDIA's variant (DeepLearningExamples, SE3Transformer)."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.batches.molecular_graphs import Graph
-from src.config.ranges import Count, Number
+from src.config.ranges import Count, Number, Range
 from src.errors import UserError
 from src.models.se3_transformer.attention import AttentionBlockSE3, apply_convolution
 from src.models.se3_transformer.conv import ConvSE3, Execution, Geometry
@@ -157,7 +157,7 @@ class SE3TransformerPooled(nn.Module):
     def __init__(
         self,
         num_layers: Count = 7,
-        num_degrees: Count = 4,
+        num_degrees: Annotated[int, Range(1, 7)] = 4,
         num_channels: Count = 32,
         num_heads: Count = 8,
         channels_div: Count = 2,
