@@ -22,7 +22,7 @@ from src.launch.failures import is_told
 from src.system import lean, openmp
 from src.system.group import agent, check_variables, speaks, started_by
 from src.system.interpreter import safe_path
-from src.system.masking import mask_error, mask_process, masked_text, watch
+from src.system.masking import mask_error, mask_process, masked_text, watch, watch_process
 from src.system.pipes import outlive_readers
 from src.system.printable import printable
 from src.system.signals import end_with_parent
@@ -68,6 +68,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
         complete: adds to the command's arguments what they imply.
     """
     outlive_readers()
+    watch_process()
     os.environ |= safe_path()
     try:
         check_variables()

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from src.errors import UserError
 from src.report.compare.quantities import figures, quantities
 from src.report.record import Record
 from src.sweep.job import differing_overrides, job_folders, label, read_job
+from src.system.masking import mask_streams, masked
 
 AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step
 FIGURES = "figures/"  # and a quantity's name: the summary's figures that comparisons have
@@ -20,6 +23,7 @@ UNNAMED = (
     *("logger", "callbacks", "hardware", "pictures", "note", "resume", "ckpt_path", "sweep", "hydra"),
     *("output", "output_dir", "output_root", "data_root"),
 )
+SHOWN = {"name", "notes", "tags", "group", "job_type", "config"}  # W&B's page has them; other settings are places
 NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error")
 
 
@@ -57,8 +61,12 @@ def begin(**settings: Any) -> Any:
     """
     import wandb
 
+    for key in SHOWN & settings.keys():
+        value = settings[key]
+        settings[key] = masked(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
     try:
         run = wandb.init(**settings)
+        mask_streams()  # W&B keeps what is printed
     except (wandb.Error, ValueError) as error:
         why = " ".join(str(error).split())
         raise UserError(f"W&B does not begin a run: {why}; WANDB_MODE=offline needs neither key nor network") from error

@@ -1,55 +1,39 @@
 """Keeps secrets out of what a run writes: records, logs, checkpoints, the files of a sweep and Hydra's own.
 
 Masked are
-- values under keys named like a secret (`api_key`, `hf_token`), and values that look like the keys of known services:
-  they become '***';
+- values under keys named like a secret (`api_key`, `hf_token`), in environment variables named so, in addresses and
+  headers, and what looks like the key of a service (`src.system.secret_forms`): they become '***', there and wherever
+  else the same value stands, in any quoting;
 - values from the environment (`${oc.env:NAME}`): they become the interpolation again, which names a variable and holds
   nothing. A checkpoint that is read again takes them from the environment again.
 
 `watch` looks at a config before it is resolved; `masked` and `masked_text` then know its secrets.
 """
 
+import html
+import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from src.system.secret_forms import ASSIGNMENT, INTERPOLATION, is_secret, secret_spans
+from src.system.secret_names import NOTHING, names_hash, names_secret
+
 MASK = "***"
 MARK = "REPRISE_VALUE_OF_THE_ENVIRONMENT"  # an identifier, so that resolvers pass it on
 SHORTEST = 6  # characters of a value that is masked within other texts, where a shorter one may stand by chance
-
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-SECRET_WORDS = {
-    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "credential", "credentials", "apikey", "auth",
-    "authorization", "bearer",
-}  # fmt: skip
-SECRET_PAIRS = {(kind, "key") for kind in ("api", "access", "account", "auth", "private", "secret", "signing")}
-OF_A_TEXT = {"pad", "cls", "mask", "eos", "bos", "sep", "unk", "start", "end", "special", "per", "each", "next"}
-HASHES = {"commit", "revision", "sha", "hash", "digest", "checksum"}
-
-# A key of Weights & Biases, or a hash of git: as a folder of a path it is one of those.
-HEX_40 = re.compile(r"(?<![\w/-])[0-9a-f]{40}(?![\w/-])")
-SHAPES = re.compile(
-    r"(?<![\w-])(?:"
-    r"wandb_v\d+_\w{20,}|(?<!/)(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{86}(?![\w/-])|hf_\w{30,}|sk-[\w-]{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}"
-    r"|glpat-[\w-]{20,}|A(?:KIA|SIA)[0-9A-Z]{16}(?!\w)|AIza[\w-]{35}|xox[abeoprs]-[\w-]{10,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
-    re.DOTALL,
-)
-PASSWORD_OF_URL = re.compile(r"(?<=://)([^/\s:@]*):([^/\s@]+)@")
-ASSIGNMENT = re.compile(r"([+~]{0,2}[\w./@-]+)=(.*)", re.DOTALL)
-INLINE = re.compile(
-    r"""([\w./@-]+)(['"]?\s*[:=]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\$\{[^{}]*\}|[^\s,{}\[\]'"]+)"""
-)
-INTERPOLATION = re.compile(r"\$\{[^{},'\"]*\}")  # without a default, which would be a value
+SHORTEST_OF_ENVIRONMENT = 8  # likewise, where nobody named the variable for this run
+SHORTEST_LINE = 16  # characters of a line of a longer secret
+ARGUMENTS = tuple(sys.argv[1:])  # before `mask_process` changes them
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,12 @@ class Secrets:
             below: whether it stands below a key named like a secret.
         """
         if isinstance(value, Mapping):
-            return {key: self.masked(v, (*path, key), below or names_secret(key, v)) for key, v in value.items()}
+            return {
+                self.text(key) if isinstance(key, str) else key: self.masked(
+                    item, (*path, key), below or names_secret(key, item)
+                )
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.masked(item, (*path, i), below) for i, item in enumerate(value)]
         if path in self.paths:
@@ -89,26 +78,39 @@ class Secrets:
 
     def text(self, text: str, is_hash: bool = False) -> str:
         """Returns a text, or an override, without the secrets in it; a hash may have 40 hexadecimal digits."""
-        for value, instead in sorted(self.values.items(), key=lambda pair: -len(pair[0])):
-            text = text.replace(value, instead)
-        if given := ASSIGNMENT.fullmatch(text):
-            key, value = given.groups()
-            if is_secret(key, value):
-                return f"{key}={MASK}"
-            is_hash = is_hash or names_hash(key)
-        text = INLINE.sub(_without_value, text)
-        text = PASSWORD_OF_URL.sub(rf"\1:{MASK}@", text)
-        text = SHAPES.sub(MASK, text)
-        return text if is_hash else HEX_40.sub(MASK, text)
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda found: self._written[found[0]], text)
+        parts, at = list[str](), 0
+        for begin, end in secret_spans(text, is_hash):
+            parts += [text[at:begin], MASK]
+            at = end
+        return "".join([*parts, text[at:]])
+
+    @cached_property
+    def _written(self) -> dict[str, str]:
+        """What stands for each value, by all ways to write the value."""
+        return {written: instead for value, instead in self.values.items() for written in writings(value)}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        longest_first = sorted(self._written, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 _secrets = Secrets()
 
 
+def watch_process() -> None:
+    """Finds the secrets of this process's environment and arguments, before there is a config."""
+    global _secrets
+    _secrets = Secrets(values=of_the_process())
+
+
 def watch(config: DictConfig) -> None:
     """Finds the secrets of this process's config, which must not be resolved yet; forgets those of an earlier one."""
     global _secrets
-    _secrets = find(config)
+    secrets = find(config)
+    _secrets = Secrets(secrets.paths, {**of_the_process(), **secrets.values})
 
 
 def masked(value: Any, *path: str) -> Any:
@@ -122,10 +124,9 @@ def masked_text(text: str) -> str:
 
 
 def masked_overrides(texts: Sequence[str]) -> list[str]:
-    """Returns overrides, or a command with some, without the secrets that their keys and their forms tell."""
-    given = [found.groups() for text in texts if (found := ASSIGNMENT.fullmatch(text))]
-    values = {value: MASK for key, value in given if len(value) >= SHORTEST and is_secret(key, value)}
-    return [Secrets(values=values).text(text) for text in texts]
+    """Returns overrides, or a command with some, without the secrets of the config and those that they tell."""
+    values = dict.fromkeys(told(texts), MASK)
+    return [Secrets(values={**values, **_secrets.values}).text(text) for text in texts]
 
 
 def mask_error(error: BaseException | None) -> None:
@@ -136,53 +137,53 @@ def mask_error(error: BaseException | None) -> None:
         error.args = tuple(masked_text(part) if isinstance(part, str) else part for part in error.args)
         if isinstance(error, OSError) and isinstance(error.filename, str):
             error.filename = masked_text(error.filename)
+        if notes := getattr(error, "__notes__", None):
+            error.__notes__ = [masked_text(str(note)) for note in notes]
         error = error.__cause__ or error.__context__
 
 
 def mask_process() -> None:
-    """Takes secrets out of this process's arguments, which loggers save, and out of what is logged from now on."""
+    """Takes secrets out of this process's arguments, which loggers save, and out of what is printed and logged."""
     sys.argv[1:] = map(masked_text, sys.argv[1:])
     for handler in logging.getLogger().handlers:
         if not any(isinstance(each, MaskingFilter) for each in handler.filters):
             handler.addFilter(MaskingFilter())
+    mask_streams()
+
+
+def mask_streams() -> None:
+    """Has what is printed masked before others see it, who may keep it: again where one has put itself in between."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not getattr(stream.write, "masks", False):
+            stream.write = _masking(stream.write)  # type: ignore[method-assign]
+
+
+def _masking(write: Callable[[str], int]) -> Callable[[str], int]:
+    def masked_write(text: str) -> int:
+        write(masked_text(text) if len(text) >= SHORTEST else text)
+        return len(text)
+
+    masked_write.masks = True  # type: ignore[attr-defined]
+    return masked_write
 
 
 class MaskingFilter(logging.Filter):
-    """Takes secrets out of log records."""
+    """Takes secrets out of log records and the tracebacks with them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = masked_text(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = masked_text(record.exc_text or logging.Formatter().formatException(record.exc_info))
         return True
-
-
-def names_secret(key: Any, value: Any = "") -> bool:
-    """Returns whether a key is named like a secret; `num_tokens`, `pad_token` and a number under `token` are not."""
-    for part in re.split(r"[./@]", str(key)):
-        words = [word.lower() for word in WORD.findall(part)]
-        if SECRET_WORDS & {*words} or SECRET_PAIRS & {*pairwise(words)}:
-            return True
-        if words[-1:] == ["token"] and not OF_A_TEXT & {*words} and isinstance(value, str):
-            return True
-    return False
-
-
-def is_secret(key: str, value: str) -> bool:
-    """Returns whether a text under a key is a secret: an interpolation only names one."""
-    return names_secret(key, value) and value not in ("", "null", "None") and not INTERPOLATION.fullmatch(value)
-
-
-def names_hash(key: Any) -> bool:
-    """Returns whether a key is named like that of a hash, such as `revision`."""
-    words = [word.lower() for word in WORD.findall(str(key)) if not word.isdigit()]
-    return bool(words) and words[-1] in HASHES
 
 
 def find(config: DictConfig | ListConfig) -> Secrets:
     """Returns the secrets of a config that is not resolved yet."""
     raw: Any = OmegaConf.to_container(config, resolve=False)
-    literals = [value for value, below in leaves(raw) if below and not INTERPOLATION.fullmatch(value)]
-    values = {value: MASK for value in literals if len(value) >= SHORTEST}
-    if not any("oc.env" in value for value, _ in leaves(raw)):
+    texts = [*leaves(raw)]
+    literals = [value for value, below in texts if below and is_told(value)]
+    values = dict.fromkeys([*literals, *told(value for value, below in texts if not below)], MASK)
+    if not any("oc.env" in value for value, _ in texts):
         return Secrets(values=values)
     names, paths = from_environment(config)
     for name in names:
@@ -191,8 +192,51 @@ def find(config: DictConfig | ListConfig) -> Secrets:
     return Secrets(paths, values)
 
 
+def of_the_process() -> dict[str, str]:
+    """Returns what is written for the secrets of this process's environment and arguments."""
+    every = [(name, value) for name, value in os.environ.items() if len(value) >= SHORTEST_OF_ENVIRONMENT]
+    named = [value for name, value in every if is_secret(name, value) and not value.startswith(("/", "./", "~/"))]
+    addresses = told(value for _, value in every if "://" in value and "@" in value)
+    return dict.fromkeys([*named, *addresses, *told(ARGUMENTS)], MASK)
+
+
+def told(texts: Iterable[str]) -> Iterator[str]:
+    """Yields the values that texts, such as overrides, show to be secrets; not what a bracket encloses."""
+    for text in texts:
+        assignment = ASSIGNMENT.fullmatch(text)
+        for begin, end in secret_spans(text, is_hash=True):
+            value = unquoted(text[begin:end].strip())
+            if is_told(value) and (assignment is not None or value[0] not in "[{(|\n"):
+                yield value
+
+
+def is_told(value: str) -> bool:
+    """Returns whether a secret is masked in other texts too: not a short one, and no name of a variable."""
+    return len(value) >= SHORTEST and value not in NOTHING and not INTERPOLATION.fullmatch(value)
+
+
+def unquoted(value: str) -> str:
+    """Returns a value without the quotes around it, as Hydra reads it."""
+    marks = re.fullmatch(r"(\\*)(['\"])(.*)\1\2", value, re.DOTALL)
+    return re.sub(r"\\(['\"\\])", r"\1", marks[3]) if marks else value
+
+
+def writings(value: str) -> set[str]:
+    """Returns a value as files and messages write it: plain, quoted, escaped, in addresses; and its long lines."""
+    slashes = value.replace("\\", "\\\\")
+    ways: list[Callable[[str], str]] = [quote, quote_plus, lambda text: quote(text, safe=""), html.escape]
+    escapes = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
+    escapes += [ascii(value)[1:-1], slashes, slashes.replace("'", "\\'"), slashes.replace('"', '\\"')]
+    escapes += [value.replace("'", "''"), value.replace("'", "'\"'\"'")]  # YAML and shells
+    escapes += [re.sub(r"(?<=\\[xu])[0-9a-f]+", lambda found: found[0].upper(), text) for text in escapes[:4]]
+    addresses = [way(value) for way in ways]
+    small = [re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in addresses]
+    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_LINE and "\n" in value]
+    return {value, *escapes, *addresses, *small, *(line for line in lines if not line.startswith("-----"))}
+
+
 def leaves(value: Any, below: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yields all texts of plain data, and whether each stands below a key named like a secret."""
+    """Yields all texts of plain data, and whether each stands below a key named like a secret, where numbers count."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, below or names_secret(key, item))
@@ -201,6 +245,8 @@ def leaves(value: Any, below: bool = False) -> Iterator[tuple[str, bool]]:
             yield from leaves(item, below)
     elif isinstance(value, str):
         yield value, below
+    elif below and isinstance(value, int) and not isinstance(value, bool):
+        yield str(value), below
 
 
 def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tuple[Any, ...], str]]:
@@ -248,8 +294,3 @@ def leaf_paths(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield from (((key, *below), leaf) for below, leaf in leaf_paths(item))
     else:
         yield (), value
-
-
-def _without_value(found: re.Match[str]) -> str:
-    key, between, value = found.groups()
-    return f"{key}{between}{MASK}" if is_secret(key, value) else found.group()

@@ -14,8 +14,10 @@ from src.config.settings import CONF
 from src.errors import UserError
 from src.predict import with_secrets
 from src.system import masking
-from src.system.masking import MASK, MaskingFilter, Secrets, find, mask_error, masked, masked_text, names_secret, watch
+from src.system.masking import MASK, MaskingFilter, Secrets, find, mask_error, masked, masked_text, watch
+from src.system.secret_names import names_secret
 from tests.support.composing import composed
+from tests.support.planted import Maker
 
 VARIABLE, VALUE = "REPRISE_TEST_VARIABLE", "shibboleth-7731"
 HEX = "0a" * 20
@@ -41,7 +43,8 @@ def resolved(config: DictConfig) -> Any:
 @pytest.mark.parametrize(
     "key",
     ["api_key", "apiKey", "WANDB_API_KEY", "apikey", "hf_token", "token", "access_key_id", "secret", "client_secret",
-     "password", "db_password", "credentials", "auth", "private_key", "logger.wandb.api_key"],
+     "password", "db_password", "credentials", "auth", "private_key", "logger.wandb.api_key", "pwd", "smtp_pass",
+     "apitoken", "accesskey", "tokens", "wandb_key", "ssh_key", "AccountKey", "X-Api-Key", "githubToken", "cookie"],
 )  # fmt: skip
 def test_a_key_is_named_like_a_secret(key: str) -> None:
     assert names_secret(key)
@@ -50,8 +53,9 @@ def test_a_key_is_named_like_a_secret(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["tokenizer", "tokens", "num_tokens", "token_dim", "pad_token", "mask_token", "flops_per_token", "vocabulary",
-     "author", "key", "keys", "monkey", "secretary", "passes", "basic", "datamodule"],
+    ["tokenizer", "max_tokens", "num_tokens", "token_dim", "pad_token", "mask_token", "flops_per_token", "vocabulary",
+     "author", "key", "keys", "monkey", "secretary", "passes", "basic", "datamodule",
+     "forward_pass", "compass", "sort_key", "primary_key", "monitor_key", "full_key", "special_tokens", "keyboard"],
 )  # fmt: skip
 def test_a_key_is_not_named_like_a_secret(key: str) -> None:
     assert not names_secret(key)
@@ -60,7 +64,7 @@ def test_a_key_is_not_named_like_a_secret(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [HEX, f"wandb_v1_{'aB3_' * 19}a", f"{'aB3-' * 21}aB", f"hf_{'q' * 34}", f"sk-proj-{'a1' * 20}", f"ghp_{'a1' * 18}",
+    [HEX, f"wandb_v1_{'aB3_' * 19}a", Maker("x")(86), f"hf_{'q' * 34}", f"sk-proj-{'a1' * 20}", f"ghp_{'a1' * 18}",
      f"github_pat_{'a1' * 20}", "AKIA" + "A1" * 8, "AIza" + "a1-_b" * 7, f"xoxb-{'12' * 8}", f"glpat-{'a1' * 10}",
      f"eyJ{'a1' * 9}.eyJ{'b2' * 9}.{'c3' * 9}"],
 )  # fmt: skip
