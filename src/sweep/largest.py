@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from src.config.ranges import Count, ShareBelow1
-from src.config.values import check_training, check_values
+from src.config.ranges import Count, NotNegative, ShareBelow1
+from src.config.values import allows, check_training, check_values
 from src.errors import UserError
 from src.sweep.gpus import gpu_name, visible_gpus
 from src.sweep.identity import register_jobs, run_key
@@ -112,9 +113,9 @@ def read_rows(file: Path) -> dict[str, Any]:
         return {}
     try:
         rows: Any = OmegaConf.to_container(OmegaConf.load(file))
-        assert all({"batch_size", "lr"} <= row.keys() for row in rows.values())
+        assert all(allows(Count, row["batch_size"]) and allows(NotNegative, row["lr"]) for row in rows.values())
         return rows
-    except (YAMLError, AttributeError, AssertionError):
+    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, AssertionError):
         raise UserError(f"{file}: not what fix_hp=auto wrote; delete it, or give another fix_hp.file") from None
 
 

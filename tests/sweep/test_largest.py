@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.record import read_record
-from src.sweep.largest import Trial, largest, predicted_batch, settle_batch, split_limit
+from src.sweep.largest import Trial, largest, predicted_batch, read_rows, settle_batch, split_limit
 from tests.support import ROOT
 from tests.support.composing import composed
 from tests.support.tiny_mobilenet import tiny_overrides
@@ -125,3 +125,17 @@ def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
         settle_batch(other, [])
     (row,) = OmegaConf.load(tmp_path / "outputs" / "fix_hp.yaml").values()
     assert row.batch_size == 17 and row.tried == [16, 17, 18] and row.p_core > 0
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["{batch_size: 8, lr: '${oc.env:HOME}'}", "{batch_size: '${oc.env:HOME}', lr: 0.1}",
+     "{batch_size: {_target_: os.getcwd}, lr: 1}", "{batch_size: 8}", "{batch_size: true, lr: 1}", "[8, 1]", "8"],
+)  # fmt: skip
+def test_a_file_of_rows_gives_numbers_alone(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "auto.yaml"
+    file.write_text(f"case: {row}\n")
+    with pytest.raises(UserError, match="not what fix_hp=auto wrote"):
+        read_rows(file)
+    file.write_text("case: {batch_size: 8, lr: 0.1}\n")
+    assert read_rows(file) == {"case": {"batch_size": 8, "lr": 0.1}}
