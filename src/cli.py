@@ -101,6 +101,10 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
             if is_ours(error):
                 raise
             sys.exit(fail(explain(error)))
+        except ValueError as error:
+            if not isinstance(error.__cause__, UserError):  # of the log file, which logging.config wraps
+                raise
+            sys.exit(fail(str(error.__cause__)))
         except KeyboardInterrupt:
             end_if_interrupted()
             raise

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from src.callbacks.measuring import Measuring
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
+from src.system.files import open_to_append
 from src.training.task import Task
 
 NAMESPACE = ""
@@ -95,7 +96,7 @@ class MLLog(Measuring):
         }  # fmt: skip
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
+            with open(open_to_append(self.path), "a", encoding="utf-8") as file:
                 file.write(f":::MLLOG {json.dumps(event)}\n")
         except OSError as error:
             raise UserError(f"cannot write {self.path} ({error.strerror}): choose another output folder") from error

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from src.config.ranges import Count
 from src.config.values import check_plugin
 from src.errors import UserError
-from src.system.files import check_free, write_text
+from src.system.files import check_free, check_regular, write_text
 from src.system.masking import Secrets, find
 
 FOLDER = ".hydra"
@@ -84,9 +84,10 @@ def remove_unbegun() -> None:
 def is_of_a_mistake(record: Path) -> bool:
     """Returns whether a record is of a run that ended before its first sample, by a mistake; False for what is none."""
     try:
+        check_regular(record)
         found = json.loads(record.read_text(encoding="utf-8"))
         return not found["samples"] and (found["error"] or {}).get("type") == "UserError"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OSError, UserError):
         return False
 
 

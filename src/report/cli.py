@@ -76,8 +76,11 @@ def run(arguments: Sequence[str]) -> int:
         parser = Parser(prog=f"report.py {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(parser)
         return run_command(parser.parse_args(arguments[1:]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"error: {told}", file=sys.stderr)
         return 2
 
 

@@ -1,5 +1,6 @@
 """Reads the records that a command line names: run folders, record files, sweeps, and folders of runs."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ def load(paths: Sequence[Path]) -> Loaded:
     without: list[tuple[str, str, str, str]] = []
     empty = []
     for path in paths:
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise UserError(f"{path}: this folder cannot be read (Permission denied)")
         jobs = list(job_folders(path).values()) if path.is_dir() else []
         found = list(_records_of(path, jobs))
         without += _without_record(jobs)
@@ -89,22 +92,27 @@ def progress(record: Record) -> tuple[int, bool, int, str]:
 
 
 def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:
-    if not path.is_dir() or (path / "result.json").exists():
+    if not path.is_dir() or has_record(path):
         yield path
         return
     folders = jobs or sorted(file.parent for file in path.glob("*/result.json"))
-    yield from (folder for folder in folders if (folder / "result.json").exists())
+    yield from filter(has_record, folders)
 
 
 def _without_result(path: Path) -> list[Path]:
     folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
-    return [folder for folder in folders if not (folder / "result.json").exists()]
+    return [folder for folder in folders if not has_record(folder)]
+
+
+def has_record(folder: Path) -> bool:
+    """Returns whether a folder has a record; False for one that cannot be read."""
+    return os.path.exists(folder / "result.json")
 
 
 def _without_record(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, str]]:
     jobs = [read_job(folder) for folder in folders]
     for folder, job, varied in zip(folders, jobs, differing_overrides(jobs), strict=True):
-        if not (folder / "result.json").exists():
+        if not has_record(folder):
             yield str(folder), label(varied), job.state, job.reason or "no record"
 
 

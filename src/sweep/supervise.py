@@ -23,6 +23,7 @@ import psutil
 
 from src.sweep.job import quote_path, read_job, write_job
 from src.sweep.outcome import Exit, outcome
+from src.system.files import open_to_append
 from src.system.signals import ending_signals
 
 POLL_S = 0.05
@@ -61,7 +62,7 @@ def supervise(folder: Path, locks: Sequence[int], job_command: Sequence[str]) ->
     (folder / "result.json").unlink(missing_ok=True)
     if (checkpoint := folder / "checkpoints" / "last.ckpt").exists():  # it was interrupted before
         command.append(f"ckpt_path={quote_path(checkpoint)}")
-    with (folder / "log.txt").open("ab") as log:
+    with open(open_to_append(folder / "log.txt"), "ab") as log:
         try:
             child = subprocess.Popen(
                 command, cwd=job.cwd, env=os.environ | job.environment, stdin=subprocess.DEVNULL, stdout=log,

@@ -9,6 +9,7 @@ import fcntl
 import glob
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +20,7 @@ import psutil
 from src.errors import UserError
 
 HOST = socket.gethostname()
+WRITTEN_BY_LIGHTNING = ("hparams.yaml", "metrics.csv")  # into whatever has that name
 
 # What a file system without locks answers, and one over the network about a file that was removed.
 NOT_LOCKED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESTALE)
@@ -62,9 +64,11 @@ def remove_left_over(folder: Path, name: str | None = None) -> None:
 def sole_run(folder: Path) -> Iterator[None]:
     """Keeps other runs out of a folder while this one writes there. The lock ends with the process, however it dies.
 
-    Raises UserError where another run is in there, or where the folder cannot be written.
+    Raises UserError where another run is in there, or where the folder or a file in it cannot be written.
     """
     check_writable(folder)
+    for name in WRITTEN_BY_LIGHTNING:
+        check_regular(folder / name)
     lock = check_free(folder)
     try:
         remove_left_over(folder)
@@ -75,7 +79,10 @@ def sole_run(folder: Path) -> Iterator[None]:
 
 def check_free(folder: Path) -> int:
     """Locks an existing folder until the returned file is closed. Raises UserError where another run has done so."""
-    lock = os.open(folder, os.O_RDONLY)
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot read {folder} ({error.strerror}): choose another output folder") from error
     if _must_wait(lock):
         os.close(lock)
         raise UserError(f"{folder}: another run is writing there; give another folder, or wait for its end")
@@ -88,7 +95,9 @@ def check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            probe.write_bytes(b"0")
+            probe.unlink(missing_ok=True)
+            with probe.open("xb") as file:  # a new one, not that of a link
+                file.write(b"0")
             _flush(probe)
         finally:
             probe.unlink(missing_ok=True)
@@ -100,6 +109,26 @@ def _flush(path: Path) -> None:
     """Waits until a file is on the disk; a write that the disk has no room for fails here at the latest."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def check_regular(path: Path) -> None:
+    """Raises UserError for a link, a FIFO or a folder where a run writes a file: it would change what is elsewhere."""
+    with suppress(OSError):  # there is none, or it cannot be looked at
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise UserError(
+                f"{path} is a link, a pipe or a folder, where a run writes a file: remove it, or choose another output "
+                "folder"
+            )
+
+
+def open_to_append(path: Path) -> int:
+    """Opens a regular file, made if there is none, and returns its descriptor. Raises UserError where it cannot."""
+    check_regular(path)
+    try:
+        # Neither to follow a link nor to wait for the reader of a FIFO that came meanwhile.
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another output folder") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -212,7 +241,9 @@ def is_made(path: Path) -> bool:
 
 
 def _opened(lock: Path) -> int:
-    return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask: who may write the folder may lock
+    return os.open(
+        lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666
+    )  # less the umask: who may write the folder may lock
 
 
 def _must_wait(lock: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:

@@ -22,7 +22,17 @@ from src.datamodules.download import from_package, from_url
 from src.datamodules.prepared import atomic_folder, prepare
 from src.errors import UserError
 from src.models.distilbert.convert import convert
-from src.system.files import HOST, locked, sole_maker, sole_run, try_lock, write_text, written_atomically
+from src.system.files import (
+    HOST,
+    check_writable,
+    locked,
+    open_to_append,
+    sole_maker,
+    sole_run,
+    try_lock,
+    write_text,
+    written_atomically,
+)
 from tests.support import ROOT
 from tests.support.limits import limited_files
 
@@ -285,3 +295,29 @@ def test_never_two_are_inside_though_the_file_is_removed(tmp_path: Path, monkeyp
     assert names(tmp_path) == []
     notices = [line for line in told.getvalue().splitlines() if line]
     assert len(notices) == len(set(notices)) > 0
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    for name in (f".file.{HOST}-{os.getpid()}.tmp", f".probe.{HOST}-{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(kept)
+    check_writable(tmp_path)
+    write_text(tmp_path / "file", "new")
+    assert kept.read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_only_a_regular_file_is_appended_to(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "log.txt"
+    for text in ("one\n", "two\n"):
+        with open(open_to_append(file), "a") as log:
+            log.write(text)
+    assert file.read_text() == "one\ntwo\n"
+    other = tmp_path / "other"
+    {"link": lambda: other.symlink_to(file), "pipe": lambda: os.mkfifo(other), "folder": other.mkdir}[kind]()
+    with pytest.raises(
+        UserError, match=f"^{other} is a link, a pipe or a folder, where a run writes a file: remove it"
+    ):
+        open_to_append(other)
+    assert file.read_text() == "one\ntwo\n"
