@@ -3,7 +3,8 @@
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from src.system import leak_rules, masking
 from src.system.masking import MASK, Secrets, masked, masked_overrides, masked_text, watch, watch_process
 from tests.reliability.secrets import parts, quoted
+from tests.support import ROOT
 from tests.support.planted import FORMS, Maker, planted, under_keys
 
 TEXTS: dict[str, Callable[[str], str]] = {
@@ -170,3 +172,20 @@ def test_long_texts_take_no_long_time(body: str) -> None:
 
 def test_what_looks_random_is_masked_without_a_rule() -> None:
     assert masked_text(f"see {Maker('y')(24)}") == f"see {MASK}"
+
+
+def pairs(value: Any, key: str = "x") -> Iterator[tuple[str, Any]]:
+    """Yields the values of plain data with the last of their keys."""
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
+            yield from pairs(item, name)
+    else:
+        yield key, value
+
+
+@pytest.mark.slow
+def test_no_committed_result_is_masked() -> None:
+    files = sorted((ROOT / "docs" / "results").rglob("*.json"))
+    values = {pair for file in files for pair in pairs(json.loads(file.read_text(encoding="utf-8")))}
+    assert len(files) > 200 and len(values) > 2000
+    assert [pair for pair in values if masked(dict([pair])) != dict([pair])] == []
