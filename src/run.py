@@ -280,11 +280,11 @@ def case_of(config: DictConfig, batch_size: int | None = None) -> dict[str, Any]
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """Returns the error's type, message and innermost line of this project."""
+    """Returns the error's type, message without secrets, and innermost line of this project."""
     root = Path(__file__).resolve().parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
     where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None
-    return {"type": type(error).__name__, "message": str(error).strip()[:2000], "where": where}
+    return {"type": type(error).__name__, "message": masked_text(str(error).strip())[:2000], "where": where}
 
 
 def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool = True) -> None:

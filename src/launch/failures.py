@@ -12,6 +12,7 @@ from typing import Any
 
 from src.system.files import write_text
 from src.system.group import ANSWERED_FOR
+from src.system.masking import masked_text
 from src.system.signals import ENDING
 
 ASKED = {code for number in ENDING for code in (-number, 128 + number)}  # exit codes of ranks asked to end
@@ -40,7 +41,7 @@ def note(error: BaseException, described: dict[str, Any]) -> None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
         return
-    stack = "".join(traceback.format_exception(error))
+    stack = masked_text("".join(traceback.format_exception(error)))
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
     message = {"message": f"{described['type']}: {described['message']}", "extraInfo": extra}
     write_text(Path(file), json.dumps({"message": message, "error": described, "time_s": time.time()}))

@@ -28,7 +28,7 @@ def test_a_run_and_what_its_loggers_get_hold_no_planted_secret(tmp_path: Path) -
 
 def test_an_error_holds_no_planted_secret(tmp_path: Path) -> None:
     ended = run(tmp_path, fails=True)
-    assert ended.code == 1 and "ValueError: all is wrong:" in ended.printed
+    assert ended.code == 1 and "Refused: all is wrong:" in ended.printed
     assert ended.leaks() == []
     record = json.loads((tmp_path / "run" / "result.json").read_text())
     assert record["status"] == "failed" and record["error"]["message"].startswith("all is wrong:")

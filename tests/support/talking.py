@@ -13,6 +13,17 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
 
 
+class Refused(Exception):
+    """An error that makes its message of other things than its arguments, as many libraries' do."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self.told = told
+
+    def __str__(self) -> str:
+        return "\n".join(["all is wrong:", *self.told])
+
+
 class Talker(pl.Callback):
     """Prints, logs and warns of environment variables and texts when training begins, or fails with them."""
 
@@ -22,7 +33,7 @@ class Talker(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.fails:
-            error = ValueError("\n".join(["all is wrong:", *self.told]))
+            error = Refused(self.told)
             error.add_note(" ".join(self.told))
             raise error
         for text in self.told:
