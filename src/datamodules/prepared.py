@@ -17,6 +17,7 @@ from jaxtyping import Int
 from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.system.files import folder_in_use, is_in_use, is_made, sole_maker
+from src.system.reading import read_json
 
 META = "meta.json"
 LEAVE_OUT = "leave such molecules out: datamodule.source.skip_bad=true"  # where one is refused
@@ -84,10 +85,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 def _read_meta(prepared: Path) -> dict[str, Any]:
     path = prepared / META
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}): delete {prepared} to prepare it again") from error
+    meta = read_json(path, f"delete {prepared} to prepare it again")
     sums = meta.get("sha256") if isinstance(meta, dict) else None
     if not isinstance(sums, dict) or not all(is_plain(name) for name in sums):
         raise UserError(f"{path} is not what was written: delete {prepared} to prepare it again")

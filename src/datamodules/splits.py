@@ -1,12 +1,12 @@
 """Held-out rows of a data set: read from a file, or drawn at random."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
 from src.errors import UserError
+from src.system.reading import read_json
 
 
 def read_split(path: Path, total: int) -> Int[np.ndarray, " held_out"]:
@@ -14,10 +14,7 @@ def read_split(path: Path, total: int) -> Int[np.ndarray, " held_out"]:
 
     Raises UserError if the file is not a list of distinct row numbers between 1 and `total`.
     """
-    try:
-        numbers = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the split file {path} cannot be read ({error}): give a JSON list of row numbers") from error
+    numbers = read_json(path, "give a JSON list of row numbers")
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise UserError(f"the split file {path} is not a JSON list of whole numbers: give one, counted from 1")
     wrong = next((number for number in numbers if not 1 <= number <= total), None)

@@ -3,17 +3,13 @@
 from pathlib import Path
 
 from src.errors import UserError
+from src.system.reading import decoded as in_utf8
+from src.system.reading import read_bytes
 
 
 def decoded(path: Path) -> str:
     """Returns the text of a file. Raises UserError, with the line, where it is not UTF-8, and for a binary file."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise UserError(f"{path} line {line} is not UTF-8 (byte 0x{byte:02x}): save the file as UTF-8") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give a file of text") from error
+    text = in_utf8(read_bytes(path, "give a file of text"), str(path), "save the file as UTF-8")
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UserError(f"{path} line {line} has a zero byte: save the file as text, in UTF-8")

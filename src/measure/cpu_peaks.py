@@ -13,6 +13,7 @@ import torch
 from src.errors import UserError
 from src.measure.environment import cpu_name
 from src.system.files import locked, write_text
+from src.system.reading import read_json
 from src.system.workers import cpu_count
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -60,10 +61,10 @@ def better(peaks: tuple[float, float] | None, others: tuple[float, float]) -> tu
 def read(file: Path) -> dict[str, tuple[float, float]]:
     """Returns the peaks in a file by their keys; none of a file that is missing or damaged."""
     try:
-        entries: Any = json.loads(file.read_text(encoding="utf-8"))
+        entries: Any = read_json(file)
         return {str(key): (float(flops), float(nbytes)) for key, (flops, nbytes) in entries.items()
                 if 0 < flops < math.inf and 0 < nbytes < math.inf}  # fmt: skip
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (UserError, ValueError, TypeError, AttributeError, OverflowError):
         return {}
 
 

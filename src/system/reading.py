@@ -5,16 +5,17 @@ with those that it has before memory is taken, and nothing that it names is call
 line, which ends with the caller's advice.
 """
 
+import io
 import json
 import math
 import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,13 +26,19 @@ if TYPE_CHECKING:  # torch is imported where it is used: reading a table must no
 
 ADVICE = "give another file"
 MOST_BYTES = 2**32  # of a file that is read whole
-MOST_TEXT = 2**26  # of JSON and YAML, whose values take many times as much memory
-MOST_DEPTH, MOST_VALUES = 50, 10**6  # of values in each other, and of values once aliases are written out
+MOST_JSON = 2**26  # whose values take many times as much memory
+MOST_YAML = 2**20  # which take seconds
+MOST_DEPTH, MOST_VALUES = 50, 10**7  # of values in each other, and of values once aliases are written out
 MOST_INFLATED = 1100  # times its compressed size: deflate makes 1,032 of one byte at most
 
 
-def open_file(path: Path, advice: str = ADVICE) -> BinaryIO:
+def open_file(path: Path, advice: str = ADVICE) -> io.BufferedReader:
     """Opens a regular file for reading. Raises UserError for what cannot be read, and for a folder, FIFO or device."""
+    return os.fdopen(open_descriptor(path, advice), "rb")
+
+
+def open_descriptor(path: Path, advice: str = ADVICE) -> int:
+    """Does what `open_file` does; returns the descriptor, which the caller closes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -39,7 +46,7 @@ def open_file(path: Path, advice: str = ADVICE) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UserError(f"cannot read {path} (it is no regular file): {advice}")
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
 def read_bytes(path: Path, advice: str = ADVICE, most: int = MOST_BYTES) -> bytes:
@@ -56,16 +63,21 @@ def read_bytes(path: Path, advice: str = ADVICE, most: int = MOST_BYTES) -> byte
 
 def read_text(path: Path, advice: str = ADVICE, most: int = MOST_BYTES) -> str:
     """Returns the text of a file in UTF-8. Raises UserError that names the line of any other byte."""
+    return decoded(read_bytes(path, advice, most), str(path), advice)
+
+
+def decoded(data: bytes, where: str, advice: str = ADVICE) -> str:
+    """Returns a text in UTF-8; `where` names it in messages. Raises UserError that names the line of any other byte."""
     try:
-        return read_bytes(path, advice, most).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise UserError(f"{path} line {line} is not UTF-8 (byte 0x{byte:02x}): {advice}") from error
+        raise UserError(f"{where} line {line} is not UTF-8 (byte 0x{byte:02x}): {advice}") from error
 
 
-def read_json(path: Path, advice: str = ADVICE, most: int = MOST_TEXT) -> Any:
+def read_json(path: Path, advice: str = ADVICE) -> Any:
     """Returns the value in a JSON file. Raises UserError for any other, and for a deep or large one."""
-    return parsed_json(read_text(path, advice, most), str(path), advice)
+    return parsed_json(read_text(path, advice, MOST_JSON), str(path), advice)
 
 
 def parsed_json(text: str, where: str, advice: str = ADVICE) -> Any:
@@ -74,20 +86,20 @@ def parsed_json(text: str, where: str, advice: str = ADVICE) -> Any:
         value = json.loads(text)
         _check_extent(value)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read as JSON ({_reason(error)}): {advice}") from error
+        raise UserError(f"{where} is not JSON ({_reason(error)}): {advice}") from error
     return value
 
 
-def read_yaml(path: Path, advice: str = ADVICE, most: int = MOST_TEXT) -> Any:
+def read_yaml(path: Path, advice: str = ADVICE) -> Any:
     """Returns the value of a YAML file of plain values. Raises UserError as `read_json`."""
     import yaml
 
-    text = read_text(path, advice, most)
+    text = read_text(path, advice, MOST_YAML)
     try:
         value = yaml.safe_load(text)
         _check_extent(value)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({_reason(error)}): {advice}") from error
+        raise UserError(f"{path} is not YAML ({_reason(error)}): {advice}") from error
     return value
 
 
@@ -123,7 +135,7 @@ def read_npy(path: Path, advice: str = ADVICE, *, mapped: bool = False) -> np.nd
         try:
             array = _array(file, os.fstat(file.fileno()).st_size)
             return np.load(path, mmap_mode="r", allow_pickle=False) if mapped else array()
-        except (ValueError, EOFError, OSError, MemoryError, SyntaxError, TypeError) as error:
+        except Exception as error:  # numpy parses a header as Python, and raises nearly anything
             raise UserError(f"{path} is no array as numpy writes it ({_reason(error)}): {advice}") from error
 
 
@@ -137,12 +149,12 @@ def read_npz(path: Path, names: tuple[str, ...], advice: str = ADVICE) -> dict[s
             with archive.open(f"{name}.npy") as member:
                 try:
                     arrays[name] = _array(member, archive.getinfo(f"{name}.npy").file_size)()
-                except (ValueError, EOFError, MemoryError, SyntaxError, TypeError) as error:
+                except Exception as error:
                     raise UserError(f"{path}: {name} is no array ({_reason(error)}): {advice}") from error
     return arrays
 
 
-def _array(file: Any, size: int) -> "Any":
+def _array(file: Any, size: int) -> Callable[[], np.ndarray]:
     """Returns a function that reads the array of an open file of `size` bytes, whose header agrees with them."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
@@ -214,13 +226,23 @@ def read_weights(path: Path, advice: str = ADVICE) -> "dict[str, Tensor]":
         except UserError:
             raise
         except Exception as error:  # safetensors, pickle and torch raise nearly anything for damaged bytes
-            raise UserError(f"{path} is truncated or no file of weights ({_reason(error)}): {advice}") from None
+            raise UserError(f"{path} is truncated or not a weight file ({_reason(error)}): {advice}") from None
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UserError(f"{path} holds no tensors by name: {advice}")
     for name, value in values.items():
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise UserError(f"{path}: {name} is no dense tensor but {type(value).__name__}: {advice}")
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_dense(value):
+            raise UserError(f"{path}: {name} is no dense tensor of real numbers but {type(value).__name__}: {advice}")
     return dict(values)
+
+
+def _is_dense(tensor: "Tensor") -> bool:
+    """Returns whether a tensor has its numbers in memory, each of its own: not sparse, quantised or expanded."""
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_complex():
+        return False
+    is_in_memory = tensor.device.type == "cpu"
+    return is_in_memory and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _reason(error: BaseException) -> str:

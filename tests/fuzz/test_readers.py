@@ -37,6 +37,7 @@ from src.report.record import read_record
 from src.report.text import summary
 from src.system.printable import printable
 from src.training.checkpoints import compare, read_checkpoint, trained_config
+from tests.fuzz import binary_readers
 from tests.support import ROOT
 from tests.support.fuzzing import damaged
 
@@ -206,6 +207,11 @@ def archives() -> list[bytes]:
     ]
 
 
+def pictures() -> bytes:
+    """Returns an archive of two images."""
+    return archive(**{f"{split}/cat/1.png": binary_readers.picture("PNG", 32, 32) for split in ("train", "test")})
+
+
 def checkpoints() -> list[bytes]:
     """Returns what torch.save writes of valid content and of wrong shapes."""
     weights = {f"network.{name}": value for name, value in NETWORK.state_dict().items()}
@@ -255,11 +261,12 @@ READERS: dict[str, Reader] = {
     "clicks": (clicks, "my.csv", lambda: [CLICKS]),
     "criteo": (criteo, "day_0", lambda: [CRITEO]),
     "feature_spec": (feature_spec, "new.yaml", specs),
-    "cifar10": (cifar10, "cifar.tar", archives),
+    "cifar10": (cifar10, "cifar.tar", lambda: [*archives(), *binary_readers.packed(archives()), pictures()]),
     "checkpoint": (checkpoint, "last.ckpt", checkpoints),
     "record": (record, "result.json", lambda: [each.read_bytes() for each in sorted(RECORDS.rglob("*.json"))[:6]]),
     "molecules_meta": (molecules_meta, "new.json", lambda: metas(encoded_folder)),
     "graphs_meta": (graphs_meta, "new.json", lambda: metas(graphs_folder)),
+    **binary_readers.READERS,
 }
 RECORDS = ROOT / "docs" / "results" / "records"
 

@@ -12,6 +12,7 @@ import yaml
 from src.batches.clicks import DTYPES, ClickLayout, Table
 from src.errors import UserError
 from src.system.files import write_text
+from src.system.reading import read_yaml
 
 FILE = "feature_spec.yaml"
 SPLITS = ("train", "test")
@@ -145,12 +146,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path} cannot be read ({reason}): give a prepared folder") from error
-        self.content = self.mapping(content, "the file")
+        self.content = self.mapping(read_yaml(path, "give a prepared folder"), "the file")
         self.channels = self.mapping(self.content.get("channel_spec"), "channel_spec")
         self.features = self.mapping(self.content.get("feature_spec"), "feature_spec")
 

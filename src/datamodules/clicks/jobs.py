@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from src.system.files import write_text
+from src.system.reading import read_json
 from src.system.workers import WorkerPool
 
 
@@ -38,7 +39,7 @@ class Jobs(NamedTuple):
             for future in as_completed([self.pool.submit(run, *each) for each in unfinished[begin : begin + step]]):
                 future.result()
                 self.bars.advance(bar)
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [read_json(file, f"delete {self.done.parent} to begin again") for file in files]
 
 
 def run(job: Job, result: Path) -> None:

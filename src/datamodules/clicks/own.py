@@ -20,6 +20,7 @@ from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import rows_of
 from src.errors import UserError
 from src.system.printable import printable
+from src.system.reading import read_npy
 
 LAYOUT = 2
 KNOWN = "test_known.npy"  # which rows of the test have a label
@@ -108,7 +109,7 @@ class ClickFileDataModule(CriteoDataModule):
         self.setup("prepare")
 
     def known_labels(self, split: str) -> Bool[np.ndarray, " rows"] | None:
-        return np.load(self.data_dir / KNOWN) if split == "test" else None
+        return read_npy(self.data_dir / KNOWN) if split == "test" else None
 
 
 def read_clicks(source: ClickColumns) -> Rows:

@@ -28,6 +28,7 @@ from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.system.files import is_made, sole_maker, write_text
 from src.system.progress import item_progress
+from src.system.reading import read_json
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 1
@@ -256,7 +257,7 @@ def _begin(partial: Path, origin: Mapping[str, Any], files: list[Path]) -> None:
     """Creates the folder of a preparation, or checks that an existing one has the same origin."""
     note = partial / "origin.json"
     if note.exists():
-        if json.loads(note.read_text(encoding="utf-8")) != origin:
+        if read_json(note, f"delete {partial} to begin again") != origin:
             raise UserError(f"{partial} was begun with other files or settings: delete it to begin again")
         return
     partial.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 
 from src.datamodules.clicks.text import PAD, BadLog
 from src.errors import UserError
+from src.system.reading import open_file
 
 NUM_DAYS = 24
 KAGGLE_NAMES = ("train.txt", "train.txt.gz")
@@ -121,10 +122,10 @@ def count_lines(span: Span) -> int:
 def estimated_rows(path: Path) -> int:
     """Estimates the number of rows of a file from its size and first lines; 1 if it cannot be read."""
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             text = (gzip.GzipFile(fileobj=raw) if _compressed(path) else raw).read(1 << 20)
             return max(1, round(path.stat().st_size * text.count(b"\n") / max(raw.tell(), 1)))
-    except (OSError, EOFError, zlib.error):
+    except (UserError, OSError, EOFError, zlib.error):
         return 1  # the first pass reports what is wrong, and where
 
 
@@ -148,7 +149,7 @@ def _compressed(path: Path) -> bool:
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
     try:
-        with path.open("rb") as raw:
+        with open_file(path, "check that it exists and is readable") as raw:
             yield io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK) if _compressed(path) else raw
     except gzip.BadGzipFile as error:
         raise UserError(f"{path} is not a gzip file ({error}): get it again") from error

@@ -23,6 +23,7 @@ from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.copy_ahead import copy_ahead
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
+from src.system.reading import open_descriptor
 
 BLOCK = 8192  # rows of a checksum: the share of each of 8 GPUs in the published global batch
 
@@ -101,10 +102,7 @@ def checksums(rows: memoryview, row_bytes: int) -> UInt64[np.ndarray, " blocks"]
 
 
 def _opened(path: Path, row_bytes: int) -> Piece:
-    try:
-        return Piece(path, row_bytes, os.open(path, os.O_RDONLY))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): prepare the data again") from error
+    return Piece(path, row_bytes, open_descriptor(path, "prepare the data again"))
 
 
 def _close(files: list[int]) -> None:

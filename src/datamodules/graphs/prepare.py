@@ -18,6 +18,7 @@ from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeErr
 from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_meta, write_lines
 from src.errors import UserError
 from src.system.progress import item_progress
+from src.system.reading import read_npy, read_text
 from src.system.workers import WorkerPool, cpu_count
 
 LAYOUT = 2
@@ -84,16 +85,16 @@ def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
     """
     with reading(folder):
         meta = verified_meta(folder)
-        entries_of_rows = np.load(folder / "rows.npy")
+        entries_of_rows = read_npy(folder / "rows.npy")
         row_of_entry = np.full(meta["total"], -1)
         row_of_entry[entries_of_rows] = np.arange(len(entries_of_rows))
         # Keep the split's random order: evaluation batches then have similar sizes, and so share one shape.
         split_rows = {name: row_of_entry[entries] for name, entries in split(meta["total"]).items()}
         splits = {name: rows[rows >= 0] for name, rows in split_rows.items()}
         return GraphData(
-            arrays=Arrays(*(np.load(folder / f"{field}.npy") for field in Arrays._fields)),
-            names=(folder / "names.txt").read_text("utf-8").splitlines(),
-            targets=np.load(folder / "targets.npy"),
+            arrays=Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields)),
+            names=read_text(folder / "names.txt").splitlines(),
+            targets=read_npy(folder / "targets.npy"),
             units=meta["units"],
             splits=splits | {"all": np.arange(len(entries_of_rows))},
             skip_bad=meta["selection"]["skip_bad"],

@@ -6,9 +6,7 @@ sizes, `node_attr` [nodes, 11] (the first five one-hot H, C, N, O, F), `node_pos
 `targets` [molecules, 19].
 """
 
-import zlib
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,6 +18,7 @@ from src.datamodules.graphs.prepare import Entries, load_graphs, prepare_graphs
 from src.datamodules.graphs.qm9 import UNITS, published_split
 from src.datamodules.prepared import Selection
 from src.errors import UserError
+from src.system.reading import read_npz
 
 URL = "https://data.dgl.ai/dataset/qm9_edge.npz"  # 38 MB; neither DGL nor NVIDIA publishes a checksum
 WIDTHS = {"node_attr": 11, "node_pos": 3, "edge_attr": 4, "targets": len(UNITS)}
@@ -50,7 +49,7 @@ def load(
     prepared = prepare_graphs(
         folder,
         {path.name: sha256_of(path)},
-        lambda: _entries(path),
+        lambda: entries_of(path),
         parse,
         Selection(limit, seed, skip_bad),
         workers,
@@ -71,7 +70,8 @@ def parse(content: Content) -> tuple[Molecule, str]:
     return checked(Molecule(numbers, positions, ascending[:, :2], ascending[:, 2].astype(np.uint8))), ""
 
 
-def _entries(path: Path) -> Entries:
+def entries_of(path: Path) -> Entries:
+    """Returns the molecules of DGL's file, each to be parsed by `parse`. Raises UserError for another file."""
     arrays = _read(path)
     edges = np.stack([arrays["src"], arrays["dst"], arrays["edge_attr"].argmax(1) + 1], 1)
     parts = (
@@ -89,14 +89,13 @@ def _entries(path: Path) -> Entries:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the file. Raises UserError for a damaged file and for missing arrays or wrong shapes."""
-    try:
-        with path.open("rb") as file, np.load(file) as archive:
-            arrays = {key: archive[key] for key in (*VECTORS, *WIDTHS)}
-    except KeyError as error:
-        raise UserError(f"{path} is not DGL's qm9_edge.npz: {error.args[0]}; give another file") from error
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is truncated or altered ({error}): delete it, or give another file") from error
-    molecules = len(arrays["n_node"])
+    arrays = read_npz(path, (*VECTORS, *WIDTHS), "delete it, or give DGL's qm9_edge.npz")
+    for key, array in arrays.items():
+        if array.dtype.kind not in ("iu" if key in VECTORS else "fiub") or (
+            key in VECTORS and array.min(initial=0) < 0
+        ):
+            raise UserError(f"{path}: {key} has {array.dtype} or negative numbers, expected counts; give another file")
+    molecules = len(arrays["n_node"]) if arrays["n_node"].ndim else 0
     nodes, edges = (int(arrays[key].sum()) for key in ("n_node", "n_edge"))
     lengths = {
         "n_edge": molecules,

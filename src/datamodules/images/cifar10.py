@@ -14,6 +14,7 @@ from src.datamodules.images.cifar10_files import CLASSES, SIZE, Labelled, read_c
 from src.datamodules.prepared import prepare, verified_meta
 from src.datamodules.resident import ResidentLoader
 from src.errors import UserError
+from src.system.reading import read_npy
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
@@ -67,7 +68,7 @@ class CIFAR10DataModule(ImageDataModule):
         verified_meta(self.prepared)
         device = self.target_device
         for split, cifar_split in SPLIT_OF.items():
-            arrays = [np.load(self.prepared / f"{cifar_split}_{part}.npy") for part in Labelled._fields]
+            arrays = [read_npy(self.prepared / f"{cifar_split}_{part}.npy") for part in Labelled._fields]
             self.tensors[split] = tuple(torch.from_numpy(array).to(device) for array in arrays)
         self.splits = {split: len(labels) for split, (_, labels) in self.tensors.items()}
         self.check_classes(CLASSES, "CIFAR-10")

@@ -4,13 +4,17 @@ Each of them as a folder or as a tar archive of any compression. Files are recog
 folders do not matter.
 """
 
+import bz2
+import gzip
 import io
 import lzma
 import os
 import pickle
+import pickletools
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,9 +24,15 @@ from jaxtyping import Int64, UInt8
 from src.datamodules.images.decode import decode_whole
 from src.errors import UserError
 from src.system.progress import working
+from src.system.reading import open_file, read_bytes
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIZE = 32
+MOST_BYTES = 2**30  # of a file: all 60,000 images are 184 MB
+COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file), b"BZh": bz2.BZ2File, b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x5d\0\0": lzma.LZMAFile,
+}  # fmt: skip
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 RECORD = 1 + 3 * SIZE**2  # bytes of an image in the binary files: its label, then the red, green and blue planes
 
@@ -41,10 +51,8 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
     """
     found: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
     with working(f"reading {source}"):
-        for name, data in files_of(source):
-            split = split_of(name)
-            if split is not None:
-                found[split].append((name, read_file(f"{source}: {name}", PurePosixPath(name), data)))
+        for split, name, data in files_of(source):
+            found[split].append((name, read_file(f"{source}: {name}", PurePosixPath(name), data)))
     for split, parts in found.items():
         if not parts:
             raise UserError(
@@ -54,21 +62,55 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
     return {split: joined(parts) for split, parts in found.items()}
 
 
-def files_of(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields name and bytes of each file in a folder or tar archive. Raises UserError if the source is neither."""
+def files_of(source: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yields split, name and bytes of each file of CIFAR-10 in a folder or tar archive; others are not read.
+
+    Raises UserError if the source is neither, and for a file that is too large to be one.
+    """
     if source.is_dir():
         for parent, _, names in os.walk(source):
             for name in names:
                 file = Path(parent) / name
-                yield file.relative_to(source).as_posix(), file.read_bytes()
+                if (split := split_of(file.relative_to(source).as_posix())) is not None:
+                    yield split, file.relative_to(source).as_posix(), read_bytes(file, most=MOST_BYTES)
         return
     try:
-        with tarfile.open(source) as archive:
+        with open_tar(source) as archive:
             for member in archive:
-                if member.isfile() and (file := archive.extractfile(member)) is not None:
-                    yield member.name, file.read()
+                if not member.isfile() or (split := split_of(member.name)) is None:
+                    continue
+                if member.size > MOST_BYTES:
+                    raise UserError(f"{source}: {member.name} has {member.size:,} bytes, too many for a CIFAR-10 file")
+                if (file := archive.extractfile(member)) is not None:
+                    yield split, member.name, file.read()
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         raise UserError(f"{source} cannot be read as a folder or tar archive ({error}): give another source") from error
+
+
+@contextmanager
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """Yields a tar archive of any compression that reads MOST_BYTES at once at most, headers too."""
+    with open_file(path, "give an archive or folder of CIFAR-10") as file:
+        start = file.read(6)
+        file.seek(0)
+        opened = next((kind(file) for magic, kind in COMPRESSIONS.items() if start.startswith(magic)), file)
+        with opened, tarfile.TarFile(fileobj=BoundedReads(opened)) as archive:  # pyright: ignore[reportArgumentType]
+            yield archive
+
+
+class BoundedReads:
+    """An open file that refuses to read more than MOST_BYTES at once: a header could ask for all memory."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MOST_BYTES:
+            raise tarfile.ReadError(f"a header or file of {size:,} bytes")
+        return self._file.read(size)
 
 
 def split_of(name: str) -> str | None:
@@ -115,6 +157,9 @@ def from_pickle(data: bytes) -> Labelled:
 
     Raises UnpicklingError for anything but plain arrays, KeyError or ValueError for other contents.
     """
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(data):
+            raise pickle.UnpicklingError(f"it numbers a value {argument:,}")  # memory for as many would be taken
     content = PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     return from_planes(content[b"data"], np.asarray(content[b"labels"]))
 
@@ -147,7 +192,9 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("_core", "core"), name) == ("numpy.core.multiarray", "_reconstruct"):
-            return np.ndarray(0).__reduce__()[0]
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
+            return lambda *_: np.ndarray(0)  # which then gets its shape together with its bytes
+        if (module, name) == ("numpy", "ndarray"):
+            return None  # an argument of the one above, and not to be called
+        if (module, name) == ("numpy", "dtype"):
+            return np.dtype
         raise pickle.UnpicklingError(f"it would call {module}.{name}")

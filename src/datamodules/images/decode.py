@@ -17,11 +17,13 @@ from PIL import Image
 from torch.nn import functional as F
 
 from src.errors import UserError
+from src.system.reading import read_bytes
 
 ATTEMPTS = 10  # to find a crop of random area and aspect ratio that lies within an image
 AREA = (0.08, 1.0)  # of the image
 RATIO = (3 / 4, 4 / 3)  # width to height
 CENTRE = 0.875  # share of the shorter side that an evaluation crops: 224 of 256
+MOST_PIXELS = 178_956_970  # of a JPEG: Pillow's own limit for every other format, where memory for half a GiB is taken
 NUM_DRAWS = 2 * ATTEMPTS + 2  # random numbers of one crop
 
 Pixels = UInt8[np.ndarray, "height width 3"]
@@ -68,7 +70,7 @@ def load(path: Path | str, size: int, draws: Float[np.ndarray, " draws"] | None 
     Raises UserError that names a file that cannot be read or decoded.
     """
     try:
-        return decode(Path(path).read_bytes(), size, draws)
+        return decode(read_bytes(Path(path), "replace or remove it"), size, draws)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path} cannot be decoded as an image ({reason}): replace or remove it") from error
@@ -95,8 +97,11 @@ def fast_sides(data: bytes) -> tuple[int, int] | None:
     """Returns the size of a JPEG that libjpeg-turbo converts to RGB; None for other images and CMYK JPEGs."""
     if not simplejpeg.is_jpeg(data):
         return None
-    height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    return None if colours in ("CMYK", "YCCK") else (int(width), int(height))
+    *sides, colours, _ = simplejpeg.decode_jpeg_header(data)
+    height, width = map(int, sides)
+    if height * width > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels, more than {MOST_PIXELS:,}")
+    return None if colours in ("CMYK", "YCCK") else (width, height)
 
 
 def reduced(data: bytes, sides: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:

@@ -16,6 +16,7 @@ from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_met
 from src.errors import UserError, shortened
 from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
 from src.molecules.vocabulary import Vocabulary, of_elements
+from src.system.reading import read_npy, read_text
 
 LAYOUT = 2
 ARRAYS = ("nodes.npy", "edges.npy", "rows.npy")
@@ -173,8 +174,8 @@ def load(
         meta = verified_meta(folder)
         if not isinstance(vocabulary, Vocabulary):
             vocabulary = Vocabulary(next(iter(meta["inputs"])), tuple(meta["atomic_numbers"]), vocabulary)
-        nodes, edges, rows = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
-        smiles, published, canonical = ((folder / name).read_text("utf-8").splitlines() for name in TEXTS)
+        nodes, edges, rows = (read_npy(folder / name, mapped=True) for name in ARRAYS)
+        smiles, published, canonical = (read_text(folder / name).splitlines() for name in TEXTS)
         is_held_out = np.isin(rows, hold_out(meta["total"]))
     if is_held_out.all() or not is_held_out.any():
         empty = "training" if is_held_out.all() else "validation"

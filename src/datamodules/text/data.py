@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from src.system.reading import read_npz
+
 
 class TokenData(NamedTuple):
     """Concatenated sentences: sentence s is ids[starts[s]:starts[s + 1]], [CLS] and [SEP] included."""
@@ -34,5 +36,5 @@ class TokenData(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> "TokenData":
-        with np.load(path) as arrays:
-            return cls(**arrays)
+        """Returns the sentences of a file that `save` wrote."""
+        return cls(**read_npz(path, cls._fields))

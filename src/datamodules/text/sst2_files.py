@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,6 +10,7 @@ from src.batches.tokens import UNLABELLED
 from src.datamodules.download import from_url, sha256_of
 from src.errors import UserError
 from src.system.files import sole_maker, written_atomically
+from src.system.reading import open_zip, read_text
 
 URL = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"  # 7 MB; GLUE publishes no checksum
 SHA256 = {
@@ -42,13 +42,10 @@ def _unpack(targets: dict[str, Path], folder: Path) -> None:
         archive = from_url(URL, None, folder / Path(URL).name)
     except UserError as error:
         raise UserError(f"{error}, or give train.tsv and dev.tsv as datamodule.raw=FOLDER") from error
-    try:
-        with ZipFile(archive) as members:
-            for name, path in targets.items():
-                with written_atomically(path) as part, members.open(name) as source, part.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    except (BadZipFile, KeyError, EOFError) as error:
-        raise UserError(f"{archive} is truncated or altered ({error}): delete it to download it again") from error
+    with open_zip(archive, "delete it to download it again") as members:
+        for name, path in targets.items():
+            with written_atomically(path) as part, members.open(name) as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target)
 
 
 def own_files(folder: Path) -> dict[str, Path]:
@@ -66,13 +63,7 @@ def read_tsv(path: Path, *, labelled: bool) -> tuple[list[str], Int64[np.ndarray
     The header names the columns, in any order. There is no quoting: a quotation mark is part of its sentence. Raises
     UserError that names file and line for other text.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise UserError(f"{path} line {line} is not UTF-8 (byte 0x{byte:02x}): save the file as UTF-8") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror})") from error
+    text = read_text(path, "save the file as UTF-8")
     header, *rows = (line.removesuffix("\r").split("\t") for line in text.removesuffix("\n").split("\n"))
     for column in ("sentence", "label")[: 1 + labelled]:
         if column not in header:

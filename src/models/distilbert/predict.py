@@ -18,6 +18,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
+from src.system.reading import decoded, read_bytes
 from src.system.tables import write_csv
 from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
@@ -107,13 +108,8 @@ def read_input(source: str, datamodule: TextDataModule) -> Sentences:
             print(f"{source}: {len(table.texts):,} sentences read, {table.empty:,} rows without text dropped")
         return Sentences(table.texts, source, table.lines, table.numbers(datamodule.label_names))
     where = "standard input" if source == "-" else source
-    try:
-        text = (sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"model.predict.input={source} cannot be read ({error.strerror}); give a text file") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{where} line {line} is not UTF-8; save it as UTF-8") from None
+    advice = "give a text in UTF-8 as model.predict.input"
+    text = decoded(sys.stdin.buffer.read() if source == "-" else read_bytes(Path(source), advice), where, advice)
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
     if not lines:
         raise UserError(f"{where} is empty; give a sentence a line")

@@ -1,25 +1,22 @@
 """Loading of Hugging Face's weight files, from the hub or a folder, with checks."""
 
-import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from src.datamodules.download import from_hub
 from src.errors import UserError
 from src.models.distilbert.network import DistilBert, Sizes
+from src.system.reading import read_json, read_weights
 from src.training.checkpoints import shown
 
 CONFIG = "config.json"
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first one found
 ENCODER, HEAD = "distilbert.", ("pre_classifier.", "classifier.")
+MOST_LAYERS = 1000
 BARE = ("embeddings.", "transformer.")  # prefixes in the file of a bare encoder
 
 
@@ -45,10 +42,7 @@ def find(source: str, *names: str) -> Path:
 def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
     """Returns path and content of a config.json. Raises UserError for another model type or activation."""
     path = find(source, CONFIG)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); give the config.json of a model") from None
+    config = read_json(path, "give the config.json of a model")
     found = config.get("model_type") if isinstance(config, dict) else None
     if found != model_type:
         raise UserError(
@@ -66,23 +60,34 @@ def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
 def read_sizes(source: str) -> Sizes:
     """Reads the sizes from a DistilBERT's config.json. Raises UserError for a missing key."""
     path, config = read_config(source, "distilbert")
-    names = [field.name for field in fields(Sizes) if field.name != "num_labels"]
-    for name in names:
-        if not isinstance(config.get(name), int):
-            raise UserError(f"{path}: {name} is {config.get(name)}, not a number; give the config.json of the weights")
-    return Sizes(**{name: config[name] for name in names})
+    return sizes_in(config, path, source, {f.name: f.name for f in fields(Sizes) if f.name != "num_labels"})
+
+
+def sizes_in(config: Mapping[str, Any], path: Path, source: str, names: Mapping[str, str]) -> Sizes:
+    """Returns the sizes in a config; `names` has our name of each, and the config's.
+
+    Raises UserError for one that is no number, and for a network with more parameters than the file of its weights has
+    bytes: building it would take memory and time without bounds.
+    """
+    advice = f"give the {CONFIG} of the weights"
+    for name in names.values():
+        if type(config.get(name)) is not int:
+            raise UserError(f"{path}: {name} is {config.get(name)!r}, not a number; {advice}")
+    sizes = Sizes(**{ours: config[theirs] for ours, theirs in names.items()})
+    weights = find(source, *FILES)
+    vectors = sizes.vocab_size + sizes.max_position_embeddings + sizes.n_layers * (4 * sizes.dim + 2 * sizes.hidden_dim)
+    if sizes.dim * vectors > weights.stat().st_size or sizes.n_layers > MOST_LAYERS:
+        raise UserError(
+            f"{path}: {names['n_layers']} {sizes.n_layers} and width {sizes.dim} are {sizes.dim * vectors:,} "
+            f"parameters, which {weights} cannot hold; {advice}"
+        )
+    return sizes
 
 
 def read_tensors(source: str) -> tuple[Path, dict[str, Tensor]]:
     """Returns path and tensors (by name, on the CPU) of a model's file. Raises UserError for a damaged file."""
     path = find(source, *FILES)
-    try:
-        if path.suffix == ".safetensors":
-            return path, load_file(path)
-        return path, torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:80]
-        raise UserError(f"{path} is truncated or not a weight file ({reason}); download it again") from None
+    return path, read_weights(path, "download it again")
 
 
 def load(network: DistilBert, source: str) -> bool:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from src.errors import UserError
@@ -29,6 +27,7 @@ from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
 from src.models.se3_transformer.radial import Group
+from src.system.reading import read_weights
 from src.training.checkpoints import read_checkpoint, shown
 
 Fuse = Literal["full", "partial", "none"]
@@ -66,10 +65,7 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
     """Returns the state_dict of a checkpoint or a safetensors file. Raises UserError for any other file."""
     if path.suffix != ".safetensors":
         return read_checkpoint(path)["state_dict"]
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); give another file") from None
+    return read_weights(path)
 
 
 def from_nvidia(state_dict: Mapping[str, Tensor], network: Network, e3nn: str = NVIDIA_E3NN) -> Weights:

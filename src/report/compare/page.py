@@ -26,6 +26,7 @@ from src.report.compare.text import (
     upright,
 )
 from src.report.table import Table, cells
+from src.system.reading import read_bytes
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 BLACK = "#000000"  # of a group; white in the dark
@@ -150,7 +151,7 @@ def _pictures(comparison: Comparison) -> str:
     for each in comparison.pictures:
         group = comparison.groups[each.group]
         try:
-            data = b64encode(Path(each.file).read_bytes()).decode()
+            data = b64encode(read_bytes(Path(each.file))).decode()
         except OSError:
             continue  # removed since the comparison was built
         alt = _text(f"{each.name} of {group.name}, drawn by the run: {each.file}")

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from src.errors import UserError
 from src.report.compare.structure import Group, Picture
+from src.system.reading import open_file
 
 DRAWN = ("phases", "curves")  # of every run; the page draws their figures itself
 BYTES = 400_000  # of a picture: the page stays one file to be sent
@@ -35,7 +37,7 @@ def pictures(groups: Sequence[Group], best: int | None) -> tuple[list[Picture], 
 
 def _is_png(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             return opened.read(len(SIGNATURE)) == SIGNATURE
-    except OSError:
+    except (UserError, OSError):
         return False

@@ -165,13 +165,13 @@ def test_a_damaged_file_of_dgl_is_refused(load: Load, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "is not DGL's qm9_edge.npz: src is not a file in the archive;" in refused(src=None)
+    assert "qm9_edge.npz has no array src: " in refused(src=None)
     assert "targets has shape (8, 3), expected (8, 19)" in refused(targets=np.zeros((8, 3)))
     assert "node_pos has shape (38, 3), expected (39, 3)" in refused(node_pos=data.arrays.positions[1:])
     whole = write_npz(path, data).read_bytes()
     for broken in (whole[:-100], whole[:600] + bytes([whole[600] ^ 1]) + whole[601:], b"no archive"):
         path.write_bytes(broken)
-        with pytest.raises(UserError, match=r"qm9_edge\.npz is truncated or altered"):
+        with pytest.raises(UserError, match=r"qm9_edge\.npz( is truncated or altered|: node_pos is no array)"):
             qm9_dgl.load(tmp_path / "dgl", file=path, workers=1)
     path.unlink()
     with pytest.raises(UserError, match=r"cannot read .*qm9_edge\.npz"):

@@ -160,7 +160,7 @@ def test_other_inputs_or_damaged_metadata_are_refused(raw):
     with pytest.raises(UserError, match="prepared from other files"):
         prepared_from(raw, smiles=SMILES[::-1])
     (prepared / "meta.json").write_text("{")
-    with pytest.raises(UserError, match=r"meta.json cannot be read .* delete"):
+    with pytest.raises(UserError, match=r"meta.json is not JSON .* delete"):
         prepared_from(raw)
 
 
@@ -179,7 +179,7 @@ def test_row_numbers_of_a_split_file_start_at_1(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1", "cannot be read"), ('{"a": 1}', "not a JSON list"), ("[1.5]", "not a JSON list"), ("[0]", "has row 0"),
+    [("[1", "is not JSON"), ('{"a": 1}', "not a JSON list"), ("[1.5]", "not a JSON list"), ("[0]", "has row 0"),
      ("[11]", "has row 11"), ("[2, 2]", "twice")],
 )  # fmt: skip
 def test_a_wrong_split_file_is_refused(tmp_path, text, message):

@@ -86,7 +86,7 @@ def test_an_invalid_vocabulary_is_refused(pieces: tuple[str, ...], words: str, t
 
 def test_a_vocabulary_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes("é\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"vocab.txt is not UTF-8"):
+    with pytest.raises(UserError, match=r"vocab.txt line 1 is not UTF-8"):
         Vocabulary(str(tmp_path))
 
 

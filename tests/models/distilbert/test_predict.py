@@ -142,7 +142,7 @@ def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[...,
     [
         (b"good\n\nbad\n", "reviews.txt line 2: the sentence is empty"),
         (b"good\n \t\n", "reviews.txt line 2: the sentence is empty"),
-        (b"good\nb\xe4d\n", "reviews.txt line 2 is not UTF-8; save it as UTF-8"),
+        (b"good\nb\xe4d\n", "reviews.txt line 2 is not UTF-8 (byte 0xe4): give a text in UTF-8"),
         (b"", "reviews.txt is empty; give a sentence a line"),
     ],
 )
