@@ -6,18 +6,16 @@ from typing import Any
 
 from src.errors import UserError
 from src.system.printable import printable
+from src.system.reading import MOST_JSON, read_text
 
 LARGEST = 1e60  # no figure is near it, and its square and its ratio to the least one are still finite
 
 
 def read_json(file: Path) -> Any:
     """Returns the value in a file. Raises UserError where it cannot be read, or is no JSON that a run has written."""
+    text = read_text(file, "give a run folder with a result.json, or a record file", MOST_JSON)
     try:
-        return _safe(json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant))
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file: give a run folder with a result.json, or a record file") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+        return _safe(json.loads(text, parse_constant=_refuse_constant))
     except json.JSONDecodeError as error:
         raise UserError(f"{file}: line {error.lineno} is not JSON ({error.msg}): the file is cut or altered") from error
     except (ValueError, RecursionError) as error:

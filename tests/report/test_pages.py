@@ -95,7 +95,7 @@ def test_a_corrected_figure_compares_by_its_correction() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a\n{{ rate('moflow_weak_512_amp_x9') }}\n", "line 2: .*moflow_weak_512_amp_x9.json: no such file"),
+        ("a\n{{ rate('moflow_weak_512_amp_x9') }}\n", "line 2: .*moflow_weak_512_amp_x9.json .No such file"),
         ("{{ rates('moflow_weak_512_amp_x1') }}\n", "line 1: 'rates' is undefined"),
         ("{{ rate( }}\n", "line 1: unexpected"),
         ("\n\n{{ rate() }}\n", "line 3: .*missing .*argument"),
