@@ -52,11 +52,7 @@ class Legs(pl.Callback):
         self._steps_before = checkpoint["global_step"]
         state = checkpoint.get(LEGS)
         if isinstance(state, dict):
-            legs = [asdict(build(Leg, leg, optional=[f.name for f in fields(Leg)])) for leg in state["legs"]]
-            is_run = IDENTITY.fullmatch(state["run"]) and all({*leg["phases_s"]} <= {*PHASES, "wall"} for leg in legs)
-            if not is_run or any(leg["environment"] is None for leg in legs):
-                raise ValueError("its legs are not those of a run")
-            self.run = state["run"]
+            self.run, legs = legs_of(state)
             self.before = with_ends(legs, self.run, Path(str(trainer.ckpt_path)))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
@@ -98,6 +94,15 @@ class Legs(pl.Callback):
             "phases_s": figures.get("phases_s") or {},
             "environment": None,
         }
+
+
+def legs_of(state: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the run and the legs that a checkpoint tells. Raises ValueError where they are of another kind."""
+    legs = [asdict(build(Leg, leg, optional=[f.name for f in fields(Leg)])) for leg in state["legs"]]
+    is_run = IDENTITY.fullmatch(state["run"]) and all({*leg["phases_s"]} <= {*PHASES, "wall"} for leg in legs)
+    if not is_run or any(leg["environment"] is None for leg in legs):
+        raise ValueError("its legs are not those of a run")
+    return state["run"], legs
 
 
 def with_ends(legs: Sequence[Mapping[str, Any]], run: str, checkpoint: Path) -> list[dict[str, Any]]:

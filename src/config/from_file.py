@@ -64,10 +64,10 @@ class Section:
         if not self.chooses and isinstance(here, dict) and TARGET in here:
             name = here[TARGET]
         if not isinstance(name, str) or name not in classes:
-            others = f"; there may be {' or '.join(sorted(classes)[:5])}" if classes else ""
+            others = f" expected {' or '.join(sorted(classes)[:5])};" if classes else ""
             raise UserError(
-                f"{self.path}: {key}._target_ is {name!r:.80}, which was not made{others}; "
-                "give a checkpoint that train.py wrote"
+                f"{self.path}: {key}._target_ is {name!r:.80}, which was not made;{others} "
+                f"if that is code of your own, give {key}._target_ on the command line"
             )
         target, is_partial = classes[name]
         if PARTIAL in values and values[PARTIAL] is not is_partial:

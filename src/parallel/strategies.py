@@ -109,7 +109,8 @@ class HybridStrategy(DDPStrategy):
         ranks = checkpoint.pop(OF_RANKS, ())
         if len(ranks) == self.world_size:
             for key, statistics in ranks[self.global_rank].items():
-                checkpoint[key] |= statistics
+                others = checkpoint[key]
+                others |= {name: part for name, part in statistics.items() if is_statistic(name) and name in others}
         return checkpoint
 
     def on_validation_start(self) -> None:

@@ -16,6 +16,8 @@ from src.errors import UserError
 
 LARGEST = 2**40  # of a counter
 POSITION = {"epoch": 0, "position": 0}  # the state of a loader
+OF_ALL = "step", "mu_product", "mu", "eta"  # an optimiser's states that are one number for a parameter
+OF_ROWS = "row_var", "col_var"  # Adafactor's
 OF_LOADERS = {"_batches_that_stepped": 0, "combined_loader": [POSITION]}  # in the states of loops, once they have begun
 
 
@@ -90,8 +92,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
                 raise UserError(f"{path}: {where} is {value!r:.80}; give a checkpoint that train.py wrote")
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            is_number = not isinstance(value, Tensor) and (value is None or isinstance(value, int | float))
-            if not is_number and not (isinstance(value, Tensor) and fits(value, parameter)):
+            if not (value is None or (name in OF_ALL and is_setting(value, 0)) or fits(value, parameter, name)):
                 raise UserError(f"{path}: the optimiser's {name} is not its parameter's; give another checkpoint")
 
 
@@ -104,10 +105,10 @@ def is_setting(value: Any, usual: Any) -> bool:
     return isinstance(value, int | float) or type(value) is type(usual)
 
 
-def fits(state: Tensor, parameter: Tensor) -> bool:
-    """Returns whether an optimiser's state has numbers for a parameter, its rows or columns, or one for all."""
-    if state.layout is not torch.strided or state.dtype.is_complex or state.is_meta:
+def fits(state: Any, parameter: Tensor, name: str) -> bool:
+    """Returns whether an optimiser's state has a number for each element of a parameter, or each row or column."""
+    if not isinstance(state, Tensor) or state.layout is not torch.strided or state.dtype.is_complex or state.is_meta:
         return False
-    is_of_rows = state.shape == parameter.shape[:1]
-    sizes = zip(reversed(state.shape), reversed(parameter.shape), strict=False)
-    return is_of_rows or state.numel() == 1 or (state.ndim <= parameter.ndim and all(a in (1, b) for a, b in sizes))
+    if name not in OF_ROWS:
+        return state.shape == parameter.shape
+    return state.ndim == parameter.ndim and all(a in (1, b) for a, b in zip(state.shape, parameter.shape, strict=True))
