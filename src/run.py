@@ -34,6 +34,7 @@ from src.datamodules.base import DataModule, SplitDataModule
 from src.errors import UserError
 from src.launch import failures
 from src.launch.devices import activation_bytes, set_up_devices, without_order
+from src.launch.done import limits_reached, record_if_done
 from src.launch.ending import Ending, Interrupted
 from src.launch.going_on import way_on
 from src.launch.restoring import restoring
@@ -68,7 +69,8 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     Args:
         searched_s: seconds since the process began that were spent on `fix_hp=auto`; not part of the run.
 
-    Returns the record. Raises what ended the run, after the record is on disk; UserError for what the user can mend.
+    Returns the record; that of the run that is resumed where it is done, which is then left as it is. Raises what ended
+    the run, after the record is on disk; UserError for what the user can mend.
     """
     quieten()
     clock = Clock(run_begin_s() + searched_s)
@@ -81,9 +83,11 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 if group.rank() == 0:
                     job.trainer.callbacks.append(HydraFiles(hydra_files))  # type: ignore[attr-defined]
                 ending.follow(job.trainer, job.task)
-                fit(job, ending)
+                done = fit(job, ending)
             finally:
                 ending.hold()
+            if done is not None:
+                return done
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
             mask_error(raised)
             error = without_order(ending.cause_of(raised), config.model.name)
@@ -121,10 +125,10 @@ def quieten() -> None:
         warnings.filterwarnings("ignore", message=known)
 
 
-def say(note: str | None) -> None:
-    """Prints the note of the run, once per group of ranks."""
-    if note and group.rank() == 0:
-        print(f"note: {printable(masked_text(note))}", flush=True)
+def say_once(line: str) -> None:
+    """Prints a line, once per group of ranks."""
+    if group.rank() == 0:
+        print(printable(masked_text(line)), flush=True)
 
 
 def build(config: DictConfig, clock: Clock) -> Job:
@@ -178,14 +182,25 @@ def build(config: DictConfig, clock: Clock) -> Job:
     return Job(config, task, datamodule, trainer, legs)
 
 
-def fit(job: Job, ending: Ending | None = None) -> None:
-    """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile."""
+def fit(job: Job, ending: Ending | None = None) -> Record | None:
+    """Trains, then evaluates once more for the final metric, unless the run was asked to end meanwhile.
+
+    Returns None, or without doing any of it the record of the run that is resumed, where that is done.
+    """
     ckpt_path = job.resumed_from = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
         checkpoint = read_checkpoint(ckpt_path)
         instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
         way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
         check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
+        limits = limits_reached(checkpoint, ckpt_path, job.trainer, job.task)
+        if limits and (record := record_if_done(checkpoint, ckpt_path)):
+            folder, steps = ckpt_path.parent.parent, checkpoint["global_step"]
+            to_go_on = " and ".join(limits)
+            say_once(f"the run in {folder} is done, after {steps} steps, and stays as it is; to go on, give {to_go_on}")
+            return record
+        if not job.config.ckpt_path:
+            say_once(f"resume=true: going on from {ckpt_path}")
         go_on(job.trainer.loggers, checkpoint, ckpt_path)
         job.trainer.num_sanity_val_steps = 0  # the history has the first evaluation
         job.datamodule.prepare_data()
@@ -204,6 +219,7 @@ def fit(job: Job, ending: Ending | None = None) -> None:
         best = next((c.best_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
         if best is not None:
             job.task.evaluate_best(job.datamodule, best)
+    return None
 
 
 def status_of(error: BaseException) -> str:
@@ -306,7 +322,8 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
         log_record(job.trainer.loggers, record, files)
     if not is_begun:
         return
-    say(config.note)
+    if config.note:
+        say_once(f"note: {config.note}")
     print(printable(summary(record, files)), file=sys.stdout, flush=True)
 
 
@@ -319,5 +336,5 @@ def pictures_of(folder: Path, record: Record, job: Job | None) -> dict[str, Path
     except Exception as error:  # an import that a signal has ended cannot be repeated
         if record.status == "done":
             raise
-        say(f"no pictures of this run ({type(error).__name__}: {error})")
+        say_once(f"note: no pictures of this run ({type(error).__name__}: {error})")
         return {}

@@ -52,6 +52,8 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
     with loading():
         from src.run import train
     train(config, searched_s)
+    if started_by() is None:  # else other ranks share the folder
+        remove_unbegun()  # of a run that was done before
 
 
 def start_ranks(config: DictConfig) -> None:
@@ -86,6 +88,7 @@ def start_ranks(config: DictConfig) -> None:
             wait_for_ranks()
             sys.exit(128 + getattr(error, "sigval", signal.SIGINT))
         else:
+            remove_unbegun()  # of a run that was done before
             return
         finally:
             logging.disable(logging.NOTSET)

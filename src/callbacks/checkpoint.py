@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import Checkpoint as BaseCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from src.config.ranges import Count
@@ -71,8 +72,9 @@ class Checkpoint(BaseCheckpoint):
 
     Args:
         dirpath: folder of the checkpoints.
-        every_n_epochs, every_n_steps: how often `last.ckpt` is written; it also is at the end of training. After an
-            epoch's last step it is written once the evaluation is over, so that a resumed run does not skip that.
+        every_n_epochs, every_n_steps: how often `last.ckpt` is written; it also is at the end of training. After a
+            step with an evaluation it is written once that is over: a resumed run neither skips the evaluation nor
+            forgets that it has ended training.
     """
 
     def __init__(self, dirpath: str, every_n_epochs: Count = 1, every_n_steps: Count | None = None) -> None:
@@ -85,7 +87,7 @@ class Checkpoint(BaseCheckpoint):
         self._due = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
-        if self.best is None or trainer.ckpt_path is None:
+        if self.best is None or self.best_path is not None or trainer.ckpt_path is None:
             return
         before, here = Path(trainer.ckpt_path).with_name("best.ckpt"), self.folder / "best.ckpt"
         if trainer.is_global_zero and before.exists() and before != here:
@@ -99,18 +101,22 @@ class Checkpoint(BaseCheckpoint):
         # A run that stops within an epoch saves here, because Lightning then counts the epoch as done.
         stops = trainer.should_stop or trainer.global_step == trainer.max_steps
         if stops or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
-            self._due = trainer.is_last_batch
+            self._due = trainer.is_last_batch or is_evaluated_next(trainer)
             if not self._due:
                 self._save_last(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        if trainer.sanity_checking:
+            return
         metric = pl_module.final_metric
         value = pl_module.metrics.get(metric.name)
-        if value is None or value != value or trainer.sanity_checking:
-            return
-        if metric.better(value, self.best):
+        if value is not None and value == value and metric.better(value, self.best):
             self.best, self.best_path = value, self.folder / "best.ckpt"
             self._save(trainer, pl_module, "best")
+        is_within_epoch = trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch
+        if is_within_epoch and (self._due or trainer.should_stop):
+            self._due = False
+            self._save_last(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if self._due or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -121,6 +127,10 @@ class Checkpoint(BaseCheckpoint):
         self._save_last(trainer, pl_module)
         with pl_module.clock.within("checkpoint"):
             trainer.strategy.checkpoint_io.teardown()  # waits until they are written
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        """Takes the best checkpoint of a run whose training was done: it is not begun again."""
+        self.on_train_start(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -137,3 +147,11 @@ class Checkpoint(BaseCheckpoint):
     def _save(self, trainer: pl.Trainer, task: Task, name: str) -> None:
         with task.clock.within("checkpoint"):
             trainer.save_checkpoint(self.folder / f"{name}.ckpt")
+
+
+def is_evaluated_next(trainer: pl.Trainer) -> bool:
+    """Returns whether an evaluation every so many steps follows the step that has just been made."""
+    every = (
+        trainer.val_check_interval if trainer.check_val_every_n_epoch is None and trainer.enable_validation else None
+    )
+    return isinstance(every, int) and (trainer.fit_loop.total_batch_idx + 1) % every == 0

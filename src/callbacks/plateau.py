@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.trainer.states import TrainerFn
 
 from src.config.ranges import Count
 from src.training.task import Task
@@ -12,6 +13,7 @@ class Plateau(pl.Callback):
     """Ends training after so many evaluations in a row without a better final metric than before them.
 
     Lightning's EarlyStopping reads metrics that a module logs; a task keeps its own, which are equal on every rank.
+    A checkpoint holds the count, so that a run that is resumed ends where it would have ended.
 
     Args:
         evaluations: how many; None: training goes on.
@@ -22,16 +24,27 @@ class Plateau(pl.Callback):
         self.best: float | None = None
         self.worse = 0  # evaluations since the best one
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether training ends."""
+        return self.evaluations is not None and self.worse >= self.evaluations
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        """Ends the training of a checkpoint at which it was to end."""
+        trainer.should_stop = trainer.should_stop or self.is_reached
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
         metric = pl_module.final_metric
         value = pl_module.metrics.get(metric.name)
-        if self.evaluations is None or value is None or value != value or trainer.sanity_checking:
+        if value is None or value != value:
             return
         if metric.better(value, self.best):
             self.best, self.worse = value, 0
             return
         self.worse += 1
-        if self.worse >= self.evaluations:
+        if self.is_reached:
             trainer.should_stop = True
             if trainer.is_global_zero:
                 print(f"training ends: {self.worse} evaluations without a better {metric.name} than {self.best:.6g}")

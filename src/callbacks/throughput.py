@@ -1,5 +1,6 @@
 """Training rates over all ranks, and their share of the hardware's peaks."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -54,9 +55,7 @@ class Throughput(Measuring):
             "steady": steady,
             "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
             "ranks": ranks,
-            "rates_over_ranks": {name: min_mean_max(values) for name, values in over_ranks.items()}
-            if ranks > 1
-            else None,
+            "rates_over_ranks": known_of_ranks(over_ranks) if ranks > 1 else None,
             "utilisation": self._utilisation(task, best / ranks) if best else None,
             "communication": self._communication(task) if ranks > 1 else None,
             "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
@@ -110,6 +109,12 @@ def sum_or_none(values: list[float | None]) -> float | None:
     """Returns the sum over ranks; None if any rank has None."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def known_of_ranks(rates: Mapping[str, list[float | None]]) -> dict[str, dict[str, float]] | None:
+    """Returns min, mean and max over ranks of each rate that is known; None without any, as of a run without a step."""
+    over_ranks = {name: min_mean_max(values) for name, values in rates.items()}
+    return {name: figures for name, figures in over_ranks.items() if figures is not None} or None
 
 
 def min_mean_max(values: list[float | None]) -> dict[str, float] | None:

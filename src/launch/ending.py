@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 from torch import distributed
 
+from src.callbacks.checkpoint import is_evaluated_next
 from src.errors import UserError
 from src.launch.failures import cause_of
 from src.launch.watchdog import Watchdog
@@ -47,8 +48,8 @@ class Interrupted(SystemExit):
 class Ending:
     """Handles the signals that ask a run to end, from its start to its record; a context manager.
 
-    During training the first signal ends the run after the current step, with a checkpoint of that step; after the last
-    step of an epoch, with a checkpoint after its evaluation. A second signal, and one outside of training, raises
+    During training the first signal ends the run after the current step, with a checkpoint of that step; after a step
+    with an evaluation, with a checkpoint after that. A second signal, and one outside of training, raises
     `Interrupted` at once. After that, and after `hold`, signals do nothing until the record is written. A handler that
     another program had for SIGUSR1 or SIGUSR2, as submitit's that requeues its job, is called once it is.
     """
@@ -95,7 +96,9 @@ class Ending:
         trainer.should_stop = trainer.should_stop or self._stops  # the checkpoint callback saves after the batch
 
     def _after_step(self, trainer: pl.Trainer) -> None:
-        if self._stops and not trainer.is_last_batch:  # else the epoch's evaluation comes before its checkpoint
+        if self._stops and not (
+            trainer.is_last_batch or is_evaluated_next(trainer)
+        ):  # else that precedes its checkpoint
             self._raise(trainer)
 
     def after_training(self, trainer: pl.Trainer) -> None:

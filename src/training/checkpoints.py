@@ -39,7 +39,7 @@ MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints fro
 
 
 def checkpoint_to_resume(config: "DictConfig") -> Path | None:
-    """Returns the checkpoint that a training goes on from; None for a fresh start. Prints what resume=true found."""
+    """Returns the checkpoint that a training goes on from; None for a fresh start, which is said if resume=true."""
     if config.ckpt_path:
         return Path(config.ckpt_path)
     if not config.resume:
@@ -48,8 +48,8 @@ def checkpoint_to_resume(config: "DictConfig") -> Path | None:
     path = newest_checkpoint(root, here)
     if path is not None:
         remove_left_over(path.parent)  # of the run that was killed
-    where = f"going on from {path}" if path else f"no checkpoint in {here} nor under {root}, starting fresh"
-    print(f"resume=true: {where}")
+    else:
+        print(f"resume=true: no checkpoint in {here} nor under {root}, starting fresh")
     return path
 
 

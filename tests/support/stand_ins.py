@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.states import TrainerFn, TrainerState
 from torch import nn
 
 from src.callbacks.checkpoint import AtomicCheckpointIO
@@ -22,6 +23,8 @@ class StandInTrainer(pl.Trainer):
         self.resumed_from: str | None = None
         self.saved: list[tuple[str, int]] = []
         self.callbacks = []
+        self.state = TrainerState(fn=TrainerFn.FITTING)
+        self.check_val_every_n_epoch = 1
         self._plugins = SimpleNamespace(checkpoint_io=AtomicCheckpointIO())
         self._loggers = []
 

@@ -1,0 +1,167 @@
+"""What decides when a run ends is in its checkpoint: a run that is done stays as it is, and a killed one ends there."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.errors import UserError
+from src.report.record import read_record
+from src.run import train
+from tests.support import ROOT
+from tests.support.same import assert_same_bits, lasting_state
+from tests.support.started import provoked, run
+from tests.support.tiny_mobilenet import tiny_mobilenet, tiny_overrides
+
+pytestmark = pytest.mark.slow
+
+BY_STEPS = "fit.eval_every_n_epochs=null", "fit.eval_every_n_steps=3", "fit.checkpoint_every_n_steps=3"
+PLATEAU = "fit.max_epochs=9", "fit.stop_after_plateau=2"
+TARGET = "fit.max_epochs=9", "fit.stop_at_target=true", "model.task.target=0.125"
+ENDINGS = {
+    "epochs": ("fit.max_epochs=1",),
+    "steps": ("fit.max_steps=5",),
+    "plateau": PLATEAU,
+    "plateau within an epoch": (*PLATEAU, *BY_STEPS),
+    "target": TARGET,
+    "target within an epoch": (*TARGET, *BY_STEPS),
+    "epochs and plateau": ("fit.max_epochs=5", "fit.stop_after_plateau=2"),
+    "time": ("datamodule.steps_per_epoch=100000", "fit.max_time_s=0.5"),
+}
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Returns the time of the last change and the content of each file of a run."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Returns what must be the same after a run, however it was ended on the way."""
+    record = read_record(folder)
+    rows = [{key: row[key] for key in ("step", "samples", "top1", "loss") if key in row} for row in record.history]
+    figures = {"status": record.status, "samples": record.samples, "metric": record.final_metric, "rows": rows}
+    return figures | {"state": lasting_state(folder / "checkpoints" / "last.ckpt")}
+
+
+TO_GO_ON = {
+    "epochs": "fit.max_epochs above 1",
+    "steps": "fit.max_steps above 5",
+    "plateau": "fit.stop_after_plateau above 2, or null",
+    "plateau within an epoch": "fit.stop_after_plateau above 2, or null",
+    "target": "fit.stop_at_target=false",
+    "target within an epoch": "fit.stop_at_target=false",
+    "epochs and plateau": "fit.max_epochs above 5 and fit.stop_after_plateau above 2, or null",
+    "time": "fit.max_time_s above 0.5",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_run_that_is_done_says_so_and_stays_as_it_is(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (*ENDINGS[ending], "logger=csv")
+    first = train(tiny_mobilenet(tmp_path, *given))
+    before, folder = state_of(tmp_path / "run"), tmp_path / "run"
+    capsys.readouterr()
+    again = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    assert state_of(folder) == before
+    assert again.run == first.run and again.samples == first.samples and again.p_whole == first.p_whole
+    line = capsys.readouterr().out
+    assert first.legs is not None
+    done = f"the run in {folder} is done, after {first.legs[-1].last_step} steps, and stays as it is; to go on, give "
+    assert line.startswith(f"{done}{TO_GO_ON[ending]}") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("ending", [name for name in ENDINGS if name != "time"])
+def test_a_run_that_is_killed_before_its_record_ends_as_it_was_to(ending: str, tmp_path: Path) -> None:
+    train(tiny_mobilenet(tmp_path, *ENDINGS[ending]))
+    expected = outcome(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()  # as a kill before its last write leaves the folder
+    train(tiny_mobilenet(tmp_path, *ENDINGS[ending], "resume=true"))
+    assert_same_bits(outcome(tmp_path / "run"), expected)
+
+
+@pytest.mark.parametrize("step", [7, 10, 12])
+def test_an_evaluation_within_an_epoch_is_in_the_checkpoint_that_follows_it(step: int, tmp_path: Path) -> None:
+    """Saved before it, a checkpoint would be gone on from without the evaluation and what that decides."""
+    given = ("fit.max_epochs=2", *BY_STEPS)
+    train(tiny_mobilenet(tmp_path, *given, f"output_dir={tmp_path / 'straight'}"))
+    with pytest.raises(ArithmeticError):
+        train(tiny_mobilenet(tmp_path, *given, provoked(what="fails", step=step)))
+    train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("what", ["is_terminated", "is_interrupted"])
+def test_a_signal_before_a_step_with_an_evaluation_loses_neither(what: str, tmp_path: Path) -> None:
+    given = ("fit.max_epochs=2", *BY_STEPS)
+    train(tiny_mobilenet(tmp_path, *given, f"output_dir={tmp_path / 'straight'}"))
+    with pytest.raises(SystemExit):
+        train(tiny_mobilenet(tmp_path, *given, provoked(what=what, step=6)))
+    train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "more", "steps"),
+    [
+        ("epochs", "fit.max_epochs=2", 16),
+        ("steps", "fit.max_steps=7", 7),
+        ("target", "fit.stop_at_target=false", 16),
+        ("plateau", "fit.stop_after_plateau=3", None),
+    ],
+)
+def test_a_run_that_is_done_goes_on_where_more_is_asked_for(
+    ending: str, more: str, steps: int | None, tmp_path: Path
+) -> None:
+    given = (*ENDINGS[ending], *(["fit.max_epochs=2"] if ending == "target" else []))
+    first = train(tiny_mobilenet(tmp_path, *given))
+    again = train(tiny_mobilenet(tmp_path, *given, more, "resume=true"))
+    assert again.legs is not None and first.legs is not None
+    assert again.legs[-1].last_step == (steps or first.legs[-1].last_step + 8)
+    assert again.samples == 8 * again.legs[-1].last_step
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [("fit.max_epochs=3", "fit.max_epochs=2"), ("fit.max_steps=5", "fit.max_steps=4")]
+)
+def test_a_limit_below_what_is_done_is_refused(given: str, limit: str, tmp_path: Path) -> None:
+    train(tiny_mobilenet(tmp_path, given))
+    before, last = state_of(tmp_path / "run"), tmp_path / "run" / "checkpoints" / "last.ckpt"
+    done = given.split("=")[1]
+    with pytest.raises(UserError) as raised:
+        train(tiny_mobilenet(tmp_path, given, limit, "resume=true"))
+    assert str(raised.value) == f"{last} has trained for {done}, beyond {limit}; give {given} or more"
+    assert state_of(tmp_path / "run") == before
+
+
+def test_no_new_folder_is_left_of_a_run_that_is_done(tmp_path: Path) -> None:
+    root, done = tmp_path / "outputs", tmp_path / "outputs" / "mobilenet_v1" / "done"
+    train(tiny_mobilenet(tmp_path, f"output_dir={done}"))
+    given = [each for each in tiny_overrides(tmp_path) if not each.startswith("output_dir=")]
+    command = [sys.executable, "train.py", *given, "resume=true"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and f"the run in {done} is done, after 8 steps" in ended.stdout, ended.stderr
+    assert list(root.glob("*/*")) == [done]
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    """A run that is done stays as it is; one that is killed before its record gets it; a larger limit goes on."""
+    given = ("trainer=1x2", *PLATEAU, *BY_STEPS)
+    code, _, err = run(tmp_path, *given)
+    assert code == 0, err
+    folder, expected = tmp_path / "run", outcome(tmp_path / "run")
+    before = state_of(folder)
+    code, out, err = run(tmp_path, *given, "resume=true")
+    assert code == 0 and state_of(folder) == before, err
+    assert out.count("\n") == 1 and f"the run in {folder} is done, after " in out, out
+    (folder / "result.json").unlink()
+    code, _, err = run(tmp_path, *given, "resume=true")
+    assert code == 0, err
+    assert_same_bits(outcome(folder), expected)
+    code, _, err = run(tmp_path, *given, "resume=true", "fit.stop_after_plateau=null", "fit.max_epochs=3")
+    assert code == 0, err
+    assert read_record(folder).history[-1]["step"] == 24
