@@ -51,6 +51,13 @@ class DataModule(pl.LightningDataModule):
         self._training.load_state_dict(self._resumed)
         return self._training
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns the number of samples of each split, and as `content` a hash of them, once `prepare_data` is done.
+
+        Empty where the config alone decides on the samples, as of synthetic ones.
+        """
+        return {}
+
     def tokens(self, steps: slice) -> tuple[int, int] | None:
         """Returns real and processed tokens of this rank's optimiser steps `steps`, counted from the start of the run.
 

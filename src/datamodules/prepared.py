@@ -79,6 +79,11 @@ def verified_meta(prepared: Path) -> dict[str, Any]:
     return meta
 
 
+def sums_of(prepared: Path) -> dict[str, Any]:
+    """Returns the SHA-256 of a prepared folder's files by name, as they were when it was written."""
+    return _read_meta(prepared)["sha256"]
+
+
 def write_lines(path: Path, lines: list[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -14,6 +14,7 @@ from src.datamodules.clicks.check import check_values, expect_checked
 from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
 from src.datamodules.clicks.prepare import prepare_criteo
 from src.datamodules.clicks.split_binary import SplitBinary, SplitLoader
+from src.datamodules.fingerprint import CONTENT, hash_of, of_large_files
 from src.errors import UserError
 
 
@@ -112,6 +113,16 @@ class CriteoDataModule(ClickDataModule):
         sums = spec.metadata.get("sha256")  # a folder that others have prepared has none
         if isinstance(sums, dict):
             self._sums = {file: sums.get(file) for name in SPLITS for file in spec.bytes_per_row(name)}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {split: len(rows) for split, rows in self.splits.items()} | {CONTENT: self.content()}
+
+    def content(self) -> str:
+        """Returns a hash of the prepared folder: of its checksums, or of parts of its files where it has none."""
+        if self._sums:
+            return hash_of([self._sums])
+        spec = FeatureSpec.load(self.data_dir)
+        return of_large_files(self.data_dir, [file for name in SPLITS for file in spec.bytes_per_row(name)])
 
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> SplitLoader:
         self.check_split(split)

@@ -15,7 +15,8 @@ from src.config.ranges import Count, Range, Seed
 from src.datamodules.clicks.criteo import CriteoDataModule
 from src.datamodules.clicks.feature_spec import SPLITS, FeatureSpec, SplitFiles
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import prepare, verified_meta
+from src.datamodules.fingerprint import hash_of
+from src.datamodules.prepared import prepare, sums_of, verified_meta
 from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import rows_of
 from src.errors import UserError
@@ -107,6 +108,9 @@ class ClickFileDataModule(CriteoDataModule):
 
     def prepare_data(self) -> None:
         self.setup("prepare")
+
+    def content(self) -> str:
+        return hash_of([sums_of(self.data_dir)])
 
     def known_labels(self, split: str) -> Bool[np.ndarray, " rows"] | None:
         return read_npy(self.data_dir / KNOWN) if split == "test" else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,10 +10,11 @@ from jaxtyping import Int
 
 from src.config.ranges import Count, Seed
 from src.datamodules.base import PUBLISHED, Metered, SplitDataModule
+from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_of
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
-from src.datamodules.prepared import LEAVE_OUT
+from src.datamodules.prepared import LEAVE_OUT, sums_of
 from src.errors import UserError
 from src.system.printable import printable
 
@@ -64,6 +66,12 @@ class GraphDataModule(SplitDataModule):
         left_out = len(data.names) - len(self._usable(data)["all"])
         if left_out:
             print(f"{left_out} molecules without bonds are left out; datamodule.edges.kind=radius would include them")
+
+    def fingerprint(self) -> dict[str, Any]:
+        data = self.data or self.source(self.data_dir)
+        splits = {name: rows for name, rows in self._usable(data).items() if name != "all"}
+        content = hash_of([sums_of(data.folder), *splits.values()])
+        return {name: len(rows) for name, rows in splits.items()} | {CONTENT: content}
 
     def setup(self, stage: str) -> None:
         if self._graphs is not None:

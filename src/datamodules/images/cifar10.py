@@ -9,6 +9,7 @@ from torch import Tensor
 
 from src.batches.images import ImageBatch
 from src.datamodules.download import from_url, sha256_of
+from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.cifar10_files import CLASSES, SIZE, Labelled, read_cifar10
 from src.datamodules.prepared import prepare, verified_meta
@@ -61,6 +62,11 @@ class CIFAR10DataModule(ImageDataModule):
         elif not self.prepared.exists():
             archive = from_url(URL, SHA256, self.data_dir / Path(URL).name)
             prepare(self.prepared, origin_of(archive), lambda folder: write_arrays(folder, read_cifar10(archive)))
+
+    def fingerprint(self) -> dict[str, Any]:
+        meta = verified_meta(self.prepared)
+        counts = {split: meta[f"{source}_images"] for split, source in SPLIT_OF.items()}
+        return counts | {CONTENT: hash_of([meta["sha256"]])}
 
     def setup(self, stage: str) -> None:
         if self.tensors:

@@ -11,6 +11,7 @@ import numpy as np
 from src.batches.images import UNKNOWN
 from src.config.ranges import Count
 from src.datamodules.base import PUBLISHED
+from src.datamodules.fingerprint import CONTENT, hash_of, of_many_files
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.loader import DecodingLoader, ImageFiles
 from src.errors import UserError
@@ -142,6 +143,10 @@ class ImageFolderDataModule(_DecodedDataModule):
         self.class_names = names["train"]
         if self.name not in PUBLISHED and self.rank_and_world[0] == 0:
             print(printable(self.report()), flush=True)
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = [of_many_files(images.folder, images.files, self.threads) for images in self.files.values()]
+        return dict(self.splits) | {CONTENT: hash_of(parts)}
 
     def report(self) -> str:
         """Returns what was found and what was left out: images of each class, files that are none."""

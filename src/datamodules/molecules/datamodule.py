@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
+from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.molecules.encoded import MolecularData
+from src.datamodules.prepared import sums_of
 from src.datamodules.resident import ResidentLoader
 from src.system.printable import printable
 
@@ -42,6 +45,12 @@ class MoleculeDataModule(SplitDataModule):
 
     def prepare_data(self) -> None:
         self.source(self.data_dir)
+
+    def fingerprint(self) -> dict[str, Any]:
+        data = self.data or self.source(self.data_dir)
+        splits = {"train": data.train_index, "val": data.valid_index}
+        content = hash_of([sums_of(data.folder), *splits.values()])
+        return {name: len(rows) for name, rows in splits.items()} | {CONTENT: content}
 
     def setup(self, stage: str) -> None:
         if self.tensors is None:

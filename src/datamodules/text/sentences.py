@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from src.config.ranges import Count, OpenShare, Seed
+from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import SHOWN, Table, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
@@ -85,6 +86,11 @@ class SentencesDataModule(TextDataModule):
 
     def prepare_data(self) -> None:
         self.setup("prepare")
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = [[table.texts, table.numbers(self.label_names).tolist()] for table in self.tables.values()]
+        counts = {split: len(table.texts) for split, table in self.tables.items()}
+        return counts | {CONTENT: hash_of([self.vocabulary.sha256, *parts])}
 
     def setup(self, stage: str) -> None:
         """Reads the files and says what was read and dropped. Raises UserError for a bad row."""

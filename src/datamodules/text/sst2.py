@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from src.datamodules.download import sha256_of
-from src.datamodules.prepared import prepare, verified_meta
+from src.datamodules.fingerprint import CONTENT, hash_of
+from src.datamodules.prepared import prepare, sums_of, verified_meta
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.sst2_files import FIRST_LINE, LABELLED, glue_files, own_files, read_tsv
 from src.datamodules.text.texts import Sentences, TextDataModule
@@ -35,6 +36,10 @@ class SST2DataModule(TextDataModule):
 
     def prepare_data(self) -> None:
         self._prepared()
+
+    def fingerprint(self) -> dict[str, Any]:
+        folder = self._prepared()
+        return verified_meta(folder)["sentences"] | {CONTENT: hash_of([sums_of(folder)])}
 
     def setup(self, stage: str) -> None:
         if self.splits:
