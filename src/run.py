@@ -23,11 +23,12 @@ from src.callbacks.legs import Legs
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
+from src.callbacks.same_run import SAME_RUN, SameRun
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.hydra_files import is_of_a_mistake, run_files
 from src.config.instantiate import instantiate_parts
-from src.config.resumed import check_same_run
+from src.config.resumed import check_same_data, check_same_function, data_choices, function_of
 from src.config.settings import given_overrides
 from src.config.trained import RUN, training_choices
 from src.datamodules.base import DataModule, SplitDataModule
@@ -60,6 +61,7 @@ class Job:
     datamodule: DataModule
     trainer: pl.Trainer
     legs: Legs
+    same_run: SameRun
     resumed_from: Path | None = None
 
 
@@ -152,7 +154,8 @@ def build(config: DictConfig, clock: Clock) -> Job:
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
     checks = [HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
     legs = Legs(clock, environment(given_overrides()))
-    callbacks = [*checks, *average, legs, *parts.callbacks]
+    same_run = SameRun(function_of(config, task.run_config))
+    callbacks = [*checks, *average, legs, same_run, *parts.callbacks]
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
@@ -179,7 +182,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         inference_mode=False,  # Lightning's final evaluation alone would use it, and compile everything anew for it
         log_every_n_steps=config.measure.window,
     )
-    return Job(config, task, datamodule, trainer, legs)
+    return Job(config, task, datamodule, trainer, legs, same_run)
 
 
 def fit(job: Job, ending: Ending | None = None) -> Record | None:
@@ -190,9 +193,7 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
     ckpt_path = job.resumed_from = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
         checkpoint = read_checkpoint(ckpt_path)
-        instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
-        way_out = "start anew without ckpt_path" if job.config.ckpt_path else instead
-        check_same_run(checkpoint.get(RUN), job.task.run_config, ckpt_path, way_out)
+        check_resumed(job, checkpoint, ckpt_path)
         limits = limits_reached(checkpoint, ckpt_path, job.trainer, job.task)
         if limits and (record := record_if_done(checkpoint, ckpt_path)):
             folder, steps = ckpt_path.parent.parent, checkpoint["global_step"]
@@ -204,6 +205,7 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
         go_on(job.trainer.loggers, checkpoint, ckpt_path)
         job.trainer.num_sanity_val_steps = 0  # the history has the first evaluation
         job.datamodule.prepare_data()
+        check_data(job, checkpoint, ckpt_path)
         job.task.trainer = job.trainer  # so that it knows on how many ranks its weights will be
         job.task.bind_data(job.datamodule)
         compare(checkpoint, ckpt_path, job.task)
@@ -220,6 +222,28 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
         if best is not None:
             job.task.evaluate_best(job.datamodule, best)
     return None
+
+
+def check_resumed(job: Job, checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises UserError where a checkpoint is of another function, datamodule, seed or batch that is not accepted."""
+    trained = (checkpoint.get(SAME_RUN) or {}).get("function") or data_choices(checkpoint.get(RUN))
+    accept, here = job.config.accept_changes, job.same_run.function
+    if note := check_same_function(trained, here, path, way_out_of(job), accept):
+        say_once(f"note: {note}")
+
+
+def check_data(job: Job, checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises UserError where a checkpoint was trained with other samples that are not accepted."""
+    trained, here = (checkpoint.get(SAME_RUN) or {}).get("data"), job.datamodule.fingerprint()
+    job.same_run.data = here
+    if note := check_same_data(trained, here, path, way_out_of(job), job.config.accept_changes):
+        say_once(f"note: {note}")
+
+
+def way_out_of(job: Job) -> str:
+    """Returns what else than the same settings is possible for a run that is resumed."""
+    instead = "name another checkpoint with ckpt_path=FILE, or start anew without resume=true"
+    return "start anew without ckpt_path" if job.config.ckpt_path else instead
 
 
 def status_of(error: BaseException) -> str:

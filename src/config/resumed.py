@@ -1,51 +1,126 @@
-"""Whether a training goes on as it began: with the same data, seed and batch."""
+"""Whether a training goes on as it began: with the same model, batch, seed and data."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from src.config.trained import OF_THE_MODEL, OF_THE_SAMPLES, plain_values
+from omegaconf import DictConfig, OmegaConf
+
+from src.config.trained import OF_PREDICTIONS, plain_values
 from src.errors import UserError
+from src.system.masking import MASK, masked
 
 OF_THE_RUN = "seed", "hp.batch_size", "hp.batch_per"
-OF_THE_DATA = (*OF_THE_SAMPLES, *OF_THE_MODEL, "task")
-OF_THE_MACHINE = ("source.workers", "source.mirror")  # these do not change the samples
+OF_THE_STEP = "hp.accumulate", "fit.clip_norm", "fit.ema_decay"
+OF_THE_MACHINE = (  # of a datamodule: these do not change the samples
+    *(*OF_PREDICTIONS, "name", "check", "threads", "prefetch", "source.workers", "source.mirror"),
+)
+MAY_DIFFER = "model.task.optimizer.lr", "model.task.target"
+OPTIMIZER = "model.task.optimizer._target_"
+ACCEPTED = "accept_changes=true"
 
 
-def check_same_run(trained: Any, here: dict[str, Any], path: Path, way_out: str) -> None:
-    """Raises UserError where a checkpoint is of other data, another seed or another batch, naming what differs.
+def function_of(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns by key what decides which function a completed config trains, on which samples, in plain values.
+
+    Left out are what a run that goes on may change: the learning rate, how long and where to train, and precision.
 
     Args:
-        trained, here: what `training_choices` says of the checkpoint's run and of this one. Old ones say less.
+        choices: what `training_choices` returns of it.
+    """
+    trainer = config.trainer
+    step = {key: OmegaConf.select(config, key) for key in OF_THE_STEP}
+    task = masked(OmegaConf.to_container(config.model.task), "model", "task")
+    model = {key: value for key, value in leaves(task, "model.task.") if key not in MAY_DIFFER}
+    root = choices.get("data_root")
+    model = {key: below(value, root) for key, value in model.items()}
+    return data_choices(choices) | step | {"trainer": f"{trainer.num_nodes}x{trainer.devices}"} | model
+
+
+def data_choices(choices: Any) -> dict[str, Any]:
+    """Returns the part of `function_of` that every checkpoint has: seed, batch and datamodule. Old ones say less."""
+    if not isinstance(choices, dict):
+        return {}
+    root, data = choices.get("data_root"), choices.get("datamodule")
+    values = {key: choices[key] for key in OF_THE_RUN if key in choices} | {"datamodule": choices.get("group")}
+    for key, value in plain_values(data) if isinstance(data, dict) else ():
+        if key not in OF_THE_MACHINE and (root is not None or key != "data_dir"):
+            values[f"datamodule.{key}"] = below(value, root)
+    return values
+
+
+def check_same_function(
+    trained: Mapping[str, Any], here: Mapping[str, Any], path: Path, way_out: str, accept: bool = False
+) -> str | None:
+    """Raises UserError where a checkpoint is of another function, data, seed or batch, naming what differs.
+
+    Args:
+        trained, here: `function_of` the checkpoint's run, or what its checkpoint has of it, and of this one.
         path: of the checkpoint.
         way_out: what else than giving the same values is possible.
+        accept: return what differs as a note instead. Another optimizer is refused: its state is another one.
     """
-    found = differences(trained, here) if isinstance(trained, dict) else {}
-    if found:
-        before, now = (" ".join(f"{key}={each[i]}" for key, each in found.items()) for i in (0, 1))
-        raise UserError(f"{path} was trained with {before}, this run has {now}; give {before}, or {way_out}")
+    differing = differences(trained, here)
+    if not differing:
+        return None
+    before, now = (" ".join(f"{key}={values[i]}" for key, values in differing.items()) for i in (0, 1))
+    differ = f"{path} was trained with {before}, this run has {now}"
+    if accept and OPTIMIZER not in differing:
+        return f"{ACCEPTED}: {differ}"
+    accepting = "" if OPTIMIZER in differing else f"accept the difference with {ACCEPTED}, "
+    raise UserError(f"{differ}; give {before}, {accepting}or {way_out}")
 
 
-def differences(trained: dict[str, Any], here: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns what the checkpoint's run had and what this one has, by key."""
-    both = {key: (trained[key], here[key]) for key in OF_THE_RUN if key in trained}
-    if trained.get("group") != here["group"]:
-        both["datamodule"] = (trained.get("group"), here["group"])
-    elif isinstance(trained.get("datamodule"), dict):
-        theirs, ours = data_of(trained), data_of(here)
-        both |= {f"datamodule.{key}": (theirs[key], ours[key]) for key in theirs if key in ours}
-        if "seed" in both:
-            both.pop("datamodule.seed", None)  # it follows from that
-    return {key: each for key, each in both.items() if each[0] != each[1]}
+def differences(trained: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns by key what the checkpoint's run had and what this one has, of keys that both have."""
+    both = {key: (trained[key], here[key]) for key in trained if key in here and trained[key] != here[key]}
+    if "datamodule" in both:
+        both = {key: values for key, values in both.items() if not key.startswith("datamodule.")}
+    if "seed" in both:
+        both.pop("datamodule.seed", None)  # it follows from that
+    if "trainer" in both and (here["hp.batch_per"] == "global" or ranks(trained["trainer"]) == ranks(here["trainer"])):
+        del both["trainer"]  # the batch of all ranks stays
+    return both
 
 
-def data_of(choices: dict[str, Any]) -> dict[str, Any]:
-    """Returns what says which samples there are; paths in the folder of all data are relative to that."""
-    root = choices.get("data_root")
-    return {
-        key: below(value, root)
-        for key, value in plain_values(choices["datamodule"])
-        if key.split(".")[0] in OF_THE_DATA and key not in OF_THE_MACHINE and (root is not None or key != "data_dir")
-    }
+def check_same_data(
+    trained: Mapping[str, Any] | None, here: Mapping[str, Any], path: Path, way_out: str, accept: bool = False
+) -> str | None:
+    """Raises UserError where a checkpoint was trained with other samples; returns a note where that cannot be told.
+
+    Args:
+        trained, here: fingerprints of the data: the number of samples of each split, and `content`; None: unknown.
+        path, way_out, accept: as for `check_same_function`.
+    """
+    if trained is None:
+        return f"{path} has no fingerprint of its data (it is older): these may be others" if here else None
+    if trained == here:
+        return None
+    differ = f"{path} was trained with other data: {described(trained)}, these are {described(here)}"
+    if accept:
+        return f"{ACCEPTED}: {differ}"
+    raise UserError(f"{differ}; give those, accept these with {ACCEPTED}, or {way_out}")
+
+
+def described(data: Mapping[str, Any]) -> str:
+    """Returns the splits' sizes and the beginning of the content's hash in words."""
+    sizes = " and ".join(f"{count} {split}" for split, count in data.items() if split != "content")
+    return f"{sizes or 'no'} samples with the hash {str(data.get('content'))[:12]}"
+
+
+def ranks(trainer: Any) -> int:
+    """Returns the number of ranks of a topology such as 2x8; 0 for what is none."""
+    nodes, _, devices = str(trainer).partition("x")
+    return int(nodes) * int(devices) if nodes.isdecimal() and devices.isdecimal() else 0
+
+
+def leaves(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields values by dotted key, names of classes among them, but nothing that was a secret."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        elif MASK not in str(value) and "${" not in str(value):
+            yield f"{prefix}{key}", value
 
 
 def below(value: Any, root: Any) -> Any:

@@ -142,6 +142,7 @@ class TrainConfig:
     note: str | None = None  # what a person should know of this run; printed above its figures
     ckpt_path: str | None = None  # resume from this checkpoint
     resume: bool = False  # resume from the newest checkpoint of this model under output_root
+    accept_changes: bool = False  # resume although the data, batch, ranks or model differ from the checkpoint's
     data_root: str = "data"  # folder of the data sets
     output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"  # this run's folder, with Hydra's files

@@ -9,7 +9,8 @@ from src.report.record import Record
 # Keys that do not change the result: where it is written, who watches it, and what other cases would have.
 NOT_COMPARED = (
     *("seed", "datamodule.seed", "output_dir", "output_root", "data_root", "datamodule.data_dir", "ckpt_path"),
-    *("logger", "callbacks", "sweep", "pictures", "note", "resume", "hardware", "trainer", "experiment"),
+    *("logger", "callbacks", "sweep", "pictures", "note", "resume", "accept_changes"),
+    *("hardware", "trainer", "experiment"),
     *("model.hp", "model.recipe", "model.predict", "model.monitor", "model.quick", "model.paddle"),
 )
 # A group of the config that is another one as a whole: its name says it, its other keys follow.

@@ -20,7 +20,7 @@ MOST_ROWS = 1000  # of a table
 MOST_LETTERS = {"name": 128, "tag": 64}  # W&B refuses longer ones
 # Overrides that do not tell runs apart: who watches, where files are, what the tags say.
 UNNAMED = (
-    *("logger", "callbacks", "hardware", "pictures", "note", "resume", "ckpt_path", "sweep", "hydra"),
+    *("logger", "callbacks", "hardware", "pictures", "note", "resume", "accept_changes", "ckpt_path", "sweep", "hydra"),
     *("output", "output_dir", "output_root", "data_root"),
 )
 SHOWN = {"name", "notes", "tags", "group", "job_type", "config"}  # W&B's page has them; other settings are places

@@ -64,7 +64,9 @@ LEFT_OUT = {
     ),
     "other keys' values, or set by groups": ("callbacks.*", "logger.*"),
     "between ranks, tried with trainer=1x2": ("execution.gradient_dtype=*", "execution.exchange=*"),
-    "of sweeps and resumed runs, which tests/sweep and tests/reliability run": ("sweep.*", "resume=*", "fix_hp=*"),
+    "of sweeps and resumed runs, which tests/sweep and tests/reliability run": (
+        *("sweep.*", "resume=*", "accept_changes=*", "fix_hp=*"),
+    ),
     "numbers that identify the published case": ("model.paddle.*", "model.hp.*", "model.recipe.*", "seed=*", "*seed=*"),
     "data of another shape, as datamodule=... gives": (
         "datamodule.hotness=*", "datamodule.cardinalities=*", "*.generate.hotness=*", "*.generate.cardinalities=*",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.support import ROOT
-from tests.support.tiny_mobilenet import tiny_overrides
+from tests.support.tiny_mobilenet import SYNTHETIC, tiny_overrides
 
 LIMIT_S = 120  # of a process that hangs
 LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
@@ -19,7 +19,12 @@ def provoked(**options: object) -> str:
 
 
 def begin(
-    home: Path, *overrides: str, by: tuple[str, ...] = (), group: bool = False, path: tuple[Path, ...] = ()
+    home: Path,
+    *overrides: str,
+    by: tuple[str, ...] = (),
+    group: bool = False,
+    path: tuple[Path, ...] = (),
+    data: tuple[str, ...] = SYNTHETIC,
 ) -> subprocess.Popen[str]:
     """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`.
 
@@ -29,7 +34,7 @@ def begin(
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, ROOT)))
     return subprocess.Popen(
-        [sys.executable, *by, "train.py", *tiny_overrides(home), *overrides],
+        [sys.executable, *by, "train.py", *tiny_overrides(home, data), *overrides],
         cwd=ROOT, env=environment, start_new_session=group, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         errors="replace",  # a process may be killed within a character
     )  # fmt: skip
