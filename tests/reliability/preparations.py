@@ -167,7 +167,7 @@ class Trial:
 
     def run(self, folder: Path, kill: Kill = Kill(), count: Path | None = None) -> int:  # noqa: B008
         self.answer.unlink(missing_ok=True)
-        return run(self.act(folder), self.log, kill, count)[0]
+        return run(self.act(folder), self.log, kill, count)[0][0]
 
     def check(self, folder: Path, what: str) -> None:
         """Fails unless the folder is as a lone preparation leaves it."""
@@ -236,7 +236,7 @@ class Trial:
 def fork(act: Callable[[], None], log: Path, kill_at: int | None) -> int:
     process = os.fork()
     if process == 0:
-        execute(act, log, kill_at, None)
+        execute(act, log, Kill(operation=kill_at))
     return process
 
 
