@@ -23,7 +23,7 @@ from src.callbacks.legs import Legs
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
-from src.callbacks.same_run import SAME_RUN, SameRun
+from src.callbacks.same_run import SameRun, of_same_run
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.hydra_files import is_of_a_mistake, run_files
@@ -193,6 +193,7 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
     ckpt_path = job.resumed_from = checkpoint_to_resume(job.config)
     if ckpt_path is not None:
         checkpoint = read_checkpoint(ckpt_path)
+        check_state(checkpoint, ckpt_path, job.trainer, job.datamodule)
         check_resumed(job, checkpoint, ckpt_path)
         limits = limits_reached(checkpoint, ckpt_path, job.trainer, job.task)
         if limits and (record := record_if_done(checkpoint, ckpt_path)):
@@ -211,7 +212,6 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
         compare(checkpoint, ckpt_path, job.task)
         if TRAINED in checkpoint and job.config.fit.ema_decay is None:
             raise UserError(f"{ckpt_path} was trained with averaged weights; give fit.ema_decay as it was")
-        check_state(checkpoint, ckpt_path, job.trainer, job.datamodule)
     with restoring(ckpt_path):
         job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
     if ending is not None:
@@ -226,7 +226,7 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
 
 def check_resumed(job: Job, checkpoint: dict[str, Any], path: Path) -> None:
     """Raises UserError where a checkpoint is of another function, datamodule, seed or batch that is not accepted."""
-    trained = (checkpoint.get(SAME_RUN) or {}).get("function") or data_choices(checkpoint.get(RUN))
+    trained = of_same_run(checkpoint, "function") or data_choices(checkpoint.get(RUN))
     accept, here = job.config.accept_changes, job.same_run.function
     if note := check_same_function(trained, here, path, way_out_of(job), accept):
         say_once(f"note: {note}")
@@ -234,7 +234,7 @@ def check_resumed(job: Job, checkpoint: dict[str, Any], path: Path) -> None:
 
 def check_data(job: Job, checkpoint: dict[str, Any], path: Path) -> None:
     """Raises UserError where a checkpoint was trained with other samples that are not accepted."""
-    trained, here = (checkpoint.get(SAME_RUN) or {}).get("data"), job.datamodule.fingerprint()
+    trained, here = of_same_run(checkpoint, "data"), job.datamodule.fingerprint()
     job.same_run.data = here
     if note := check_same_data(trained, here, path, way_out_of(job), job.config.accept_changes):
         say_once(f"note: {note}")

@@ -1,5 +1,6 @@
 """Keeps in checkpoints by what a run that goes on from one knows that it is the same: its function and its data."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -32,3 +33,10 @@ class SameRun(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         checkpoint[SAME_RUN] = {"function": self.function, "data": self.data}
+
+
+def of_same_run(checkpoint: Mapping[str, Any], part: str) -> dict[str, Any] | None:
+    """Returns `function` or `data` as a checkpoint has it; None for one that has none."""
+    same_run = checkpoint.get(SAME_RUN)
+    found = same_run.get(part) if isinstance(same_run, dict) else None
+    return found if isinstance(found, dict) else None

@@ -11,6 +11,7 @@ from src.callbacks.legs import LEGS
 from src.callbacks.plateau import Plateau
 from src.callbacks.target import Target
 from src.errors import UserError
+from src.launch.restoring import restoring
 from src.report.record import Record, read_record
 from src.training.task import Task
 
@@ -21,21 +22,29 @@ def record_if_done(checkpoint: Mapping[str, Any], path: Path) -> Record | None:
         record = read_record(path.parent.parent)
     except UserError:
         return None
-    run = (checkpoint.get(LEGS) or {}).get("run")
-    is_last = record.legs is not None and record.legs[-1].last_step == checkpoint["global_step"]
-    return record if record.status == "done" and record.run == run and is_last else None
+    legs = checkpoint.get(LEGS)
+    is_same = isinstance(legs, dict) and legs.get("run") == record.run
+    is_last = bool(record.legs) and record.legs[-1].last_step == checkpoint.get("global_step")
+    return record if record.status == "done" and is_same and is_last else None
 
 
 def limits_reached(checkpoint: Mapping[str, Any], path: Path, trainer: pl.Trainer, task: Task) -> list[str]:
     """Returns for each limit of this run that the checkpoint has reached the override that goes on; none: it trains.
 
-    Raises UserError where the checkpoint is beyond `fit.max_epochs` or `fit.max_steps`.
+    Raises UserError where the checkpoint is beyond `fit.max_epochs` or `fit.max_steps`, or holds no such state.
     """
-    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    try:
+        epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        states = checkpoint["callbacks"]
+        steps = checkpoint["global_step"]
+    except KeyError as error:
+        raise UserError(
+            f"{path} has no {error}, and no training goes on from it; give another"
+        ) from None
     reached = []
     for key, done, limit in (
         ("fit.max_epochs", epochs, trainer.max_epochs),
-        ("fit.max_steps", checkpoint["global_step"], trainer.max_steps),
+        ("fit.max_steps", steps, trainer.max_steps),
     ):
         if limit is None or limit < 0 or done < limit:
             continue
@@ -43,10 +52,11 @@ def limits_reached(checkpoint: Mapping[str, Any], path: Path, trainer: pl.Traine
             raise UserError(f"{path} has trained for {done}, beyond {key}={limit}; give {key}={done} or more")
         reached.append(f"{key} above {limit}")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        state = checkpoint["callbacks"].get(callback.state_key)
+        state = states.get(callback.state_key)
         if not isinstance(callback, Plateau | Target | Timer) or not state:
             continue
-        callback.load_state_dict(state)  # as Lightning will again
+        with restoring(path, here=True):
+            callback.load_state_dict(state)  # as Lightning will again
         if isinstance(callback, Timer) and (callback.time_remaining() or 1.0) <= 0:
             reached.append(f"fit.max_time_s above {callback.time_elapsed():.4g}")
         elif isinstance(callback, Plateau) and callback.is_reached:

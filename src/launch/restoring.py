@@ -12,12 +12,17 @@ CONNECTOR = "checkpoint_connector.py"  # Lightning's
 
 
 @contextmanager
-def restoring(path: Path | None) -> Iterator[None]:
-    """Turns what Lightning's restoring of a checkpoint raises within the block into a UserError that names the file."""
+def restoring(path: Path | None, here: bool = False) -> Iterator[None]:
+    """Turns what Lightning's restoring of a checkpoint raises within the block into a UserError that names the file.
+
+    Args:
+        here: the block itself restores.
+    """
     try:
         yield
     except Exception as error:
-        if path is None or isinstance(error, UserError) or is_out_of_memory(error) or not is_of_restoring(error):
+        is_other = isinstance(error, UserError) or is_out_of_memory(error) or not (here or is_of_restoring(error))
+        if path is None or is_other:
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
