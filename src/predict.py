@@ -28,6 +28,7 @@ from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.measure.rates import ratio, token_rates
+from src.measure.raw_times import packed
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
 from src.report.keys import settings
@@ -260,6 +261,11 @@ def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str
         "throughput": rate,
         "latency_s": percentiles(prediction.latencies_s, mean=True),
         "with_loading": with_loading,
+        "times": {
+            "samples": prediction.samples,
+            "latency": packed(prediction.latencies_s),
+            "loaded": prediction.loaded_latencies_s and packed(prediction.loaded_latencies_s),
+        },
         "tokens": token_rates(*prediction.tokens, prediction.samples, rate) if prediction.tokens else None,
         "utilisation": utilisation(rate, cost.flops_forward, cost.bytes_forward, peaks),
     }

@@ -14,6 +14,7 @@ from benchmarks.beside.sides import OURS, Side, Wanted
 from src.measure.environment import environment
 from src.measure.sources import MEASURING, sources
 from src.report.beside import comparison, summarise_turns
+from src.report.record import digest
 from src.system.files import write_text
 
 
@@ -70,6 +71,7 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
     for side, record in zip(sides, records, strict=True):
         row = {name: record.get(name) for name in ("side", "status", "error", "mem", "gpu", "final_loss")}
         row["throughputs"] = [each["throughput"] for each in side.rounds]
+        row["turns"] = [{name: each[name] for name in ("steps", "samples", "seconds")} for each in side.rounds]
         kept = {name: record.get(name) for name in ("includes", "reference", "versions")}
         rows.append(row | kept | {"differs": record.get("differs", []), "command": record["environment"]["command"]})
     rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
@@ -88,6 +90,7 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
         "git": sources(further=MEASURING),
         **{name: found[name] for name in ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "libraries")},
     }
+    content["digest"] = digest(json.loads(json.dumps(content)))
     write_text(folder / "beside.json", json.dumps(content, indent=1) + "\n")
     return content
 

@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 from src.callbacks.measuring import Measuring
 from src.config.ranges import Number
 from src.config.schema import Hardware, Precision
-from src.measure.rates import steady_rates, token_rates, whole_rates
+from src.measure.rates import raw_times, steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.system import group
 from src.training.task import Task
@@ -56,6 +56,7 @@ class Throughput(Measuring):
             "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
             "ranks": ranks,
             "rates_over_ranks": known_of_ranks(over_ranks) if ranks > 1 else None,
+            "times": raw_times(clock.steps, self.warmup_steps, clock.training_s, clock.training_phases_s["evaluation"]),
             "utilisation": self._utilisation(task, best / ranks) if best else None,
             "communication": self._communication(task) if ranks > 1 else None,
             "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),

@@ -3,12 +3,27 @@
 from typing import Any
 
 from src.measure.clock import Steps
+from src.measure.raw_times import packed
 from src.measure.statistics import percentiles
 
 
 def ratio(samples: float, seconds: float) -> float | None:
     """Returns samples per second; None without time."""
     return samples / seconds if seconds > 0 else None
+
+
+def raw_times(steps: Steps, warmup_steps: int, training_s: float, evaluation_s: float) -> dict[str, Any] | None:
+    """Returns what the rates of one rank are computed from, as `Times` of its record; None without a finished step."""
+    if not len(steps):
+        return None
+    steady = len(steps) > warmup_steps
+    return {
+        "samples": sum(steps.samples),
+        **{"whole_s": training_s, "evaluation_s": evaluation_s, "compute_s": sum(steps.compute_s)},
+        "steady_samples": sum(steps.samples[warmup_steps:]),
+        "iteration": packed(steps.iteration_s[warmup_steps:]) if steady else None,
+        "compute": packed(steps.compute_s[warmup_steps:]) if steady else None,
+    }
 
 
 def token_rates(real: float, processed: float, samples: float, rate: float | None) -> dict[str, float | None] | None:

@@ -12,6 +12,7 @@ from src.report.rows import published_row
 from src.report.scaling import scaling, scaling_table
 from src.report.stability import ended, stability, stability_table
 from src.report.table import Table, section
+from src.report.verify import described, seal, verify
 from src.system.files import write_text
 
 
@@ -145,3 +146,22 @@ def run_published(options: argparse.Namespace) -> int:
                 parts.append(f"### {model}, {kind}\n\n{section(table)}")
     put("\n".join(parts), options.output)
     return 0
+
+
+def verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compute the derived figures of records and comparisons again, and check what their fields imply. "
+        "Exit code 1 where a figure is wrong."
+    )
+    add_runs(parser)
+    parser.add_argument("--seal", action="store_true", help="add new files to digests.txt in the folder of results")
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Prints what is wrong, how much was checked, and what could not be; returns 1 where a figure is wrong, else 0."""
+    if options.seal:
+        for folder in options.runs:
+            print(f"{folder}/digests.txt: {seal(folder)} files added")
+    verified = verify(options.runs)
+    print(described(verified))
+    return int(any(each.wrong for each in verified))

@@ -10,6 +10,7 @@ from src.report.pages import made_pages
 from src.report.record import Record, check_file_names, read_record
 from src.report.scaling import commit_of, scaling, scaling_table
 from src.report.table import section, tables
+from src.report.verify import refuse_wrong, verify
 from src.system.files import write_text
 
 HEADINGS = {"train": "Training", "predict": "Inference", "scaling": "Scaling"}
@@ -25,7 +26,8 @@ def write_docs(folder: Path) -> list[Path]:
     `folder`/beside/*.json. src/report/pages.py says which templates make which pages.
 
     Raises UserError for a folder without records, a broken record or comparison, a record whose model is no file name,
-    a mistake in a template, and a page in `folder`/full that was not generated; no page is written then.
+    figures that contradict each other (`src.report.verify`), a mistake in a template, and a page in `folder`/full that
+    was not generated; no page is written then.
     """
     files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
@@ -35,6 +37,7 @@ def write_docs(folder: Path) -> list[Path]:
         record = read_record(file)
         check_file_names(record, file, "model")  # it names the page
         runs.append((f"[{file.stem}](../records/{file.name}), {_commit(record)}", record))
+    refuse_wrong(verify([folder]))
     bodies: dict[str, dict[str, str]] = {}
     for table in tables(runs):
         bodies.setdefault(table.model, {})[table.kind] = section(table)

@@ -4,6 +4,7 @@ Rates are per second, times in seconds, memory in GiB. A figure that was not mea
 docs/reference/metrics.md defines the figures.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -211,10 +212,30 @@ class GoOn:
     command: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """The measured times of rank 0 that its rates are computed from; `src.measure.raw_times` packs those of each step.
+
+    Training: `whole_s`, `evaluation_s` and `compute_s` are of all `samples` of the rank; `iteration` and `compute` of
+    its steady steps, with `steady_samples`. Prediction: `latency` of each batch, `loaded` with the loading of it.
+    """
+
+    samples: int
+    whole_s: Figure = None
+    evaluation_s: Figure = None
+    compute_s: Figure = None
+    steady_samples: int = 0
+    iteration: str | None = None
+    compute: str | None = None
+    latency: str | None = None
+    loaded: str | None = None
+
+
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
-    *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on"),
+    *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on", "times"),
+    *(f"times.{each.name}" for each in fields(Times)),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {
@@ -260,6 +281,7 @@ class Record:
     samples: int | None = None
     ranks: int = 1
     rates_over_ranks: dict[str, dict[str, Figure]] | None = None
+    times: Times | None = None
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Figure]] = field(default_factory=list)
@@ -303,10 +325,17 @@ def from_figures(figures: dict[str, Any]) -> Record:
 def write_record(record: Record, path: Path) -> None:
     """Writes the record as JSON, atomically, one history row per line; creates folders. Raises UserError on failure."""
     plain = record.to_dict()
+    plain["digest"] = digest(plain)
     rows = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in plain.pop("history")]
     head = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
     history = "[\n    " + ",\n    ".join(rows) + "\n  ]" if rows else "[]"
     write_text(path, f'{head},\n  "history": {history}\n}}\n')
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a record's JSON but for its digest, whatever the order of keys."""
+    plain = {key: value for key, value in content.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_record(path: Path) -> Record:
@@ -320,6 +349,7 @@ def read_record(path: Path) -> Record:
     if not isinstance(data, dict):
         raise UserError(f"{file}: a record is a JSON object, this is a {type(data).__name__}: give a result.json")
     version = data.pop("schema_version", None)
+    data.pop("digest", None)
     if version != SCHEMA_VERSION:
         raise UserError(
             f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "

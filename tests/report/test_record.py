@@ -31,6 +31,7 @@ KEYS = {
         "tokens",
         "communication",
         "rates_over_ranks",
+        "times",
         "config",
         "environment",
     ),
