@@ -237,12 +237,12 @@ def _recomputed(record: Record, times: Times) -> Iterator[Check]:
             ):  # fmt: skip
                 yield from _of_times(name, packed, latency)
                 if packed:
-                    yield from same(f"the rate of {name}", rate, times.samples / float(unpacked(packed).sum()), ROUNDED)
+                    yield from same(f"the rate of {name}", rate, _rate(times.samples, packed), ROUNDED)
             return
         yield from _of_times("steady.step_time_s", times.iteration, record.steady and record.steady.step_time_s)
         for name, packed in (("p_train", times.iteration), ("p_core", times.compute)):
             if packed and record.steady:
-                rate = times.steady_samples / float(unpacked(packed).sum())
+                rate = _rate(times.steady_samples, packed)
                 yield from _of_rank(f"steady.{name}", getattr(record.steady, name), rate, record.ranks)
     except ValueError as error:
         yield Check(f"times: {error}", False)
@@ -256,6 +256,12 @@ def _recomputed(record: Record, times: Times) -> Iterator[Check]:
             yield from _of_rank(name, getattr(record, name), times.samples / seconds, record.ranks)
     if record.ranks == 1:
         yield Check(f"samples is {record.samples}, of its steps {times.samples}", record.samples == times.samples)
+
+
+def _rate(samples: int, packed: str) -> float:
+    """Returns samples per second of packed times; 0 without any time."""
+    seconds = float(unpacked(packed).sum())
+    return samples / seconds if seconds > 0 else 0.0
 
 
 def _of_rank(name: str, rate: float | None, of_first: float, ranks: int) -> Iterator[Check]:

@@ -49,7 +49,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("compare", "OTHER", "RUN", "--format", "csv"), ("compare", "RUN", "OTHER", "--format", "json"),
     ("compare", "RUN", "OTHER", "--format", "latex"), ("compare", "OTHER", "--against", "RUN"),
     ("compare", "RUN", "--against", "SAME"), ("stability", "RUN", "SAME"), ("stability", "RUN", "--format", "csv"),
-    ("scaling", "OTHER", "RUN"),
+    ("scaling", "OTHER", "RUN"), ("verify", "RUN"),
 )  # fmt: skip
 DRAWN: tuple[tuple[str, ...], ...] = (  # slower ones
     ("compare", "RUN", "OTHER", "--format", "html", "--output", "OUT/page.html"),
