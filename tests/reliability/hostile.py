@@ -205,7 +205,10 @@ class Trial:
 
     def fault(self, way: str, planted: Plant, checkpoint: dict[str, Any], name: str) -> str | None:
         """Returns what a hostile checkpoint did; None where it was refused or nothing came of it."""
-        code, events, folder = self.start(way, checkpoint, name)
+        try:
+            code, events, folder = self.start(way, checkpoint, name)
+        except TimeoutError as error:
+            return str(error)
         usual, result = self.usual[way]
         log = self.log.read_text(errors="replace")
         new = [event for event in events if event not in usual]

@@ -25,12 +25,12 @@ from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
 from src.models.distilbert.weights import load, read_sizes
+from src.training.checkpoints import VOCABULARY
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
 RANDOM = "random"
-VOCABULARY = "vocabulary"  # a checkpoint's key: the word pieces by id, one a line
 NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end
 
 
