@@ -179,6 +179,11 @@ def test_every_place_that_reads_a_file_has_a_reader_or_a_reason() -> None:
     assert sorted({*PLACES.values()} - WHY - {*READERS}) == []
 
 
+def test_a_new_place_is_found() -> None:
+    code = "import json\nclass A:\n    def f(self, p):\n        return json.load(p)\nx = np.load('a')\ny = loads()"
+    assert set(places_in(ast.parse(code))) == {"A.f", ""}
+
+
 @pytest.mark.slow
 def test_every_reader_of_a_place_runs_it(tmp_path: Path) -> None:
     """A reader that has ceased to come there would try nothing."""

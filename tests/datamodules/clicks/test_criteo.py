@@ -230,15 +230,16 @@ def test_a_changed_bit_is_found_though_size_and_time_stay(
         monkeypatch.setattr(f"src.datamodules.clicks.{name}", 7)
     datamodule(folder).prepare_data()
     path, state = folder / file, (folder / file).stat()
-    data = bytearray(path.read_bytes())
-    row = 15
-    data[row * (len(data) // (50 if file.startswith("train") else 23))] ^= 1
-    path.write_bytes(data)
+    content, row = bytearray(path.read_bytes()), 15
+    content[row * (len(content) // (TRAIN if file.startswith("train") else TEST))] ^= 1
+    path.write_bytes(content)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    found = ready(folder)
-    list(found.loader("train" if file.startswith("test") else "test"))
-    with pytest.raises(UserError, match=rf"{file} is not as it was checked \(rows 14 to 20, .*prepare or copy"):
-        list(found.loader(file.partition("/")[0]))
+    other_rank = datamodule(folder)
+    other_rank.setup("fit")
+    for data in ready(folder), other_rank:
+        list(data.loader("train" if file.startswith("test") else "test"))
+        with pytest.raises(UserError, match=rf"{file} is not as it was checked \(rows 14 to 20, .*prepare or copy"):
+            list(data.loader(file.partition("/")[0]))
 
 
 @pytest.mark.parametrize(
