@@ -29,6 +29,7 @@ MOST_BYTES = 2**32  # of a file that is read whole
 MOST_JSON = 2**26  # whose values take many times as much memory
 MOST_YAML = 2**20  # which take seconds
 MOST_DEPTH, MOST_VALUES = 50, 10**7  # of values in each other, and of values once aliases are written out
+BAD_ZIP = zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError, ValueError, KeyError, OverflowError
 MOST_INFLATED = 1100  # times its compressed size: deflate makes 1,032 of one byte at most
 
 
@@ -199,9 +200,7 @@ def open_zip(path: Path, advice: str = ADVICE) -> Iterator[zipfile.ZipFile]:
                     if member.compress_size > size or member.file_size > MOST_INFLATED * (member.compress_size + 1):
                         raise UserError(f"{name} cannot have the {member.file_size:,} bytes that it claims: {advice}")
                 yield archive
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError, OSError) as error:
-            raise UserError(f"{path} is truncated or altered ({_reason(error)}): {advice}") from error
-        except (ValueError, KeyError, OverflowError, UnicodeError) as error:
+        except BAD_ZIP as error:
             raise UserError(f"{path} is truncated or altered ({_reason(error)}): {advice}") from error
 
 
