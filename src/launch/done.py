@@ -33,14 +33,11 @@ def limits_reached(checkpoint: Mapping[str, Any], path: Path, trainer: pl.Traine
 
     Raises UserError where the checkpoint is beyond `fit.max_epochs` or `fit.max_steps`, or holds no such state.
     """
-    try:
+    if "loops" not in checkpoint:  # weights alone, which are refused later
+        return []
+    with restoring(path, here=True):
         epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        states = checkpoint["callbacks"]
-        steps = checkpoint["global_step"]
-    except KeyError as error:
-        raise UserError(
-            f"{path} has no {error}, and no training goes on from it; give another"
-        ) from None
+        steps, states = checkpoint["global_step"], checkpoint.get("callbacks", {})
     reached = []
     for key, done, limit in (
         ("fit.max_epochs", epochs, trainer.max_epochs),

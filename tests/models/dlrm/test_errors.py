@@ -84,10 +84,13 @@ def test_inconsistent_sizes_are_errors(override: str, words: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_resuming_with_other_tables_is_an_error(tmp_path: Path) -> None:
-    """Before training, whether the tables come from the data or from the checkpoint."""
+    """Before training, whether the tables come from the data or from the checkpoint; also where that is accepted."""
     train(tiny_dlrm(tmp_path / "first", TABLES_FROM_DATA))
     checkpoint = tmp_path / "first" / "run" / "checkpoints" / "last.ckpt"
     others = with_tables([50, 3, 1200, 8]), "fit.max_epochs=2", f"ckpt_path={checkpoint}"
+    line = error_of(tiny_dlrm(tmp_path / "of_data", TABLES_FROM_DATA, *others))
+    assert line.startswith(f"{checkpoint} was trained with datamodule.cardinalities=[50, 3, 1200, 7], this run has ")
+    others = *others, "accept_changes=true"
     line = error_of(tiny_dlrm(tmp_path / "of_data", TABLES_FROM_DATA, *others))
     assert line == (
         f"{checkpoint}: a checkpoint of another architecture: embeddings.weights.3 is (7, 8) there and (8, 8) here; "
