@@ -41,7 +41,7 @@ from src.datamodules.molecules.zinc250k import load
 from src.errors import UserError
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Scorer
-from src.system.files import write_csv
+from src.system.tables import write_csv
 
 EAGER_STEPS = 20  # before NVIDIA's graphs are captured, its own default
 SAMPLED = 512  # molecules generated at once

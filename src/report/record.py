@@ -284,7 +284,7 @@ class Record:
     times: Times | None = None
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Figure]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)  # of figures
 
     def __post_init__(self) -> None:
         wrong = [key for key in _keys_of_other_kind(self.kind) if getattr(self, key) is not None]
@@ -359,6 +359,7 @@ def read_record(path: Path) -> Record:
         record = build(Record, data, optional=(*_keys_of_other_kind(data.get("kind")), *_ADDED_LATER))
         check_parts(record.config, CONFIG, "config")
         check_parts(record.environment, ENVIRONMENT, "environment")
+        check_parts(record.history, list[dict[str, Figure]], "history")
         return record
     except ValueError as error:
         raise UserError(f"{file}: {error}") from error

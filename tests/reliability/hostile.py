@@ -181,7 +181,7 @@ class Trial:
         )
         self.log = home / "log.txt"
         self.overrides = [*MODELS[model](home), "fit.max_epochs=1"]
-        code, _ = run(partial(train_py, [*self.overrides, f"output_dir={home / 'trained'}"]), self.log)
+        (code,), _ = run(partial(train_py, [*self.overrides, f"output_dir={home / 'trained'}"]), self.log)
         assert code == 0, f"the training failed: {self.log}"
         path = home / "trained" / "checkpoints" / "last.ckpt"
         self.checkpoint = torch.load(path, weights_only=True)
@@ -200,7 +200,7 @@ class Trial:
         out, events = folder / "out", folder / "events"
         self.log.write_text("")
         command = WAYS[way](self, path, out)
-        code, _ = run(partial(audited, command, events, [folder, self.home / "data"], self.home / "modules"), self.log)
+        (code,), _ = run(partial(audited, command, events, [folder, self.home / "data"], self.home / "modules"), self.log)
         return code, events.read_text().splitlines() if events.exists() else ["nothing was noted"], out
 
     def fault(self, way: str, planted: Plant, checkpoint: dict[str, Any], name: str) -> str | None:
