@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.record import Record
+from src.system.reading import parsed_json
 
 # Paddle's directions are 0 (computer vision), 1 (language) and 2 (recommendation). We add 3 for molecules, and 4 for
 # models whose yaml in conf/model has no `paddle`.
@@ -87,10 +88,7 @@ def parse_paddle(text: str) -> PaddleRecord:
 
     Raises UserError for text that is not a JSON object and for a field that is missing or unknown.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"Paddle record: line {error.lineno} is not JSON ({error.msg}): give a result file") from error
+    data = parsed_json(text, "Paddle record: it", "give a result file")
     if not isinstance(data, dict):
         raise UserError("Paddle record: not a JSON object: give a result file")
     if "FILNAL_RESULT" in data:
