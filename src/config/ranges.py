@@ -39,7 +39,7 @@ class Range:
 MAY_BE_EMPTY = "may be empty"
 
 # The largest numbers of a key whose type has no upper end. Every one that a run can use is below.
-MOST_WHOLE, MOST_NUMBER = 2**31 - 1, 1e30
+MOST_WHOLE, MOST_NUMBER = 2**31 - 1, 1e38
 
 Text = Annotated[str, MAY_BE_EMPTY]
 Count = Annotated[int, Range(1)]

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from src.errors import UserError
 
-if TYPE_CHECKING:  # torch is imported where it is used: reading a table must not take its seconds
+if TYPE_CHECKING:  # both are imported where they are used: a command that shows a config must not take their seconds
+    import numpy as np
     from torch import Tensor
 
 ADVICE = "give another file"
@@ -127,11 +126,13 @@ def _check_extent(value: Any) -> None:
     extent(value)
 
 
-def read_npy(path: Path, advice: str = ADVICE, *, mapped: bool = False) -> np.ndarray:
+def read_npy(path: Path, advice: str = ADVICE, *, mapped: bool = False) -> "np.ndarray":
     """Returns the array of a .npy file, or if `mapped` a read-only view of the file.
 
     Raises UserError for a file that has not exactly the bytes that its header says.
     """
+    import numpy as np
+
     with open_file(path, advice) as file:
         try:
             array = _array(file, os.fstat(file.fileno()).st_size)
@@ -140,7 +141,7 @@ def read_npy(path: Path, advice: str = ADVICE, *, mapped: bool = False) -> np.nd
             raise UserError(f"{path} is no array as numpy writes it ({_reason(error)}): {advice}") from error
 
 
-def read_npz(path: Path, names: tuple[str, ...], advice: str = ADVICE) -> dict[str, np.ndarray]:
+def read_npz(path: Path, names: tuple[str, ...], advice: str = ADVICE) -> "dict[str, np.ndarray]":
     """Returns the arrays `names` of a .npz file. Raises UserError for a missing or damaged one."""
     arrays = {}
     with open_zip(path, advice) as archive:
@@ -155,8 +156,10 @@ def read_npz(path: Path, names: tuple[str, ...], advice: str = ADVICE) -> dict[s
     return arrays
 
 
-def _array(file: Any, size: int) -> Callable[[], np.ndarray]:
+def _array(file: Any, size: int) -> "Callable[[], np.ndarray]":
     """Returns a function that reads the array of an open file of `size` bytes, whose header agrees with them."""
+    import numpy as np
+
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"a header of version {version}")
@@ -168,7 +171,7 @@ def _array(file: Any, size: int) -> Callable[[], np.ndarray]:
     if needed != size - file.tell():
         raise ValueError(f"{shape} of {dtype} are {needed:,} bytes, it has {size - file.tell():,}")
 
-    def read() -> np.ndarray:
+    def read() -> "np.ndarray":
         data = bytearray(needed)  # so that the array can be written to
         done, view = 0, memoryview(data)
         while done < needed:

@@ -155,8 +155,8 @@ def test_generators_continue_after_resuming_with_the_same_ranks(ranks: int) -> N
     RngState().on_save_checkpoint(trainer, task, checkpoint)
     expected = draw()
     resumed = RngState()
+    trainer.ranks = ranks
     resumed.on_load_checkpoint(trainer, task, checkpoint)
     draw()
-    trainer.ranks = ranks
     resumed.on_train_start(trainer, task)
     assert (draw() == expected) == (ranks == 1)  # saved with one rank, not restored with two

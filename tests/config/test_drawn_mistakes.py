@@ -64,14 +64,14 @@ def wrong_values(hint: Any) -> list[str]:
     plain = [get_args(each)[0] if get_origin(each) is Annotated else each for each in kinds]
     limits = [limit for each in kinds for limit in getattr(each, "__metadata__", ())]
     if len(kinds) == 1 and plain[0] in (int, float):
-        found += ["text", "[1]", "{a:1}", "true", "nan", "inf", "1e300", str(2**63 - 1), str(-(2**63)), "-1e31"]
+        found += ["text", "[1]", "{a:1}", "true", "nan", "inf", "1e380", str(2**63 - 1), str(-(2**63)), "-1e39"]
         for limit in limits:
             if isinstance(limit, Range) and limit.also is None:
-                found += [str(limit.least - 1)] * (limit.least > -1e30) + [str(limit.most + 1)] * (limit.most < 1e30)
-                found += [str(limit.above)] * (limit.above > -1e30) + [str(limit.below)] * (limit.below < 1e30)
+                found += [str(limit.least - 1)] * (limit.least > -1e38) + [str(limit.most + 1)] * (limit.most < 1e38)
+                found += [str(limit.above)] * (limit.above > -1e38) + [str(limit.below)] * (limit.below < 1e38)
         if plain[0] is float:  # a large whole number is one
             found = [text for text in found if text not in (str(2**63 - 1), str(-(2**63)))]
-        if any(isinstance(limit, Range) and limit.least < -1e30 and limit.above < -1e30 for limit in limits):
+        if any(isinstance(limit, Range) and limit.least < -1e38 and limit.above < -1e38 for limit in limits):
             found = [text for text in found if not text.startswith("-")]
     elif plain == [bool]:
         found += ["perhaps", "[true]", "{a:true}"]  # OmegaConf takes 2 for true

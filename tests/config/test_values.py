@@ -39,7 +39,7 @@ REFUSED = {
         "fit.eval_every_n_epochs=0": COUNT + NULL, "fit.eval_every_n_epochs=-1": COUNT + NULL,
         "fit.eval_every_n_steps=0": COUNT + NULL, "fit.checkpoint_every_n_epochs=0": COUNT,
         "fit.checkpoint_every_n_steps=0": COUNT + NULL, "fit.stop_after_plateau=0": COUNT + NULL,
-        "hp.lr=1e300": NOT_NEGATIVE + ", at most 1e+30",
+        "hp.lr=1e300": NOT_NEGATIVE + ", at most 1e+38",
         "hp.batch_size=9223372036854775807": COUNT + ", at most 2147483647", "fit.max_time_s=1e308": SECONDS + NULL,
         "execution.graph=true": SWITCH, "execution.graph=yes": SWITCH, "execution.compile=maybe": SWITCH,
         "execution.graph_warmup_steps=0": COUNT, "execution.gradient_dtype=int8": "bf16 or fp16, or null",

@@ -200,7 +200,9 @@ class Trial:
         out, events = folder / "out", folder / "events"
         self.log.write_text("")
         command = WAYS[way](self, path, out)
-        (code,), _ = run(partial(audited, command, events, [folder, self.home / "data"], self.home / "modules"), self.log)
+        (code,), _ = run(
+            partial(audited, command, events, [folder, self.home / "data"], self.home / "modules"), self.log
+        )
         return code, events.read_text().splitlines() if events.exists() else ["nothing was noted"], out
 
     def fault(self, way: str, planted: Plant, checkpoint: dict[str, Any], name: str) -> str | None:
