@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from src.system.reading import open_file, read_bytes
+
 CONTENT = "content"  # the key of a fingerprint with the hash; the others are splits, with their numbers of samples
 MOST_FILES = 1000  # of many whose content is read; the size of all is
 BLOCKS, BLOCK_BYTES = 16, 2**16  # of a large file that are read, evenly spread; a smaller one is read whole
@@ -38,7 +40,7 @@ def of_many_files(folder: Path, names: Sequence[str], threads: int) -> str:
         parts: list[Any] = [list(names), *sizes]
         rows = np.linspace(0, len(names) - 1, min(len(names), MOST_FILES)).round()
         chosen = [folder / names[int(row)] for row in rows]
-        contents = executor.map(lambda path: hashlib.sha256(path.read_bytes()).hexdigest(), chosen)
+        contents = executor.map(lambda path: hashlib.sha256(read_bytes(path)).hexdigest(), chosen)
         return hash_of([*parts, *contents])
 
 
@@ -52,7 +54,7 @@ def of_large_files(folder: Path, names: Sequence[str]) -> str:
         whole = size <= BLOCKS * BLOCK_BYTES
         begins = range(0, size, BLOCK_BYTES) if whole else [last * i // (BLOCKS - 1) for i in range(BLOCKS)]
         parts += [name, size]
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for begin in begins:
                 file.seek(begin)
                 parts.append(file.read(BLOCK_BYTES))

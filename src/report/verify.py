@@ -16,6 +16,7 @@ from src.report.implied import Check, comparison_checks, record_checks
 from src.report.json_files import read_json
 from src.report.record import Record, digest, read_record
 from src.system.files import write_text
+from src.system.reading import read_bytes, read_text
 
 DIGESTS = "digests.txt"  # in a folder of kept results: a line for each file, as `sha256sum` writes and checks them
 COST = 1e-3  # sentences of different seeds differ in length
@@ -63,7 +64,7 @@ def verify_file(file: Path) -> Verified:
         verified.add(_of_comparison(content, file))
     else:
         verified.add(record_checks(read_record(file)))
-    verified.add(_digest(json.loads(file.read_text(encoding="utf-8"))))
+    verified.add(_digest(json.loads(read_text(file))))
     return verified
 
 
@@ -128,7 +129,7 @@ def _digest(content: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def _known(folder: Path) -> dict[str, str]:
