@@ -61,7 +61,7 @@ def printed(*arguments: str) -> str:
 def test_the_published_batch_shows_without_torch() -> None:
     config = OmegaConf.create(printed("train.py", "model=dlrm", "trainer=2x8", "+fix_hp=max_bs", "--cfg", "job"))
     assert config.hp == {"batch_size": 2752512, "batch_per": "global", "lr": 24.0, "accumulate": 1}
-    assert config.trainer == {"name": "2x8", "num_nodes": 2, "devices": 8, "patience_s": 60.0}
+    assert config.trainer == {"name": "2x8", "num_nodes": 2, "devices": 8, "patience_s": 60.0, "crowded": False}
     assert "${" not in OmegaConf.to_yaml(config)
 
 
