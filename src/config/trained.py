@@ -18,7 +18,7 @@ from src.system.masking import MASK, masked
 
 RUN = "run_config"  # a checkpoint's key: the data and the precision of the training
 DATA = f"{RUN}.datamodule"
-NAME = re.compile(r"\w+")  # of a file in conf, without its ending
+NAME = re.compile(r"\w{1,64}")  # of a file in conf, without its ending
 OF_PREDICTIONS = ("batch_size", "test_batch_size", "predict")  # keys of a datamodule that training does not decide
 OF_THE_SAMPLES = ("source", "raw", "data_dir", "seed")  # those that say which samples there are, in which splits
 OF_THE_MODEL = ("vocabulary", "max_length")  # those that the weights depend on, whatever the data

@@ -71,7 +71,7 @@ def test_words_keep_their_numbers_with_other_sentences() -> None:
     assert (found.vocabulary, found.max_length, found.raw) == ("FOLDER", 64, None)
 
 
-@pytest.mark.parametrize("group", ["../model/dlrm", "strange", 3, None])
+@pytest.mark.parametrize("group", ["../model/dlrm", "strange", "x" * 2000, 3, None])
 def test_a_datamodule_that_is_not_in_conf_is_not_made(trained: dict[str, Any], group: Any) -> None:
     assert prediction(trained | {"group": group}).datamodule.name == "qm9"
 
