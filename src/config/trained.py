@@ -44,6 +44,8 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     if len(paths) != 1:
         return list(arguments)
     at, path = list(arguments).index(paths[0]), paths[0].partition("=")[2].strip("'\"")
+    if not Path(path).is_file():  # a FIFO would be waited for
+        return list(arguments)
     import torch  # after the arguments are known to need it
 
     try:

@@ -144,8 +144,13 @@ def verify(path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool | None:
-    """Returns whether the file is as it was written; None without a checksum. Raises OSError if it cannot be read."""
+    """Returns whether the file is as it was written; None without a checksum.
+
+    Raises OSError if it cannot be read, and UserError for what is no regular file.
+    """
     size = path.stat().st_size
+    if not path.is_file():  # opening a FIFO would wait for ever
+        raise UserError(f"{path}: not a readable checkpoint (it is no regular file); give another")
     with path.open("rb") as file:
         file.seek(max(0, size - DIGEST_BYTES - 2))
         end = file.read()
@@ -174,7 +179,7 @@ def chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def checkpoints_before(path: Path) -> list[Path]:
     """Returns the other checkpoints in the same folder, the newest first."""
-    others = [p for p in path.parent.glob("*.ckpt") if p.name != path.name]
+    others = [p for p in path.parent.glob("*.ckpt") if p.name != path.name and p.is_file()]
     return sorted(others, key=lambda p: p.stat().st_mtime, reverse=True)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from src.config.trained import name_model
 from src.errors import UserError
 from src.training.checkpoints import compare, read_checkpoint, trained_config, write_checkpoint
 
@@ -110,6 +111,17 @@ class Executes:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.target),)
+
+
+def test_a_fifo_is_refused_and_not_waited_for(path: Path) -> None:
+    fifo = path.with_name("fifo.ckpt")
+    os.mkfifo(fifo)
+    with pytest.raises(UserError, match=r"fifo.ckpt: not a readable checkpoint \(it is no regular file\)"):
+        read_checkpoint(fifo)
+    assert name_model([f"ckpt_path={fifo}"]) == [f"ckpt_path={fifo}"]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="there is no earlier one"):  # nor is it offered
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("ours", [True, False])
