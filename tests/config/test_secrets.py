@@ -103,14 +103,14 @@ def tiny_sizes() -> list[str]:
 
 
 def test_an_error_of_a_rank_does_not_tell_a_secret(tmp_path: Path) -> None:
-    """`int` has its argument in the message of its error."""
-    wrong = f"+callbacks.wrong={{_target_:builtins.int,_args_:['${{note}} {LITERAL} {SHAPED}']}}"
+    text = f"'${{note}} {LITERAL} {SHAPED}'"
+    wrong = f"+callbacks.wrong={{_target_:tests.support.talking.Talker,variables:[],texts:[{text}],fails:true}}"
     ended = run("train.py", *tiny(tmp_path, *GIVEN, wrong, "trainer=1x2"))
     assert ended.returncode == 1
     (tmp_path / "printed.txt").write_text(ended.stdout + ended.stderr)
-    assert "ValueError: invalid literal for int()" in ended.stderr
+    assert "Refused: all is wrong:" in ended.stderr
     record = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert record["error"]["message"].removeprefix("rank 0: ").removeprefix("rank 1: ").startswith("invalid literal")
+    assert record["error"]["message"].removeprefix("rank 0: ").removeprefix("rank 1: ").startswith("all is wrong:")
     assert leaks(tmp_path) == []
 
 
