@@ -37,7 +37,6 @@ def write_docs(folder: Path) -> list[Path]:
         record = read_record(file)
         check_file_names(record, file, "model")  # it names the page
         runs.append((f"[{file.stem}](../records/{file.name}), {_commit(record)}", record))
-    refuse_wrong(verify([folder]))
     bodies: dict[str, dict[str, str]] = {}
     for table in tables(runs):
         bodies.setdefault(table.model, {})[table.kind] = section(table)
@@ -49,6 +48,7 @@ def write_docs(folder: Path) -> list[Path]:
     summaries = {path.stem for path in [*made, *folder.glob("*.md")] if path.parent == folder}
     pages = {folder / "full" / f"{model}.md": _page(model, body, model in summaries) for model, body in bodies.items()}
     pages |= _beside(folder)
+    refuse_wrong(verify([folder]))
     there = sorted((folder / "full").glob("*.md"))
     for path in there:  # all of them before the first is written
         if GENERATED not in path.read_text(encoding="utf-8"):

@@ -31,6 +31,7 @@ from src.published.tables import read
 from src.report.beside import ratio_of, read_comparison
 from src.report.docs import write_docs
 from src.report.figures import Figures
+from src.report.record import digest
 from tests.support import ROOT
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
@@ -265,6 +266,7 @@ def results(out: Path, of_peer: dict[str, Any] | None = None, **changes: Any) ->
     content = write_case(case, [finished(OURS, [300.0, 310.0, 305.0]), peer], wanted(out))
     content |= {"gpus": ["NVIDIA H200"], "git": {"commit": "a" * 40, "dirty": False, "digest": "d"}} | changes
     content["sides"][1] |= of_peer or {}
+    content["digest"] = digest(content)
     (out / case.name / "beside.json").write_text(json.dumps(content))
     return out
 
