@@ -146,7 +146,7 @@ def test_a_checkpoint_whose_config_names_foreign_code(checkpoint: Path, tmp_path
     config = {"name": "moflow", "task": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}
     torch.save(torch.load(checkpoint) | {"model_config": config}, checkpoint)
     line = refused("predict.py", f"ckpt_path={checkpoint}", *tiny_predict(tmp_path))
-    assert line.startswith(f"{checkpoint}: model_config.task._target_ is 'os.mkdir', no class of ")
+    assert line.startswith(f"{checkpoint}: model.task._target_ is 'os.mkdir'")
     assert not (tmp_path / "made").exists()
 
 
@@ -268,7 +268,8 @@ def test_a_folder_in_which_another_run_writes(script: str, key: str, tmp_path: P
 
 def test_a_report_of_what_is_no_run(tmp_path: Path, refused: EntryPoint) -> None:
     assert refused("report.py", str(tmp_path / "no")) == (
-        f"{tmp_path / 'no'}: no such file: give a run folder with a result.json, or a record file"
+        f"cannot read {tmp_path / 'no'} (No such file or directory): give a run folder with a result.json, or a "
+        "record file"
     )
     half = tmp_path / "result.json"
     half.write_text('{"kind": "train",')

@@ -79,7 +79,8 @@ def test_a_record_and_folders_that_a_report_cannot_read(tmp_path: Path) -> None:
     record = folder / "result.json"
     record.write_text("{}")
     record.chmod(0)
-    assert line_of("report.py", str(folder)) == f"{record}: cannot be read (Permission denied)"
+    advice = "give a run folder with a result.json, or a record file"
+    assert line_of("report.py", str(folder)) == f"cannot read {record} (Permission denied): {advice}"
     folder.chmod(0)
     assert line_of("report.py", str(folder)) == f"{folder}: this folder cannot be read (Permission denied)"
     line = "no result.json in this folder or the folders in it: give the folder of a run"

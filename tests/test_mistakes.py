@@ -42,7 +42,7 @@ MISTAKES = [
     ("train.py hp.batch_size=[", "'hp.batch_size=[' cannot be read"),
     ("prepare.py zinc250k", "'zinc250k' has no value: write KEY=VALUE"),
     ("report.py", "give run folders or record files"),
-    (f"report.py {NO}", f"{NO}: no such file: give a run folder with a result.json"),
+    (f"report.py {NO}", f"cannot read {NO} (No such file or directory): give a run folder with a result.json"),
     ("report.py --format xml run", "invalid choice: 'xml' (choose from"),
     # values: most are in tests/config/test_values.py
     ("train.py hp.lr=-1", "hp.lr=-1.0 cannot be; give a number of 0 or more"),

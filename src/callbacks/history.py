@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from src.callbacks.loggers import LOGGED, WandbLogger
@@ -105,9 +106,11 @@ class History(Measuring):
 
     def _where(self, trainer: pl.Trainer, task: Task) -> dict[str, Any]:
         now_s = task.clock.wall_s()
+        # After training the epochs begun, which a run that ended within one has alike when it is resumed.
+        is_training = trainer.state.fn == TrainerFn.FITTING
         return {
             "step": trainer.global_step,
-            "epoch": trainer.current_epoch,
+            "epoch": trainer.current_epoch if is_training else trainer.fit_loop.epoch_progress.current.started,
             "time_s": self._before.get("time_s", 0.0) + now_s,
             "samples": self._before.get("samples", 0) + task.samples_trained,
             "seconds": self._before.get("seconds", 0.0) + (0.0 if self._begin_s is None else now_s - self._begin_s),

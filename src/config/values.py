@@ -61,7 +61,6 @@ def _check_kinds(config: DictConfig) -> None:
         if near and name not in MODEL_KEYS:
             raise UserError(f"model has no key {str(name)!r}, did you mean {near[0]!r}?")
     kinds = {"model.task": "Task", "datamodule": "DataModule"}
-    kinds |= {"model.predict": "object"} if "predict" in config.model else {}
     for group, kind in {"callbacks": "Callback", "logger": "Logger"}.items():
         kinds |= {f"{group}.{name}": kind for name in config[group] or {}}
     for key, kind in kinds.items():

@@ -12,7 +12,6 @@ from src.report.rows import published_row
 from src.report.scaling import scaling, scaling_table
 from src.report.stability import ended, stability, stability_table
 from src.report.table import Table, section
-from src.report.verify import described, seal, verify
 from src.system.files import write_text
 
 
@@ -159,6 +158,8 @@ def verify_options(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Prints what is wrong, how much was checked, and what could not be; returns 1 where a figure is wrong, else 0."""
+    from src.report.verify import described, seal, verify  # which needs numpy: help is shown without
+
     if options.seal:
         for folder in options.runs:
             print(f"{folder}/digests.txt: {seal(folder)} files added")

@@ -10,7 +10,6 @@ from src.report.pages import made_pages
 from src.report.record import Record, check_file_names, read_record
 from src.report.scaling import commit_of, scaling, scaling_table
 from src.report.table import section, tables
-from src.report.verify import refuse_wrong, verify
 from src.system.files import write_text
 
 HEADINGS = {"train": "Training", "predict": "Inference", "scaling": "Scaling"}
@@ -29,6 +28,8 @@ def write_docs(folder: Path) -> list[Path]:
     figures that contradict each other (`src.report.verify`), a mistake in a template, and a page in `folder`/full that
     was not generated; no page is written then.
     """
+    from src.report.verify import refuse_wrong, verify  # which needs numpy: other commands are quicker without
+
     files = sorted((folder / "records").glob("*.json"), key=in_order)
     if not files:
         raise UserError(f"{folder / 'records'}: no records (*.json) there: copy a run's result.json into it")

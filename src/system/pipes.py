@@ -44,8 +44,9 @@ def outlive_readers() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
-            file = io.BufferedWriter(Unread(stream.fileno(), "w", closefd=False))
+            file = Unread(stream.fileno(), "w", closefd=False)
+            buffer: Any = file if stream.write_through else io.BufferedWriter(file)  # as PYTHONUNBUFFERED asks for
             errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, errors, line_buffering=stream.line_buffering,
+            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=stream.line_buffering,
                                                 write_through=stream.write_through))  # fmt: skip
         # else it is another program's, such as a notebook's or pytest's

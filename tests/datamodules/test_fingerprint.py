@@ -41,7 +41,6 @@ BEFORE: dict[str, Callable[[Path], None]] = {  # changes of what is prepared, th
 }
 AFTER: dict[str, Callable[[Path], None]] = {  # changes of what is read while a run trains
     "image_folder": lambda home: flip_last_byte(next((home / "12_3" / "images" / "train").rglob("*.JPEG"))),
-    "dlrm": lambda home: flip_last_byte(next((home / "12_3").rglob("train/label.bin"))),
 }
 
 

@@ -46,11 +46,15 @@ def test_a_signal_ends_the_run_after_the_next_step_with_a_checkpoint(tmp_path: P
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
 def test_other_signals_that_ask_it_to_end_do_the_same(tmp_path: Path, name: str) -> None:
-    record, raised = interrupted(tmp_path, provoked(what=name, step=3))
+    before = signal.signal(signal.Signals[name], signal.SIG_DFL)  # tests may run in the background, or under nohup
+    try:
+        record, raised = interrupted(tmp_path, provoked(what=name, step=3))
+    finally:
+        now = signal.signal(signal.Signals[name], before)
     assert raised.code == 128 + signal.Signals[name] and str(raised) == f"{name} after step 4"
     assert record.go_on is not None and record.go_on.checkpoint is not None
     assert torch.load(record.go_on.checkpoint, weights_only=False)["global_step"] == 4
-    assert signal.getsignal(signal.Signals[name]) is signal.SIG_DFL
+    assert now is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])

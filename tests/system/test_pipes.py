@@ -43,6 +43,13 @@ def test_a_report_that_a_full_disk_has_no_room_for_says_so() -> None:
     assert (done.returncode, done.stderr) == (2, expected)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_each_line_is_out_at_once_where_nothing_is_buffered(unbuffered: str) -> None:
+    code = "import os; from src.system.pipes import outlive_readers; outlive_readers(); print('x'); os._exit(0)"
+    done = started("python", "-c", code, environment={"PYTHONUNBUFFERED": unbuffered})
+    assert done.stdout == ("x\n" if unbuffered else ""), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["1x1", "1x2"])
 def test_a_training_that_nobody_reads_ends_with_its_record(trainer: str, tmp_path: Path) -> None:

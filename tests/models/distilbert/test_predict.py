@@ -142,7 +142,7 @@ def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[...,
     [
         (b"good\n\nbad\n", "reviews.txt line 2: the sentence is empty"),
         (b"good\n \t\n", "reviews.txt line 2: the sentence is empty"),
-        (b"good\nb\xe4d\n", "reviews.txt line 2 is not UTF-8 (byte 0xe4): give a text in UTF-8"),
+        (b"good\nb\xe4d\n", r"reviews.txt line 2 is not UTF-8 \(byte 0xe4\): give a text in UTF-8"),
         (b"", "reviews.txt is empty; give a sentence a line"),
     ],
 )
@@ -162,7 +162,10 @@ def test_bad_text_is_an_error(
         (["output=labels.txt"], "output=labels.txt: predictions are written as csv; give a name that ends in .csv"),
         (["model.predict.input=a.txt", "evaluate=true"], "of the data; leave out model.predict.input"),
         (["benchmark=true", "evaluate=true"], "evaluate=true compares the splits of the data; leave it out to time"),
-        (["model.predict.input=nowhere.txt"], "model.predict.input=nowhere.txt cannot be read"),
+        (
+            ["model.predict.input=nowhere.txt"],
+            r"cannot read nowhere.txt \(No such file or directory\): give a text",
+        ),
         (["datamodule.predict=test"], "datamodule.predict=test: there is no such split; choose from train, dev"),
     ],
 )

@@ -245,7 +245,7 @@ def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
         *tiny_overrides(tmp_path), f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}", "fit.max_epochs=2",
-        "model.task.schedule.total=4", f"output_dir={tmp_path / 'two'}",
+        "model.task.schedule.total=4", "accept_changes=true", f"output_dir={tmp_path / 'two'}",
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
