@@ -337,7 +337,8 @@ def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool =
 
     folder = Path(config.output_dir)
     files = {"record": folder / "result.json"}
-    if is_begun or not files["record"].exists() or is_of_a_mistake(files["record"]):  # else of an earlier run
+    has_step = is_begun and (bool(record.samples) or record.status != "interrupted")
+    if has_step or not files["record"].exists() or is_of_a_mistake(files["record"]):  # else of an earlier run
         write_record(record, files["record"])
     if is_begun and config.pictures:
         files |= pictures_of(folder, record, job)

@@ -167,6 +167,15 @@ def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number
     assert record.status == "interrupted"
 
 
+def test_a_signal_before_the_first_step_leaves_an_earlier_record_as_it_is(tmp_path: Path) -> None:
+    """As a rank gets one where another was refused, and a person who has seen that the folder is the wrong one."""
+    train(tiny_mobilenet(tmp_path))
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(Interrupted, match="SIGTERM outside of training"):
+        train(tiny_mobilenet(tmp_path, "fit.max_epochs=2", provoked(what="is_terminated", hook="on_fit_start")))
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
 def test_the_same_wish_may_come_twice(tmp_path: Path) -> None:
     _, raised = interrupted(tmp_path, provoked(what="'is_terminated is_terminated'", step=3))
     assert str(raised) == "SIGTERM after step 4"
