@@ -110,7 +110,7 @@ class History(Measuring):
         is_training = trainer.state.fn == TrainerFn.FITTING
         return {
             "step": trainer.global_step,
-            "epoch": trainer.current_epoch if is_training else trainer.fit_loop.epoch_progress.current.started,
+            "epoch": trainer.current_epoch if is_training else trainer.fit_loop.epoch_progress.current.ready,
             "time_s": self._before.get("time_s", 0.0) + now_s,
             "samples": self._before.get("samples", 0) + task.samples_trained,
             "seconds": self._before.get("seconds", 0.0) + (0.0 if self._begin_s is None else now_s - self._begin_s),
