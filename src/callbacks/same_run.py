@@ -38,5 +38,5 @@ class SameRun(pl.Callback):
 def of_same_run(checkpoint: Mapping[str, Any], part: str) -> dict[str, Any] | None:
     """Returns `function` or `data` as a checkpoint has it; None for one that has none."""
     same_run = checkpoint.get(SAME_RUN)
-    found = same_run.get(part) if isinstance(same_run, dict) else None
-    return found if isinstance(found, dict) else None
+    content = same_run.get(part) if isinstance(same_run, dict) else None
+    return content if isinstance(content, dict) else None

@@ -78,8 +78,8 @@ class Section:
         for argument, value in values.items():
             if argument in (TARGET, PARTIAL):
                 continue
-            known = {*parameters, *section} - {"**"}
-            if not isinstance(argument, str) or argument[:1] == "_" or argument not in known:
+            arguments = {*parameters, *section} - {"**"}
+            if not isinstance(argument, str) or argument[:1] == "_" or argument not in arguments:
                 raise UserError(
                     f"{self.path}: {key} has no key {argument!r:.80}; give a checkpoint that train.py of this version "
                     "wrote"
@@ -94,10 +94,10 @@ class Section:
             return value
         if isinstance(value, dict) and (TARGET in value or (isinstance(here, dict) and TARGET in here)):
             return self.call(key, value, hint, here)
-        found = self.table(key, value)
-        if not allows(hint, found):
+        plain = self.table(key, value)
+        if not allows(hint, plain):
             self.refuse(key, value, words_of(hint))
-        return found
+        return plain
 
     def table(self, key: str, value: Any) -> Any:
         """Returns plain values of a key without a class, tuples as lists. Raises UserError for keys that mean more."""
@@ -128,14 +128,14 @@ def classes_at(hint: Any, here: Any) -> dict[str, tuple[Any, bool]]:
         hint: the type of the argument, in our own code.
         here: the section as the config has it.
     """
-    found: dict[str, tuple[Any, bool]] = {}
+    classes: dict[str, tuple[Any, bool]] = {}
     for member in members(hint):
         is_partial = get_origin(member) is CALLABLE
         made = get_args(member)[-1] if is_partial and get_args(member) else member
-        found |= {name: (each, is_partial) for name, each in classes_of(made).items()}
+        classes |= {name: (cls, is_partial) for name, cls in classes_of(made).items()}
     if isinstance(here, dict) and isinstance(here.get(TARGET), str):
-        found[here[TARGET]] = (target_of("", here[TARGET]), bool(here.get(PARTIAL)))
-    return found
+        classes[here[TARGET]] = (target_of("", here[TARGET]), bool(here.get(PARTIAL)))
+    return classes
 
 
 @cache
@@ -146,12 +146,12 @@ def classes_of(kind: Any) -> dict[str, Any]:
     from src.training import adagrad, schedule
 
     if kind is torch.optim.Optimizer:
-        optimizers = {each for each in vars(torch.optim).values() if is_class(each, torch.optim.Optimizer)}
-        names = {f"torch.optim.{each.__name__}": each for each in optimizers - {torch.optim.Optimizer}}
+        optimizers = {cls for cls in vars(torch.optim).values() if is_class(cls, torch.optim.Optimizer)}
+        names = {f"torch.optim.{cls.__name__}": cls for cls in optimizers - {torch.optim.Optimizer}}
         return names | named(*optimizers - {torch.optim.Optimizer}, adagrad.Adagrad)
     if kind is schedule.Schedule:
-        own = [each for each in vars(schedule).values() if is_class(each) and each.__module__ == schedule.__name__]
-        return named(*(each for each in own if "__call__" in vars(each) and each is not kind))
+        schedules = [cls for cls in vars(schedule).values() if is_class(cls) and cls.__module__ == schedule.__name__]
+        return named(*(cls for cls in schedules if "__call__" in vars(cls) and cls is not kind))
     return named(kind) if is_class(kind) and kind.__module__.startswith("src.") else {}
 
 
@@ -160,4 +160,4 @@ def is_class(value: Any, base: type = object) -> bool:
 
 
 def named(*classes: Any) -> dict[str, Any]:
-    return {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}

@@ -46,14 +46,14 @@ def verify(paths: Sequence[Path]) -> list[Verified]:
 
     Raises UserError where there is none, and for a file that cannot be read.
     """
-    found = [verify_file(file) for path in paths for file in _files(path)]
-    if not found:
+    results = [verify_file(file) for path in paths for file in _files(path)]
+    if not results:
         raise UserError(f"{paths[0]}: no record or comparison there: give run folders, or a folder of records")
     for path in paths:
         if (path / DIGESTS).is_file():
-            _check_digests(path, {each.file.resolve(): each for each in found})
-    _check_costs(found)
-    return found
+            _check_digests(path, {result.file.resolve(): result for result in results})
+    _check_costs(results)
+    return results
 
 
 def verify_file(file: Path) -> Verified:
@@ -74,16 +74,16 @@ def seal(folder: Path) -> int:
     Returns how many it added. The line of a file that has changed stays: who means the change deletes it by hand.
     """
     there = {str(file.relative_to(folder)): file for file in _files(folder)}
-    known = {name: text for name, text in _known(folder).items() if name in there}
-    added = {name: _sha256(file) for name, file in there.items() if name not in known}
-    lines = sorted((known | added).items())
+    listed = {name: text for name, text in _listed(folder).items() if name in there}
+    added = {name: _sha256(file) for name, file in there.items() if name not in listed}
+    lines = sorted((listed | added).items())
     write_text(folder / DIGESTS, "".join(f"{text}  {name}\n" for name, text in lines))
     return len(added)
 
 
 def refuse_wrong(verified: Sequence[Verified]) -> None:
     """Raises UserError with the first figures that cannot be, if there are any."""
-    wrong = [each for each in verified if each.wrong]
+    wrong = [result for result in verified if result.wrong]
     if wrong:
         first = "; ".join(wrong[0].wrong[:SHOWN])
         more = f" (and {len(wrong) - 1} more files: python report.py verify ...)" if len(wrong) > 1 else ""
@@ -92,15 +92,13 @@ def refuse_wrong(verified: Sequence[Verified]) -> None:
 
 def described(verified: Sequence[Verified]) -> str:
     """Returns a line for each file with a wrong figure, then the totals and what could not be checked."""
-    lines = [f"{each.file}: {what}" for each in verified for what in each.wrong]
+    lines = [f"{result.file}: {what}" for result in verified for what in result.wrong]
     unchecked: dict[str, int] = {}
-    for each in verified:
-        for what in each.unchecked:
+    for result in verified:
+        for what in result.unchecked:
             unchecked[what] = unchecked.get(what, 0) + 1
-    wrong = sum(bool(each.wrong) for each in verified)
-    lines.append(
-        f"{len(verified)} files, {sum(each.checked for each in verified):,} checks, {wrong} files with wrong figures"
-    )
+    checks, wrong = sum(result.checked for result in verified), sum(bool(result.wrong) for result in verified)
+    lines.append(f"{len(verified)} files, {checks:,} checks, {wrong} files with wrong figures")
     lines += [f"not checked in {count} of {len(verified)} files: {what}" for what, count in unchecked.items()]
     return "\n".join(lines)
 
@@ -132,31 +130,31 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
-def _known(folder: Path) -> dict[str, str]:
+def _listed(folder: Path) -> dict[str, str]:
     file = folder / DIGESTS
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return {name: text for text, _, name in (line.partition("  ") for line in lines)}
 
 
 def _check_digests(folder: Path, verified: Mapping[Path, Verified]) -> None:
-    known = _known(folder)
-    for file, each in verified.items():
+    listed = _listed(folder)
+    for file, result in verified.items():
         if folder.resolve() in file.parents:
-            text = known.get(str(file.relative_to(folder.resolve())))
+            text = listed.get(str(file.relative_to(folder.resolve())))
             name = folder / DIGESTS
             if text is None:
                 check = Check(f"{name} does not list it: python report.py verify {folder} --seal", False)
             else:
                 check = Check(f"it is not the file that {name} lists", text == _sha256(file))
-            each.add(iter([check]))
-            each.unchecked = [what for what in each.unchecked if "digest" not in what]
+            result.add(iter([check]))
+            result.unchecked = [what for what in result.unchecked if "digest" not in what]
 
 
 def _check_costs(verified: Sequence[Verified]) -> None:
     """Compares the operations of a sample between records of one network, data and batch: they are a constant."""
     groups: dict[str, list[tuple[Verified, float]]] = {}
-    for each in verified:
-        record = _record(each.file)
+    for result in verified:
+        record = _record(result.file)
         cost = _cost(record) if record else None
         if record and cost:
             config = record.config
@@ -164,14 +162,14 @@ def _check_costs(verified: Sequence[Verified]) -> None:
             data = {**(config.get("datamodule") or {}), "seed": None, "data_seed": None}
             key = json.dumps([record.kind, record.case.model, record.case.batch_size, task.get("network"), data],
                              sort_keys=True)  # fmt: skip
-            groups.setdefault(key, []).append((each, cost))
+            groups.setdefault(key, []).append((result, cost))
     for members in groups.values():
         costs = sorted(cost for _, cost in members)
         middle = costs[len(costs) // 2]
-        for each, cost in members:
+        for result, cost in members:
             if len(costs) > 2:
                 what = f"utilisation.flops_per_s is of {cost / middle:.3f} times the operations of its like"
-                each.add(iter([Check(what, abs(cost / middle - 1) < COST)]))
+                result.add(iter([Check(what, abs(cost / middle - 1) < COST)]))
 
 
 def _record(file: Path) -> Record | None:

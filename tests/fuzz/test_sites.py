@@ -117,7 +117,7 @@ PLACES: dict[str, str] = {
     "src/report/stability.py": CODE,
     "src/report/wandb_run.py:_table": OURS,
     "src/report/verify.py:_sha256": BYTES,
-    "src/report/verify.py:_known": RESULT,
+    "src/report/verify.py:_listed": RESULT,
     "src/report/verify.py": "record",
     "src/sweep/job.py:read_job": OURS,
     "src/sweep/largest.py": CONFIG,
