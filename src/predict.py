@@ -105,7 +105,7 @@ def predict_completed(
         | {
             "kind": "predict",
             "case": case_of(config),
-            "phases_s": {**clock.totals_s, "wall": clock.wall_s()},
+            "phases_s": {**clock.totals_s, "wall": clock.marked_s()},
             "config": OmegaConf.to_container(config),
             "environment": environment(given_overrides()),
             "e2e_time_s": clock.wall_s(),

@@ -120,7 +120,7 @@ def test_the_record(checkpoint: Path, tmp_path: Path) -> None:
     assert uniqueness.value == pytest.approx(10 * len(distinct))
     wall = record.phases_s.pop("wall")
     assert wall is not None
-    assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall, rel=0.01)
+    assert sum(seconds or 0 for seconds in record.phases_s.values()) == pytest.approx(wall)
 
 
 def test_the_likelihoods_of_the_splits_are_compared(

@@ -211,7 +211,7 @@ def test_a_failing_step_leaves_a_record(
     assert record["error"]["type"] == type(raised).__name__ and record["error"]["message"] == str(raised)
     assert record["error"]["where"].startswith("src/training/step.py:")
     assert record["samples"] == 16 and record["p_core"] > 0
-    assert sum(record["phases_s"][name] for name in PHASES) == pytest.approx(record["phases_s"]["wall"], rel=0.01)
+    assert sum(record["phases_s"][name] for name in PHASES) == pytest.approx(record["phases_s"]["wall"])
 
 
 def test_a_device_that_gives_no_figures_any_more_leaves_a_record(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_ctrl_c_leaves_a_record(home: Path) -> None:
     record = read(folder)
     assert record["status"] == "interrupted" and record["error"]["type"] == "Interrupted"
     assert record["samples"] == 5 * 8 and record["p_whole"] > 0
-    assert sum(record["phases_s"][name] for name in PHASES) == pytest.approx(record["phases_s"]["wall"], rel=0.01)
+    assert sum(record["phases_s"][name] for name in PHASES) == pytest.approx(record["phases_s"]["wall"])
 
 
 def test_a_sweep_in_one_process_makes_a_record_of_every_combination(home: Path) -> None:

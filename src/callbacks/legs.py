@@ -65,7 +65,7 @@ class Legs(pl.Callback):
         joules = energy.joules() if energy else None
         figures_of_rank = {**rates, "samples": float(sum(clock.steps.samples)), "joules": joules}
         figures = {name: sum_or_none(gather(value)) for name, value in figures_of_rank.items()}
-        leg = self._leg(trainer, "killed", figures | {"phases_s": spent.totals_s | {"wall": clock.wall_s()}})
+        leg = self._leg(trainer, "killed", figures | {"phases_s": spent.totals_s | {"wall": clock.marked_s()}})
         checkpoint[LEGS] = {"run": self.run, "legs": [*self.before, leg | {"environment": self.environment}]}
 
     def total(self, trainer: pl.Trainer, figures: Mapping[str, Any], status: str) -> dict[str, Any]:

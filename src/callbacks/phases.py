@@ -59,4 +59,4 @@ class Phases(Measuring):
         """Returns `phases_s`, with the time since the last mark in `other`, and the wall time that they add up to."""
         self.close(task)
         task.clock.mark("other")
-        return {"phases_s": {**task.clock.totals_s, "wall": task.clock.wall_s()}}
+        return {"phases_s": {**task.clock.totals_s, "wall": task.clock.marked_s()}}

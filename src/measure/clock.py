@@ -183,6 +183,10 @@ class Clock:
         """Returns the seconds since the origin, on the host's clock."""
         return self._now() - self.origin_s
 
+    def marked_s(self) -> float:
+        """Returns the seconds from the origin to the newest mark: what the phases of a host add up to."""
+        return self._last - self.origin_s
+
     def _account(self, phase: str, seconds: float, samples: int | None = None) -> None:
         self.totals_s[phase] += seconds
         if phase in IN_STEP:

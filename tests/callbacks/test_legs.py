@@ -40,8 +40,8 @@ def check_totals(record: Record, samples: int) -> None:
     assert record.legs is not None and record.samples == samples
     assert record.e2e_time_s == sum(each.wall_s or 0 for each in record.legs)
     wall = record.phases_s["wall"] or 0
-    assert sum(record.phases_s[name] or 0 for name in PHASES) == pytest.approx(wall, rel=0.01)
-    assert wall == pytest.approx(record.e2e_time_s, rel=0.02)
+    assert sum(record.phases_s[name] or 0 for name in PHASES) == pytest.approx(wall)
+    assert 0.5 * record.e2e_time_s < wall <= record.e2e_time_s
     seconds = sum(each.samples / each.p_whole for each in record.legs if each.p_whole)
     assert record.p_whole == pytest.approx(samples / seconds)
 

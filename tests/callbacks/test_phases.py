@@ -69,14 +69,6 @@ class SlowTask(Task):
         super().__init__(nn.Linear(1, 1), partial(torch.optim.SGD, lr=0.1))
         self.spent = spent
         self.crash_in_evaluation = False
-        self.begin_s = self.end_s = 0.0
-
-    def on_train_start(self) -> None:
-        self.begin_s = time.perf_counter()
-        super().on_train_start()
-
-    def on_train_end(self) -> None:
-        self.end_s = time.perf_counter()
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         self.spent.spin("compute", STEP_S)
@@ -134,12 +126,25 @@ class Run:
             trainer.fit(self.task, Metered(Loader(self.spent), clock), [(torch.ones(1, 1),)])
         except RuntimeError:
             self.failed = True
+        self.in_training_s, self.fit_s = sum(self.spent.seconds.values()), time.perf_counter() - begin
         self.spent.spin("other", 10 * OTHER_S)  # other work before the record is written
         self.figures: dict[str, Any] = {}
+        self.least_wall_s = time.perf_counter() - begin
         for callback in reversed(callbacks[:3]):
             self.figures |= callback.figures(self.task)  # type: ignore[attr-defined]
-        self.wall_s = time.perf_counter() - begin
-        self.training_s = self.task.end_s - self.task.begin_s
+        self.most_wall_s = time.perf_counter() - begin
+
+    def check_phases(self) -> None:
+        """A phase has at least the real time spent in it, and all have no more than the wall time between two readings.
+
+        So time that one phase takes from another is missing there, however busy the machine is.
+        """
+        phases = dict(self.figures["phases_s"])
+        wall = phases.pop("wall")
+        assert set(phases) == set(PHASES)
+        assert sum(phases.values()) == pytest.approx(wall, rel=1e-9)
+        assert self.least_wall_s <= wall <= self.most_wall_s
+        assert all(phases[phase] >= seconds for phase, seconds in self.spent.seconds.items())
 
 
 @pytest.fixture(scope="module")
@@ -147,26 +152,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.mark.parametrize("phase", ["fetch", "compute", "evaluation", "checkpoint", "other"])
-def test_a_phase_has_its_real_time(run: Run, phase: str) -> None:
+def test_a_phase_has_its_real_time(run: Run) -> None:
     steps = STEPS * EPOCHS
     # Every epoch is the best so far, so there are two checkpoints.
-    times = {"fetch": steps, "compute": steps, "evaluation": EPOCHS, "checkpoint": 2 * EPOCHS, "other": steps + 1}
-    assert run.spent.times[phase] == times[phase]
-    measured, real = run.figures["phases_s"][phase], run.spent.seconds[phase]
-    assert real <= measured < real + 0.1
+    assert run.spent.times == {
+        "fetch": steps, "compute": steps, "evaluation": EPOCHS, "checkpoint": 2 * EPOCHS, "other": steps + 1,
+    }  # fmt: skip
+    run.check_phases()
 
 
 def test_transfer_and_communication_are_zero_on_one_cpu(run: Run) -> None:
     assert run.figures["phases_s"]["transfer"] == run.figures["phases_s"]["communication"] == 0
-
-
-def test_phases_add_up_to_the_wall_time(run: Run) -> None:
-    phases = dict(run.figures["phases_s"])
-    wall = phases.pop("wall")
-    assert set(phases) == set(PHASES)
-    assert abs(sum(phases.values()) - wall) <= 0.01 * wall
-    assert wall == pytest.approx(run.wall_s, rel=0.01)
 
 
 def test_samples_of_finished_steps_are_counted(run: Run) -> None:
@@ -177,8 +173,10 @@ def test_samples_of_finished_steps_are_counted(run: Run) -> None:
 def test_each_rate_is_samples_over_its_own_time(run: Run) -> None:
     samples, phases = BATCH * STEPS * EPOCHS, run.figures["phases_s"]
     assert run.figures["p_core"] == pytest.approx(samples / phases["compute"])
-    assert run.figures["p_whole"] == pytest.approx(samples / run.training_s, rel=0.02)
-    assert run.figures["p_train"] == pytest.approx(samples / (run.training_s - phases["evaluation"]), rel=0.02)
+    training_s = run.task.clock.training_s
+    assert run.figures["p_whole"] == pytest.approx(samples / training_s)
+    assert run.figures["p_train"] == pytest.approx(samples / (training_s - phases["evaluation"]))
+    assert run.in_training_s <= training_s <= run.fit_s
     assert run.figures["p_whole"] < run.figures["p_train"] < run.figures["p_core"]
 
 
@@ -188,8 +186,10 @@ def test_steady_rates_exclude_warm_up_evaluation_and_checkpoints(run: Run) -> No
     assert len(iterations) == left
     assert steady["p_train"] == pytest.approx(BATCH * left / sum(iterations))
     assert steady["p_core"] == pytest.approx(BATCH * left / sum(compute))
-    assert LOADER_S + STEP_S <= steady["step_time_s"]["p50"] < LOADER_S + STEP_S + EVALUATION_S
     assert min(iterations) >= LOADER_S + STEP_S
+    outside = run.spent.seconds["evaluation"] + run.spent.seconds["checkpoint"]
+    assert sum(run.task.clock.steps.iteration_s) + outside <= run.task.clock.training_s
+    assert min(iterations) <= steady["step_time_s"]["p50"] <= max(iterations)
 
 
 def test_utilisation_is_the_steady_rate_over_the_peaks(run: Run) -> None:
@@ -214,11 +214,8 @@ def test_history_has_losses_by_window_and_evaluations(run: Run) -> None:
 
 def test_phases_add_up_after_a_failed_evaluation(tmp_path: Path) -> None:
     run = Run(tmp_path, crash_in_evaluation=True)
-    phases = dict(run.figures["phases_s"])
-    wall = phases.pop("wall")
     assert run.failed and run.figures["samples"] == BATCH * STEPS
-    assert sum(phases.values()) == pytest.approx(wall, rel=0.01) and wall == pytest.approx(run.wall_s, rel=0.01)
-    assert run.spent.seconds["evaluation"] <= phases["evaluation"] < run.spent.seconds["evaluation"] + 0.1
+    run.check_phases()
 
 
 def test_moving_a_batch_to_its_device_counts_as_transfer() -> None:

@@ -171,7 +171,8 @@ def test_the_record_has_times_with_and_without_loading(
     assert loaded.throughput < (record.throughput or 0) and loaded.latency_s.mean > record.latency_s.mean
     assert record.throughput == pytest.approx(64 / (7 * record.latency_s.mean))
     phases = record.phases_s
-    assert 64 / loaded.throughput == pytest.approx((phases["fetch"] or 0) + (phases["compute"] or 0), rel=0.05)
+    spent_s = (phases["fetch"] or 0) + (phases["compute"] or 0)  # of the same work, to the next mark
+    assert 0.5 * spent_s < 64 / loaded.throughput <= spent_s
     assert "with loading" in capsys.readouterr().out
 
 
