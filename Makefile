@@ -1,6 +1,7 @@
 # make run    sets up the environment and trains MoFlow on real molecules for a few minutes
 # make test   sets up the environment and passes lint, types and the fast tests
-# make test-all    the slow tests too; make lint, make fast    the two parts of make test
+# make test-all    the slow tests and those of clusters too; make lint, make fast    the two parts of make test
+# make test-cluster    the tests that need SLURM (Debian's slurmctld, slurmd, slurm-client, munge), submitit or Ray
 # make env    the set-up alone: for the CPU, or for the NVIDIA GPU that nvidia-smi lists (GPU= sets up for the CPU there)
 #             versions are those of requirements.lock; LATEST=1 takes the newest that pyproject.toml allows
 # make lock   writes requirements.lock anew, of the newest versions
@@ -24,7 +25,7 @@ OF_TORCH := torch cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-
   cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 UV_VERSION := 0.13.9
 
-.PHONY: env run fast test test-all lint test-gpu test-gpu-all lock audit clean FORCE
+.PHONY: env run fast test test-all test-cluster lint test-gpu test-gpu-all lock audit clean FORCE
 
 env: $(READY)
 
@@ -84,7 +85,20 @@ test: env
 	@$(MAKE) --no-print-directory --jobs=2 lint fast
 
 test-all: test
-	$(PYTEST) -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu and not cluster'
+	@$(MAKE) --no-print-directory test-cluster
+
+# A copy of the environment: Ray needs old versions of packages that others use too.
+CLUSTER := .venv-cluster/.ready
+$(CLUSTER): $(READY)
+	rm -rf .venv-cluster
+	cp -al .venv .venv-cluster
+	$(BIN)/uv pip install --quiet --python .venv-cluster/bin/python hydra-submitit-launcher==1.2.0 submitit==1.5.4 \
+	  hydra-ray-launcher==1.2.2 ray==2.60.0
+	rm $@ && touch $@
+
+test-cluster: env $(CLUSTER)
+	.venv-cluster/bin/python -m pytest -m cluster tests/cluster
 
 lint: env
 	$(BIN)/ruff check .
@@ -103,4 +117,4 @@ test-gpu-all: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
 	$(GPU_PYTHON) -m tests.options PART=$(PART) OUT=$(OUT) $(if $(ONLY),'ONLY=$(ONLY)') $(if $(filter 1/1,$(PART)),SECONDS=36000)
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-cluster .pytest_cache .ruff_cache *.egg-info

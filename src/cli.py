@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from src.config import schema, written
-from src.config.explain import explain, unknown_option
+from src.config.explain import explain, overrides_first, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.system import lean, openmp
-from src.system.group import agent, check_variables, speaks, started_by
+from src.system.group import Unmet, agent, check_variables, speaks, started_by
 from src.system.interpreter import safe_path
 from src.system.masking import mask_error, mask_process, masked_text, watch, watch_process
 from src.system.pipes import outlive_readers
@@ -58,7 +58,7 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
         if started_by() is None:  # else other ranks share the folder
             remove_unbegun()
         end_if_interrupted()
-        fail(explain(error))
+        fail(explain(error), isinstance(error, Unmet))
 
 
 def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], list[str]] = list) -> None:
@@ -83,7 +83,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     lean.install()
     if message := unknown_option(sys.argv[1:]):
         sys.exit(fail(message))
-    sys.argv[1:] = complete(sys.argv[1:])
+    sys.argv[1:] = complete(overrides_first(sys.argv[1:]))
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
@@ -163,8 +163,8 @@ def is_ours(error: Exception) -> bool:
     return DEBUGGING or (error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT))
 
 
-def fail(message: str) -> int:
+def fail(message: str, is_unmet: bool = False) -> int:
     """Prints the line on stderr, once for a group of ranks, and returns the exit code of a user's mistake."""
-    if speaks():
+    if speaks(is_unmet):
         print(f"error: {printable(masked_text(message))}", file=sys.stderr)
     return 2

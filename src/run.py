@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.trainer.states import TrainerStatus
@@ -164,7 +166,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
         plugins=[
             AtomicCheckpointIO(),
             devices.precision,
-            *([LightningEnvironment()] if group.started_by() is None else []),  # a shell of SLURM's is no rank
+            *environment_of(group.started_by()),
         ],
         logger=parts.loggers,
         callbacks=callbacks,
@@ -183,6 +185,19 @@ def build(config: DictConfig, clock: Clock) -> Job:
         log_every_n_steps=config.measure.window,
     )
     return Job(config, task, datamodule, trainer, legs, same_run)
+
+
+def environment_of(launcher: str | None) -> list[ClusterEnvironment]:
+    """Returns Lightning's view of the ranks: which takes a shell of SLURM's for a rank, and `srun bash ...` for none.
+
+    Raises UserError where SLURM was not told how many ranks a node has.
+    """
+    if launcher == "slurm":
+        try:
+            return [SLURMEnvironment()]
+        except RuntimeError as error:
+            raise UserError(str(error)) from error
+    return [LightningEnvironment()] if launcher is None else []
 
 
 def fit(job: Job, ending: Ending | None = None) -> Record | None:

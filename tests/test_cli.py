@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
+from src.config.explain import overrides_first
 from src.config.instantiate import instantiate
 from src.config.settings import CONF
 from src.config.values import check_training
@@ -63,6 +64,13 @@ def test_the_published_batch_shows_without_torch() -> None:
     assert config.hp == {"batch_size": 2752512, "batch_per": "global", "lr": 24.0, "accumulate": 1}
     assert config.trainer == {"name": "2x8", "num_nodes": 2, "devices": 8, "patience_s": 60.0, "crowded": False}
     assert "${" not in OmegaConf.to_yaml(config)
+
+
+def test_options_may_stand_between_overrides() -> None:
+    given = ["hp.lr=1", "-m", "seed=1,2", "--config-dir", "x", "~fix_hp"]
+    assert overrides_first(given) == ["hp.lr=1", "seed=1,2", "~fix_hp", "-m", "--config-dir", "x"]
+    config = OmegaConf.create(printed("train.py", "experiment=dlrm_quick", "--cfg", "job", "hp.lr=3"))
+    assert config.hp.lr == 3.0
 
 
 @pytest.mark.parametrize("entry", ["predict.py", "prepare.py"])

@@ -64,7 +64,7 @@ def explain(error: BaseException) -> str:
 
 def unknown_option(arguments: Sequence[str]) -> str | None:
     """Returns the message for an option that neither Hydra nor we have, or for a group's number without a name."""
-    _, unknown = get_args_parser().parse_known_args(list(arguments))
+    _, unknown = get_args_parser().parse_known_intermixed_args(list(arguments))
     for text in unknown:
         key = text.lstrip("-").partition("=")[0]
         return f"there is no option {text}; give keys as KEY=VALUE without dashes, for example {key}=VALUE; see --help"
@@ -73,6 +73,15 @@ def unknown_option(arguments: Sequence[str]) -> str | None:
         if group and (CONF / group).is_dir() and is_no_name(text):  # Hydra fails without naming it
             return f"{text}: {wrong_choice(group, name, [file.stem for file in (CONF / group).glob('*.yaml')])}"
     return None
+
+
+def overrides_first(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with the options last: Hydra takes overrides on one side of its options only."""
+    overrides = get_args_parser().parse_known_intermixed_args(list(arguments))[0].overrides
+    options = list(arguments)
+    for override in overrides:
+        options.remove(override)
+    return [*overrides, *options]
 
 
 def is_no_name(override: str) -> bool:

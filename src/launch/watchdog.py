@@ -62,8 +62,12 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        print(f"error: this rank was asked to end and hung for {self.patience_s:g} s, perhaps in a collective:",
-              file=sys.stderr)  # fmt: skip
-        faulthandler.dump_traceback()
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and not distributed.is_initialized():
+            print("error: this rank was asked to end while it waited for the others to start", file=sys.stderr)
+        else:
+            print(f"error: this rank was asked to end and hung for {self.patience_s:g} s, perhaps in a collective:",
+                  file=sys.stderr)  # fmt: skip
+            faulthandler.dump_traceback()
         sys.stderr.flush()
         os._exit(128 + signal.SIGTERM)

@@ -12,7 +12,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, distributed, nn
 
-from src.system.group import check_host
+from src.system.group import check_rendezvous
 
 GIB = 2**30
 OF_RANKS = "statistics_of_ranks"  # a checkpoint's key: by rank, by key of the checkpoint, by name
@@ -56,7 +56,7 @@ class HybridStrategy(DDPStrategy):
     Args:
         batch_size: samples of one rank in a training step.
         memory_gib: of one rank's device; what the device says if not given.
-        patience_s: for which the name of rank 0's host may not resolve, in seconds.
+        patience_s: in which rank 0's host must be found and answer, in seconds.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class HybridStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         assert self.cluster_environment is not None
-        check_host(self.cluster_environment.main_address, self.patience_s)  # torch would try for half an hour
+        ranks = self.cluster_environment
+        check_rendezvous(ranks.main_address, ranks.main_port, self.patience_s, ranks.global_rank() == 0)
         # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.

@@ -18,7 +18,12 @@ OTHER_NUMBERS = (
     "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE",
 )  # fmt: skip
 RETRY_S = 1.0
+CONNECTING_S = 10.0  # to a host whose packets may be lost
 _broken = False
+
+
+class Unmet(UserError):
+    """Rank 0 was not found, which it cannot know itself."""
 
 
 def check_variables() -> None:
@@ -34,19 +39,31 @@ def check_variables() -> None:
         )
 
 
-def check_host(host: str, patience_s: float) -> None:
-    """Waits until the name of the host of rank 0 resolves. Raises UserError where it does not for `patience_s`."""
+def check_rendezvous(host: str, port: int, patience_s: float, is_host: bool) -> None:
+    """Waits until the name of rank 0's host resolves and, elsewhere, until somebody answers at its port.
+
+    Raises UserError with the reason, Unmet elsewhere, after `patience_s`: torch would try for half an hour.
+    """
     end_s = time.monotonic() + patience_s
     while True:
         try:
-            socket.getaddrinfo(host, None)
+            socket.getaddrinfo(host, port)
+            if not is_host:
+                socket.create_connection((host, port), timeout=min(CONNECTING_S, RETRY_S + patience_s)).close()
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() + RETRY_S > end_s:
-                raise UserError(
-                    f"the ranks cannot meet: the name of rank 0's host, {host}, does not resolve here "
-                    f"({getattr(error, 'strerror', error)}) for {patience_s:g} s (trainer.patience_s); set MASTER_ADDR "
-                    "on all nodes to an address of that host, or give torchrun --local-addr=ADDRESS"
+                is_known = not isinstance(error, socket.gaierror | UnicodeError)
+                what = (
+                    f"rank 0 does not answer at {host}, port {port}"
+                    if is_known
+                    else f"the name of rank 0's host, {host}, does not resolve here"
+                )
+                why = getattr(error, "strerror", None) or error
+                raise (Unmet if is_known else UserError)(
+                    f"the ranks cannot meet: {what} ({why}), for {patience_s:g} s (trainer.patience_s); set "
+                    "MASTER_ADDR on all nodes to an address of that host that they reach, or give torchrun "
+                    "--local-addr=ADDRESS"
                 ) from None
         time.sleep(RETRY_S)
 
@@ -125,9 +142,13 @@ def seed_of_rank(seed: int, number: int) -> int:
     return (seed + (number << 20)) % 2**32
 
 
-def speaks() -> bool:
-    """Returns whether this process reports why a run ended: rank 0 does, unless the launcher reports for all ranks."""
-    return rank() == 0 and ANSWERED_FOR not in os.environ
+def speaks(is_unmet: bool = False) -> bool:
+    """Returns whether this process reports why a run ended: rank 0 does, unless the launcher reports for all ranks.
+
+    Where rank 0 was not found (`is_unmet`), rank 1 and the first rank of each node do.
+    """
+    first = rank() == 1 or os.environ.get("SLURM_LOCALID") == "0" if is_unmet else rank() == 0
+    return first and ANSWERED_FOR not in os.environ
 
 
 def give_up() -> None:

@@ -39,9 +39,9 @@ def test_samples_times_phases_and_energy_add_up() -> None:
 def check_totals(record: Record, samples: int) -> None:
     assert record.legs is not None and record.samples == samples
     assert record.e2e_time_s == sum(each.wall_s or 0 for each in record.legs)
-    wall = record.phases_s["wall"] or 0
+    wall, whole = record.phases_s["wall"] or 0.0, record.e2e_time_s or 0.0
     assert sum(record.phases_s[name] or 0 for name in PHASES) == pytest.approx(wall)
-    assert 0.5 * record.e2e_time_s < wall <= record.e2e_time_s
+    assert wall <= whole < 2 * wall
     seconds = sum(each.samples / each.p_whole for each in record.legs if each.p_whole)
     assert record.p_whole == pytest.approx(samples / seconds)
 

@@ -108,7 +108,9 @@ def test_a_training_that_goes_on_is_one_run_of_wandb(offline: Path, resumed: tup
     seconds = [row["seconds"] for row in before["rows"] + after["rows"]]
     assert seconds == sorted(seconds)
     record = read_record(first)
-    assert record.p_whole and before["rows"][-1]["seconds"] <= record.samples / record.p_whole  # not of the process
+    assert (
+        record.p_whole and record.samples and before["rows"][-1]["seconds"] <= record.samples / record.p_whole
+    )  # not of the process
     best = first / "checkpoints" / "best.ckpt"  # the first run has gone on after it, if it is not the last
     train(tiny_config(offline, f"output_dir={offline / 'wandb_best'}", "logger=wandb", "fit.max_epochs=2",
                       f"ckpt_path={best}", "fit.final_evaluation=false"))  # fmt: skip

@@ -28,9 +28,9 @@ def test_a_host_whose_name_does_not_resolve(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 2, ended.stderr
     assert the_error_line(ended.stderr) == (
-        "the ranks cannot meet: the name of rank 0's host, no host, does not resolve here (Name or service not known) "
-        "for 0.5 s (trainer.patience_s); set MASTER_ADDR on all nodes to an address of that host, or give torchrun "
-        "--local-addr=ADDRESS"
+        "the ranks cannot meet: the name of rank 0's host, no host, does not resolve here (Name or service not known), "
+        "for 0.5 s (trainer.patience_s); set MASTER_ADDR on all nodes to an address of that host that they reach, or "
+        "give torchrun --local-addr=ADDRESS"
     )
 
 

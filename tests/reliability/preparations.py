@@ -12,6 +12,7 @@ import tests.support.lean_start  # noqa: F401, I001
 import hashlib
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -101,6 +102,8 @@ DATA: dict[str, Callable[[Path], list[str]]] = {
     "click_file": clicks, "cifar10": cifar10, "criteo_synthetic": criteo_synthetic,
 }  # fmt: skip
 
+NOTES = re.compile(rf"({re.escape(STAMP)}|{re.escape(SUMS)})$|\.({re.escape(STAMP)}|{re.escape(SUMS)})\..*\.tmp$")
+
 
 def read(overrides: list[str], answer: Path) -> None:
     """Prepares the data and reads it; `answer` gets a digest of the first batches. Exits as train.py does."""
@@ -141,9 +144,12 @@ def add(value: Any, to: Callable[[bytes], None]) -> None:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Returns contents by path, without the locks that killed processes left and that lock nothing."""
+    """Returns contents by path, without the locks that killed processes left and that lock nothing.
+
+    Nor with what was noted about checked files, or half noted by one that was killed after another had noted it.
+    """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name not in (STAMP, SUMS)}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if not NOTES.match(path.name)}
 
 
 class Trial:

@@ -77,6 +77,11 @@ class At(pl.Callback):
         """One of this rank's running variances becomes infinite, which no other rank and no loss sees."""
         next(tensor for name, tensor in self.module.named_buffers() if name.endswith("running_var"))[0] = torch.inf
 
+    def waits_in_its_first_start(self) -> None:
+        """Waits to be asked to end, or to be killed, where SLURM has not queued this job again."""
+        if "SLURM_RESTART_COUNT" not in os.environ:
+            signal.pause()
+
     def sees_a_nan(self) -> None:
         """Lets this rank's host read a loss that is not finite, before the others do."""
         self.module.diverged = "a loss is infinite or NaN"

@@ -1,6 +1,7 @@
 """Who started this process, from the variables that torchrun and SLURM leave."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -92,8 +93,17 @@ def test_every_entry_point_looks_at_them_first(script: str, tmp_path: Path) -> N
 
 
 def test_a_name_that_resolves_and_a_loopback_interface_that_works_are_not_waited_for() -> None:
-    group.check_host("127.0.0.1", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for is_host in (True, False):
+            group.check_rendezvous(*server.getsockname(), patience_s=0.0, is_host=is_host)
     group.check_loopback()
+
+
+def test_rank_0_that_does_not_answer_is_not_waited_for_longer_than_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(group.Unmet, match=rf"does not answer at 127\.0\.0\.1, port {address[1]} \(Connection refused"):
+        group.check_rendezvous(*address, patience_s=0.5, is_host=False)
 
 
 def test_no_rank_repeats_the_random_numbers_of_another_rank_or_seed() -> None:

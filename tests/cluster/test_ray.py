@@ -1,0 +1,29 @@
+"""A sweep on a Ray cluster of this machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from src.report.record import read_record
+from tests.support import ROOT
+from tests.support.started import LIMIT_S
+from tests.support.tiny_mobilenet import tiny_overrides
+
+pytestmark = pytest.mark.cluster
+
+
+def test_ray_runs_the_jobs_of_a_sweep(tmp_path: Path) -> None:
+    sweep = [
+        "-m", "hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        "seed=1,2",
+    ]  # fmt: skip
+    one_folder = f"output_dir={tmp_path / 'run'}"
+    overrides = [word for word in tiny_overrides(tmp_path) if word != one_folder]
+    command = [sys.executable, "train.py", *overrides, *sweep]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    for number in (0, 1):
+        record = read_record(tmp_path / "sweep" / str(number))
+        assert (record.status, record.config["seed"]) == ("done", number + 1)
