@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from src.cli import DEBUGGING, fail
 from src.config.hydra_files import FOLDER, remove_unbegun
-from src.config.settings import given_overrides
+from src.config.settings import config_options, given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
@@ -110,7 +110,7 @@ def wait_for_ranks() -> None:
 def overrides(config: DictConfig) -> list[str]:
     """Returns the overrides of this job, which may be one of a sweep, with its folder."""
     folder = os.path.relpath(HydraConfig.get().runtime.output_dir)
-    return [*given_overrides(), f"hydra.run.dir={folder}"]
+    return [*given_overrides(), f"hydra.run.dir={folder}", *config_options()]
 
 
 def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:

@@ -52,9 +52,7 @@ class Topology:
     num_nodes: Count = MISSING  # machines
     devices: Count = MISSING  # on each node
     crowded: bool = False  # more than 4 processes on each core, where there is no GPU
-    patience_s: Seconds = (
-        60.0  # with ranks that do not meet, or one of this machine that is stopped
-    )
+    patience_s: Seconds = 60.0  # with ranks that do not meet, or one of this machine that is stopped
 
 
 @dataclass

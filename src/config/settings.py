@@ -1,6 +1,7 @@
 """Checks of a config that need neither torch nor the hardware."""
 
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -8,11 +9,29 @@ from omegaconf import DictConfig, OmegaConf
 from src.errors import UserError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+OURS = ("train", "predict", "prepare")  # configs of entry points
 
 
 def given_overrides() -> list[str]:
     """Returns the command line's overrides, not resolved; none where other code composed the config."""
     return OmegaConf.to_container(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []  # type: ignore[return-value]
+
+
+def config_options(hydra: DictConfig | None = None) -> list[str]:
+    """Returns the options that gave this command a folder or a name of configs, for another command that it starts.
+
+    Args:
+        hydra: Hydra's own config; that of this job if not given.
+    """
+    if hydra is None and not HydraConfig.initialized():
+        return []
+    found: Any = HydraConfig.get() if hydra is None else hydra
+    folder = next((each.path for each in found.runtime.config_sources if each.provider == "command-line"), None)
+    options = {
+        "--config-dir": folder,
+        "--config-name": None if found.job.config_name in OURS else found.job.config_name,
+    }
+    return [word for option, value in options.items() if value is not None for word in (option, value)]
 
 
 def check_fix_hp(config: DictConfig) -> None:

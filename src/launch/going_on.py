@@ -12,7 +12,7 @@ import psutil
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from src.config.settings import given_overrides
+from src.config.settings import config_options, given_overrides
 from src.launch.devices import sbatch_command
 from src.system.group import ANSWERED_FOR, started_by
 from src.system.masking import masked_overrides
@@ -43,7 +43,7 @@ def changed(config: DictConfig, checkpoint: Path | None, time_is_up: bool) -> li
         added.append("resume=true" if is_same_folder else f"ckpt_path={quoted(checkpoint)}")
     if time_is_up:
         added.append(f"fit.max_time_s={2 * config.fit.max_time_s:g}")
-    return masked_overrides([*given, *added])
+    return [*masked_overrides([*given, *added]), *config_options()]
 
 
 def command_with(overrides: Sequence[str], config: DictConfig) -> str:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from src.config.ranges import Count, NotNegative, ShareBelow1
+from src.config.settings import config_options
 from src.config.values import allows, check_training, check_values
 from src.errors import UserError
 from src.sweep.gpus import gpu_name, visible_gpus
@@ -229,7 +230,7 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(
         key=f"batch {batch_size}", overrides=trial_overrides,
-        command=python(entry_point, *trial_overrides), cwd=os.getcwd(), needs=gpus_of(config),
+        command=python(entry_point, *trial_overrides, *config_options()), cwd=os.getcwd(), needs=gpus_of(config),
     )  # fmt: skip
     (trial_folder,) = register_jobs(folder, [job])
     with Status() as status:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from src.cli import run_job
 from src.config.ranges import Count, Positive
 from src.config.schema import Sweep
+from src.config.settings import config_options
 from src.config.values import check_plugin, check_values
 from src.errors import UserError
 from src.sweep.identity import register_jobs, run_key
@@ -113,7 +114,7 @@ class IsolatedLauncher(Launcher):
         return Job(
             key=run_key(entry_point.name, config),
             overrides=list(overrides),
-            command=python(str(entry_point), *overrides, *kept),
+            command=python(str(entry_point), *overrides, *kept, *config_options(self.config.hydra)),
             cwd=os.getcwd(),
             needs=gpus_of(config),
             timeout_s=self.timeout_s,
