@@ -90,7 +90,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
             if name != "params" and not is_setting(value, usual):
                 where = f"optimizer_states.{number}.{name}"
                 raise UserError(f"{path}: {where} is {value!r:.80}; give a checkpoint that train.py wrote")
+    parts: dict[bool, set[str]] = {}  # of matrices and of vectors: an optimiser may treat them differently
     for parameter, state in optimizer.state.items():
+        parts[parameter.ndim > 1] = parts.get(parameter.ndim > 1, set()) | set(state)
+    for parameter, state in optimizer.state.items():
+        if state and (missing := sorted(parts[parameter.ndim > 1] - set(state), key=str)):
+            raise UserError(f"{path}: the optimiser lacks {missing[0]!r:.80} of a parameter; give another checkpoint")
         for name, value in state.items():
             if not (value is None or (name in OF_ALL and is_setting(value, 0)) or fits(value, parameter, name)):
                 raise UserError(f"{path}: the optimiser's {name} is not its parameter's; give another checkpoint")

@@ -47,9 +47,9 @@ OPTIMIZERS = {
 
 def stepped(kind: Any, options: dict[str, Any]) -> torch.optim.Optimizer:
     """Returns an optimiser after a step."""
-    layer = torch.nn.Linear(3, 2)
-    optimizer = kind(layer.parameters(), lr=0.1, **options)
-    layer(torch.ones(1, 3)).sum().backward()
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 3))
+    optimizer = kind(layers.parameters(), lr=0.1, **options)
+    layers(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     return optimizer
 
@@ -80,4 +80,12 @@ def test_states_of_an_optimizer_of_another_shape_are_refused(value: Any) -> None
     optimizer = stepped(torch.optim.AdamW, {})
     next(iter(optimizer.state.values()))["exp_avg"] = value
     with pytest.raises(UserError, match=r"^x\.ckpt: the optimiser's exp_avg is not its parameter's"):
+        check_optimizer(optimizer, PATH)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adafactor])
+def test_a_state_that_lacks_what_others_have_is_refused(kind: Any) -> None:
+    optimizer = stepped(kind, {})
+    name, _ = next(iter(optimizer.state.values())).popitem()
+    with pytest.raises(UserError, match=rf"^x\.ckpt: the optimiser lacks '{name}' of a parameter"):
         check_optimizer(optimizer, PATH)
