@@ -16,7 +16,8 @@ OF_THE_MACHINE = (  # of a datamodule: these do not change the samples
     *(*OF_PREDICTIONS, "name", "check", "threads", "prefetch", "source.workers", "source.mirror"),
 )
 MAY_DIFFER = "model.task.optimizer.lr", "model.task.target"
-OPTIMIZER = "model.task.optimizer._target_"
+OF_OPTIMIZER = "model.task.optimizer."
+OPTIMIZER = f"{OF_OPTIMIZER}_target_"
 ACCEPTED = "accept_changes=true"
 
 
@@ -72,8 +73,15 @@ def check_same_function(
 
 
 def differences(trained: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns by key what the checkpoint's run had and what this one has, of keys that both have."""
-    both = {key: (trained[key], here[key]) for key in trained if key in here and trained[key] != here[key]}
+    """Returns by key what the checkpoint's run had and what this one has; None where it has no such key.
+
+    A checkpoint that holds less than `function_of`, as older ones do, is compared in what it holds.
+    """
+    is_whole = all(key in trained for key in OF_THE_STEP)
+    keys = [key for key in {**trained, **here} if is_whole or (key in trained and key in here)]
+    both = {key: (trained.get(key), here.get(key)) for key in keys if trained.get(key) != here.get(key)}
+    if OPTIMIZER in both:
+        both = {key: values for key, values in both.items() if key == OPTIMIZER or not key.startswith(OF_OPTIMIZER)}
     if "datamodule" in both:
         both = {key: values for key, values in both.items() if not key.startswith("datamodule.")}
     if "seed" in both:

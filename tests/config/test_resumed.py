@@ -50,6 +50,12 @@ def function(*overrides: str, group: str = "smiles_file") -> dict[str, Any]:
             "model.task.optimizer.betas=[0.9, 0.99]",
             "model.task.optimizer.betas=[0.5, 0.9]",
         ),
+        (
+            "+model.task.optimizer.weight_decay=0.1",
+            "model.task.optimizer.weight_decay=None",
+            "model.task.optimizer.weight_decay=0.1",
+        ),
+        ("~model.task.optimizer.betas", "model.task.optimizer.betas=[0.9, 0.99]", "model.task.optimizer.betas=None"),
     ],
 )
 def test_a_difference_is_named_with_the_way_out(override: str, there: str, here: str) -> None:
