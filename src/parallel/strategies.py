@@ -74,7 +74,8 @@ class HybridStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         assert self.cluster_environment is not None
         ranks = self.cluster_environment
-        check_rendezvous(ranks.main_address, ranks.main_port, self.patience_s, ranks.global_rank() == 0)
+        if not distributed.is_initialized():  # else they have met
+            check_rendezvous(ranks.main_address, ranks.main_port, self.patience_s, ranks.global_rank() == 0)
         # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.
