@@ -1,6 +1,7 @@
 """Long-lived gloo ranks that run functions for tests: importing TorchRec takes seconds."""
 
 import multiprocessing
+import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 
 
 class Ranks:
@@ -33,10 +34,13 @@ class Ranks:
             self.processes.append(process)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Returns the function's result on each rank. A rank that does not answer within a minute fails the test."""
+        """Returns the function's result on each rank. A rank that does not answer in five minutes fails the test."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
-        answers = [pipe.recv() if pipe.poll(TIMEOUT_S) else (None, "no answer in a minute") for pipe in self.pipes]
+        answers = [
+            pickle.loads(pipe.recv_bytes()) if pipe.poll(TIMEOUT_S) else (None, "no answer in five minutes")
+            for pipe in self.pipes
+        ]
         failures = [f"rank {rank}: {failure}" for rank, (_, failure) in enumerate(answers) if failure]
         if failures:
             self.close()  # other ranks may wait for the failed one
@@ -55,6 +59,7 @@ def serve(rank: int, count: int, folder: str, pipe: Connection) -> None:
     while True:
         function, arguments = pipe.recv()
         try:
-            pipe.send((function(*arguments), None))
+            answer = function(*arguments), None
         except BaseException:
-            pipe.send((None, traceback.format_exc()))
+            answer = None, traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))  # `send` would open a file for each tensor: thousands in a module's tests

@@ -3,6 +3,7 @@
 Dropout, augmentation and noise are off; the optimiser is plain SGD, which does not amplify rounding as Adam does.
 """
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -60,10 +61,9 @@ def moflow(home: Path, samples: int, held_out: int) -> list[str]:
 
 def se3_transformer(home: Path, samples: int, held_out: int) -> list[str]:
     file = home / f"{samples}_{held_out}.csv"
-    if not file.exists():
-        tiny_se3.write_molecules(file)
-        rows = file.read_text(encoding="utf-8").splitlines()[: 1 + samples + 2 * held_out]
-        file.write_text("\n".join([*rows, ""]), encoding="utf-8")
+    tiny_se3.write_molecules(file)
+    rows = file.read_text(encoding="utf-8").splitlines()[: 1 + samples + 2 * held_out]
+    file.write_text("\n".join([*rows, ""]), encoding="utf-8")
     shares = [f"datamodule.source.{split}_share={held_out / (samples + 2 * held_out)}" for split in ("val", "test")]
     found = [each for each in tiny_se3.tiny_overrides(home) if not each.startswith("datamodule.source.file=")]
     return [*found, f"datamodule.source.file={file}", *shares, *SGD, "model.task.optimizer.weight_decay=0"]
@@ -98,9 +98,7 @@ def image_folder(home: Path, samples: int, held_out: int) -> list[str]:
     """As many images of each of three classes; a class needs one to be evaluated with."""
     folder = home / f"{samples}_{held_out}"
     given = tiny_mobilenet.overrides_of(folder)
-    with locked(home / "images.lock"):  # each rank comes here
-        if not folder.exists():
-            tiny_mobilenet.write_folders(folder, samples // 3, held_out // 3)
+    tiny_mobilenet.write_folders(folder, samples // 3, held_out // 3)
     return [*tiny_mobilenet.tiny_overrides(home, given), *NO_AUGMENTATION, "datamodule.test_batch_size=2"]
 
 
@@ -141,7 +139,11 @@ def as_one_of_many(function: Callable[..., Any], name: str, home: Path, *argumen
 
 def config_of(name: str, home: Path, samples: int, held_out: int, *overrides: str) -> DictConfig:
     home.mkdir(exist_ok=True)
-    data = (RUNS | OTHER_DATA)[name](home, samples, held_out)
+    made = home / f"{name}_{samples}_{held_out}.json"
+    with locked(home / "made.lock"):  # each rank comes here, and one writes the data
+        if not made.exists():
+            made.write_text(json.dumps((RUNS | OTHER_DATA)[name](home, samples, held_out)), encoding="utf-8")
+    data = json.loads(made.read_text(encoding="utf-8"))
     return composed("train", *data, *ALWAYS, "hp.batch_per=device", f"hp.batch_size={BATCH}", *overrides)
 
 
