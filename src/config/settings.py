@@ -25,11 +25,13 @@ def config_options(hydra: DictConfig | None = None) -> list[str]:
     """
     if hydra is None and not HydraConfig.initialized():
         return []
-    found: Any = HydraConfig.get() if hydra is None else hydra
-    folder = next((each.path for each in found.runtime.config_sources if each.provider == "command-line"), None)
+    of_hydra: Any = HydraConfig.get() if hydra is None else hydra
+    folder = next(
+        (source.path for source in of_hydra.runtime.config_sources if source.provider == "command-line"), None
+    )
     options = {
         "--config-dir": folder,
-        "--config-name": None if found.job.config_name in OURS else found.job.config_name,
+        "--config-name": None if of_hydra.job.config_name in OURS else of_hydra.job.config_name,
     }
     return [word for option, value in options.items() if value is not None for word in (option, value)]
 

@@ -66,5 +66,5 @@ def test_other_bonds_and_the_molecule_stay(neutral: list[str]) -> None:
 
 def test_a_cage_of_sixty_atoms_takes_no_time() -> None:
     molecule = Chem.MolFromSmiles(FULLERENE)
-    found = double_bonds(molecule)  # which would take longer than anyone waits, if it tried all of them
-    assert sorted(atom for pair in found for atom in pair) == list(range(60))
+    bonds = double_bonds(molecule)  # which would take longer than anyone waits, if it tried all of them
+    assert sorted(atom for pair in bonds for atom in pair) == list(range(60))

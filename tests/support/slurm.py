@@ -138,10 +138,10 @@ class Slurm:
         """Kills everything that runs on a node, SLURM's daemon first, as a loss of power does."""
         daemon = self._daemons[node]
         of_node = [daemon, *psutil.Process(daemon.pid).children(recursive=True)] if daemon.poll() is None else []
-        of_node += [each for each in psutil.process_iter() if self._is_of(each, node)]
-        for each in of_node:
+        of_node += [process for process in psutil.process_iter() if self._is_of(process, node)]
+        for process in of_node:
             with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
         daemon.wait()
 
     def _is_of(self, process: psutil.Process, node: str) -> bool:
