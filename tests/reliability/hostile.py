@@ -184,6 +184,7 @@ class Trial:
         self.overrides = [*MODELS[model](home), "fit.max_epochs=1"]
         (code,), _ = run(partial(train_py, [*self.overrides, f"output_dir={home / 'trained'}"]), self.log)
         assert code == 0, f"the training failed: {self.log}"
+        (home / "data").mkdir(exist_ok=True)  # not every training leaves something there
         for name in CONF.glob("datamodule/*.yaml"):  # a model's usual data are not fetched where a file names none
             with suppress(FileExistsError):
                 (home / "data" / name.stem).touch(exist_ok=False)
