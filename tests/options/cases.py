@@ -165,7 +165,7 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
         "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
-    if (config.model.name, text) == ("se3_transformer", "model.task.network.execution=reference"):
+    if config.model.name in ("moflow", "se3_transformer") and text == "model.task.network.execution=reference":
         needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
