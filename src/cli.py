@@ -67,29 +67,14 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     Args:
         complete: adds to the command's arguments what they imply.
     """
-    outlive_readers()
-    watch_process()
-    os.environ |= safe_path()
-    try:
-        check_variables()
-    except UserError as error:  # no rank is known
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    if (parent := agent()) is not None:
-        end_with_parent(parent, signal.SIGTERM)
-    schema.register()
-    written.install()
-    openmp.install()
-    lean.install()
-    if message := unknown_option(sys.argv[1:]):
-        sys.exit(fail(message))
-    sys.argv[1:] = complete(overrides_first(sys.argv[1:]))
-    if {"--cfg", "-c"} & set(sys.argv):
-        sys.argv.append("--resolve")  # a config is asked for to see its values
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
-    unexpected: Exception | None = None
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note_interrupt)
+    try:
+        begin(complete)
+    except KeyboardInterrupt:
+        end_if_interrupted()
+        raise
+    unexpected: Exception | None = None
     try:
         try:
             main()
@@ -120,6 +105,30 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     if is_in_group():
         gc.collect()  # captured graphs hold on to the group
         sys.modules["torch"].distributed.destroy_process_group()  # NCCL may hang if the interpreter's end does it
+
+
+def begin(complete: Callable[[list[str]], list[str]]) -> None:
+    """Prepares this process for Hydra, and checks and completes its arguments."""
+    outlive_readers()
+    watch_process()
+    os.environ |= safe_path()
+    try:
+        check_variables()
+    except UserError as error:  # no rank is known
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    if (parent := agent()) is not None:
+        end_with_parent(parent, signal.SIGTERM)
+    schema.register()
+    written.install()
+    openmp.install()
+    lean.install()
+    if message := unknown_option(sys.argv[1:]):
+        sys.exit(fail(message))
+    sys.argv[1:] = complete(overrides_first(sys.argv[1:]))
+    if {"--cfg", "-c"} & set(sys.argv):
+        sys.argv.append("--resolve")  # a config is asked for to see its values
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
 
 
 def note_interrupt(*_: object) -> NoReturn:

@@ -129,8 +129,12 @@ def execute(
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        is_early = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # before the first line of a command
+        if is_early and isinstance(error, KeyboardInterrupt):
+            code = 128 + signal.SIGINT
+        else:
+            traceback.print_exc()
     finally:
         total = seen
         atexit._run_exitfuncs()
