@@ -1,10 +1,13 @@
 """hp.accumulate: n batches of b samples make the step of one batch of n b, in every figure that counts steps."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from omegaconf import DictConfig
 
 from src.callbacks.checkpoint import Checkpoint
 from src.config.complete import complete
@@ -12,6 +15,8 @@ from src.measure.clock import Clock
 from src.run import build, fit, quieten, train
 from src.training.step import mean_over_samples
 from tests.support.tiny_distilbert import tiny_distilbert
+from tests.support.tiny_dlrm import tiny_dlrm
+from tests.support.tiny_mobilenet import tiny_mobilenet
 from tests.support.tiny_se3 import tiny_se3
 from tests.support.trained import trained
 
@@ -39,6 +44,18 @@ def test_a_step_of_small_batches_is_that_of_one_large_batch(tmp_path: Path, accu
         torch.testing.assert_close(
             small.after[name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n} {text}"
         )
+
+
+@pytest.mark.parametrize("tiny", [tiny_mobilenet, tiny_dlrm])
+def test_an_epoch_of_generated_data_has_as_many_optimiser_steps_as_its_key_says(
+    tmp_path: Path, tiny: Callable[..., DictConfig]
+) -> None:
+    job = build(complete(tiny(tmp_path, "hp.accumulate=3", "datamodule.steps_per_epoch=4")), Clock())
+    data: Any = job.datamodule
+    data.setup("fit")
+    assert [len(step.batches) for step in data.train_dataloader()] == [3] * 4
+    samples = data.splits["train"]
+    assert (samples if isinstance(samples, int) else len(samples)) == 12 * data.batch_size
 
 
 @pytest.mark.slow

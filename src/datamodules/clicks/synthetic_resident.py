@@ -14,7 +14,7 @@ class ResidentClicksDataModule(ClickDataModule):
     """Batches of the distribution of synthetic.py, from a pool that each rank generates with its own random numbers.
 
     Args:
-        steps_per_epoch: training batches in an epoch.
+        steps_per_epoch: optimiser steps in an epoch.
         pool_batches: different training batches of each rank.
         test_batches: evaluation batches of each rank, all different.
         cardinalities, hotness, max_rows: as for `tables_of`; the published tables if not given.
@@ -38,7 +38,7 @@ class ResidentClicksDataModule(ClickDataModule):
     ) -> None:
         super().__init__(**options)
         self.steps_per_epoch = steps_per_epoch
-        self.num_batches = {"train": min(pool_batches, steps_per_epoch), "test": test_batches}
+        self.num_batches = {"train": pool_batches, "test": test_batches}
         self.layout = ClickLayout.of(tables_of(cardinalities, hotness, max_rows), num_numerical)
         self.distribution = ClickDistribution(self.layout, data_seed)
         self._pools: dict[tuple[str, int], list[ClickBatch]] = {}
@@ -46,7 +46,7 @@ class ResidentClicksDataModule(ClickDataModule):
     def setup(self, stage: str) -> None:
         device, (_, world) = self.target_device, self.rank_and_world
         self.splits = {
-            "train": range(self.steps_per_epoch * self.batch_size * world),
+            "train": range(self.steps_per_epoch * self.accumulate * self.batch_size * world),
             "test": range(self.num_batches["test"] * self.test_batch_size * world),
         }
         metrics = BayesMetrics(device)
@@ -60,7 +60,7 @@ class ResidentClicksDataModule(ClickDataModule):
         if (split, size) not in self._pools:
             self._pools[split, size] = self._generate(split, size)
         pool = self._pools[split, size]
-        return PoolLoader(pool, self.steps_per_epoch if train else len(pool), size)
+        return PoolLoader(pool, self.steps_per_epoch * self.accumulate if train else len(pool), size)
 
     def _generate(self, split: str, size: int) -> list[ClickBatch]:
         device, (rank, world) = self.target_device, self.rank_and_world

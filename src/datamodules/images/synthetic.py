@@ -23,7 +23,7 @@ class SyntheticImagesDataModule(ImageDataModule):
     """Batches from a pool that each rank generates with its own random numbers.
 
     Args:
-        steps_per_epoch: training batches in an epoch.
+        steps_per_epoch: optimiser steps in an epoch.
         pool_batches: different training batches of each rank.
         val_batches: evaluation batches of each rank, all different.
         data_seed: of the patterns and the images.
@@ -35,14 +35,14 @@ class SyntheticImagesDataModule(ImageDataModule):
     ) -> None:
         super().__init__(**options)
         self.steps_per_epoch, self.data_seed = steps_per_epoch, data_seed
-        self.num_batches = {"train": min(pool_batches, steps_per_epoch), "val": val_batches}
+        self.num_batches = {"train": pool_batches, "val": val_batches}
         self._pools: dict[tuple[str, int], list[ImageBatch]] = {}
 
     def setup(self, stage: str) -> None:
         _, world = self.rank_and_world
         self.class_names = [f"class_{number}" for number in range(self.num_classes)]
         self.splits = {
-            "train": self.steps_per_epoch * self.batch_size * world,
+            "train": self.steps_per_epoch * self.accumulate * self.batch_size * world,
             "val": self.num_batches["val"] * self.test_batch_size * world,
         }
 
@@ -52,7 +52,7 @@ class SyntheticImagesDataModule(ImageDataModule):
         if (split, size) not in self._pools:
             self._pools[split, size] = self._generate(split, size)
         pool = self._pools[split, size]
-        return PoolLoader(pool, self.steps_per_epoch if train else len(pool), size)
+        return PoolLoader(pool, self.steps_per_epoch * self.accumulate if train else len(pool), size)
 
     def _generate(self, split: str, size: int) -> list[ImageBatch]:
         device, (rank, _) = self.target_device, self.rank_and_world
