@@ -60,6 +60,10 @@ def _check_kinds(config: DictConfig) -> None:
         near = get_close_matches(str(name), MODEL_KEYS, n=1, cutoff=0.75)
         if near and name not in MODEL_KEYS:
             raise UserError(f"model has no key {str(name)!r}, did you mean {near[0]!r}?")
+    for key in ("hp", "recipe", "predict", "quick", "paddle"):
+        part = config.model.get(key)
+        if part is not None and not isinstance(part, DictConfig):
+            raise UserError(f"model.{key}={part} cannot be: it is a section; give its keys, or leave it out")
     kinds = {"model.task": "Task", "datamodule": "DataModule"}
     for group, kind in {"callbacks": "Callback", "logger": "Logger"}.items():
         kinds |= {f"{group}.{name}": kind for name in config[group] or {}}
@@ -77,7 +81,7 @@ def _check_target(config: DictConfig) -> None:
     """Raises UserError where training cannot end at a target: there is none, or nothing is evaluated."""
     task = config.model.task
     argument = inspect.signature(target_of("model.task", task["_target_"])).parameters.get("target")
-    if not task.get("target", argument and argument.default):
+    if task.get("target", argument and argument.default) in (None, {}):
         raise UserError("fit.stop_at_target needs a target of the final metric; give model.task.target=VALUE")
     if not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
         raise UserError("fit.stop_at_target needs evaluations; give fit.eval_every_n_epochs=1")

@@ -219,6 +219,7 @@ OTHERS = {  # words of other messages
     TRAIN + "+callbacks.x={_target_:builtins.dict}": "callbacks.x._target_=builtins.dict is no Callback",
     TRAIN + "+logger.x=3": "logger.x=3 cannot be; give logger.x._target_=CLASS, a Logger",
     TRAIN + "model.task=null": "model.task=null cannot be; give model.task._target_=CLASS, a Task",
+    TRAIN + "model.predict=text": "model.predict=text cannot be: it is a section",
     TRAIN + "+model.taask=1": "model has no key 'taask', did you mean 'task'?",
     TRAIN + "trainer.name=1x2": "trainer.name=1x2 but its nodes and devices are 1x1",
     TRAIN + "fit.stop_at_target=true model.task.target=null": "fit.stop_at_target needs a target",
@@ -254,6 +255,11 @@ def test_a_value_out_of_range_is_refused_with_the_key_the_value_and_the_range(co
         line = said(f"{command} {override}")
         assert line.startswith(f"{key}="), line
         assert line.endswith(f" cannot be; give {words}"), line
+
+
+def test_a_target_of_zero_is_one() -> None:
+    overrides = "fit.stop_at_target=true", "model.task.target=0", "fit.eval_every_n_epochs=1", "output_dir=out"
+    check_training(composed("train", "hardware=cpu", *overrides))
 
 
 @pytest.mark.parametrize("command", OTHERS)
