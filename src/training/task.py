@@ -242,6 +242,11 @@ class Task(pl.LightningModule):
         if wanted(self.execution.compile, self.device.type == "cuda"):
             self.compile_network()
         graph = wanted(self.execution.graph, self.device.type == "cuda" and self.can_be_captured())
+        if graph and not self.can_be_captured():
+            raise UserError(
+                "execution.graph=on: a CUDA graph cannot hold the step of this model with these options (of DLRM: "
+                "TorchRec's exchange reads the host's memory); give execution.graph=auto"
+            )
         if graph and not self._optimizer_can_be_captured(optimizer):
             if self.execution.graph == "on":
                 raise UserError(

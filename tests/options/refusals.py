@@ -13,6 +13,12 @@ REFUSALS = (
     Refusal(
         "dlrm*: trainer=1x2 hp.accumulate=2", "spread tables take one batch a step", "tables update in the exchange"
     ),
+    Refusal(
+        "dlrm/*: trainer=1x2 model.task.engine=torchrec execution.graph=on",
+        "a CUDA graph cannot hold the step",
+        "TorchRec copies sizes from the host in each step",
+        device="cuda",
+    ),
     *(
         Refusal(f"{model}/*: +fix_hp=max_bs", "no published row", "fix_hp has the rows of three models")
         for model in ("dlrm_dcnv2", "mobilenet_v1", "se3_transformer")
