@@ -1,7 +1,7 @@
 """Identifies the code of a run: its commit, whether it differs from that commit, and a digest of its files.
 
-A machine without git reads `FILE`, which `python -m src.measure.sources` writes where git is and which travels with the
-tree. There the code counts as changed if its digest is another than the file's.
+A machine without git, or with another commit of it, reads `FILE`, which `python -m src.measure.sources` writes where git
+is and which travels with the tree. There the code counts as changed if its digest is another than the file's.
 """
 
 import json
@@ -26,12 +26,15 @@ def sources(root: Path = ROOT, further: Sequence[str] = ()) -> dict[str, Any]:
     The digest is of CODE, and of `further`: nothing or MEASURING.
     """
     found, key = digest(code_of_tree(root, further)), "measuring" if further else "digest"
+    named = read(root / FILE)
+    is_named = bool(named and not named["dirty"] and named[key] == found)
     try:
         commit, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
-        named = read(root / FILE)
-        dirty = bool(named["dirty"] or named[key] != found) if named else None
+        dirty = not is_named if named else None
         return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": found}
+    if changes and named and is_named:  # a copy of the tree over another commit
+        return {"commit": named["commit"], "dirty": False, "digest": found}
     return {"commit": commit.strip(), "dirty": bool(changes), "digest": found}
 
 

@@ -38,6 +38,18 @@ def test_a_tree_with_git(tree: Path) -> None:
     assert sources(tree)["digest"] != clean["digest"]
 
 
+def test_a_tree_over_another_commit(tree: Path) -> None:
+    """As on a machine that has an older clone: the file beside the tree says which commit it is."""
+    older = sources(tree)
+    (tree / "src/some/code.py").write_text("newer")
+    newer = {"commit": "1" * 40, "dirty": False, "digest": digest(code_of_tree(tree))}
+    assert sources(tree) == newer | {"commit": older["commit"], "dirty": True}
+    (tree / FILE).write_text(json.dumps(newer | {"measuring": ""}))
+    assert sources(tree) == newer
+    (tree / "src/some/code.py").write_text("newest")
+    assert sources(tree)["commit"] == older["commit"] and sources(tree)["dirty"] is True
+
+
 def test_a_tree_without_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean, measuring = sources(tree), sources(tree, MEASURING)
     assert measuring["digest"] == digest(code_of_commit(tree, clean["commit"], MEASURING)) != clean["digest"]
