@@ -165,7 +165,7 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
         "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
-    if config.model.name in ("moflow", "se3_transformer") and text == "model.task.network.execution=reference":
+    if (config.model.name, text) == ("se3_transformer", "model.task.network.execution=reference"):
         needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
@@ -265,12 +265,18 @@ def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
 
 def _of_ranks(of: Callable[..., Case], name: str, on_cpu: bool) -> Iterator[Case]:
     """Yields runs on two GPUs, or on two processes of a CPU."""
+    epochs = [] if name.startswith(("dlrm", "mobilenet")) else ["fit.max_epochs=8"]  # a step has more samples
+    twin = f"{name}: trainer=1x2"
+    of_two = {"gpus": 2, "timeout_s": 300.0, "predict": ()}
     for more in ((), ("execution.exchange=nccl",), ("execution.gradient_dtype=bf16",), ("hp.accumulate=2",)):
         text = " ".join(("trainer=1x2", *more))
-        yield of(text, "trainer=1x2", *more, gpus=2, timeout_s=300.0, predict=())
+        same = {"twin": twin} if more == ("execution.exchange=nccl",) else {}
+        yield of(text, "trainer=1x2", *more, *epochs, **of_two, **same)
     if name.startswith("dlrm/"):
         more = "trainer=1x2", "model.task.engine=torchrec"
-        yield of(" ".join(more), *more, gpus=2, timeout_s=300.0, predict=())
+        yield of(" ".join(more), *more, graphs=("auto",), twin=twin, **of_two)
+        if not on_cpu:
+            yield of(" ".join((*more, "execution.graph=on")), *more, graphs=("on",), **of_two)
 
 
 def command_of(base: Base, device: str) -> tuple[str, ...]:

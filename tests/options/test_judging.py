@@ -73,6 +73,7 @@ def test_a_refusal_needs_its_exit_code_and_its_line() -> None:
 
 def verdict(found: Found, case: Case = CASE, done: bool = True) -> tuple[str, str]:
     trial = Trial(Path(), "cuda", 0.0, 1, found={case.name: found}, done={case.name} if done else set())
+    trial.done |= {"moflow/quick: as it is"}
     trial.found["moflow/quick: as it is"] = Found(losses={"off": FALLING, "on": FALLING})
     result = trial.verdict(case)
     return result.status, result.why
@@ -102,6 +103,10 @@ def test_verdicts(tmp_path: Path) -> None:
     assert verdict(Found(ends, both), twin)[0] == PASSED
     other: dict[str, Losses] = {graph: [(step, loss + 1) for step, loss in FALLING] for graph in both}
     assert verdict(Found(ends, other), twin)[0] == FAILED
+    late = Case(CASE.name, CASE.base, CASE.train, twin="moflow/quick: x=2")
+    assert verdict(Found(ends, both), late)[0] == NOT_RUN  # what it is compared with was not reached
+    bare = ended(tmp_path, 1, "Traceback\nModuleNotFoundError: No module named 'polars'\nnote: more\n")
+    assert verdict(Found({"prepare": bare})) == (NOT_TRIED, "the package polars is not installed")
 
 
 def test_parts_have_every_case_once_and_their_bases() -> None:

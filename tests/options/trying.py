@@ -42,6 +42,7 @@ from tests.support.composing import composed
 CPU_STEPS = 8
 PREDICTED = "num_samples=24", "batch_size=16"
 ABSENT = re.compile(r"needs? the package|install the extra")  # of the line where an optional package is not installed
+ABSENT_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)'$", re.MULTILINE)  # of an incomplete set-up
 LOG_LINES = 40  # of a failed command, kept
 SAVE_EVERY_S = 20.0
 
@@ -176,12 +177,15 @@ class Trial:
         if case.not_tried:
             return Verdict(case.name, NOT_TRIED, case.not_tried)
         found = self.found.get(case.name)
-        if found is None or case.name not in self.done:
+        if found is None or case.name not in self.done or (case.twin and case.twin not in self.done):
             return Verdict(case.name, NOT_RUN, "out of time")
         seconds = round(sum(ended.seconds for ended in found.ends.values()), 1)
         lines = [ended.error_line for ended in found.ends.values() if ended.code == 2]
         if lines and ABSENT.search(lines[-1]):
             return Verdict(case.name, NOT_TRIED, lines[-1], seconds)
+        absent = [name for ended in found.ends.values() if ended.code for name in ABSENT_MODULE.findall(ended.printed)]
+        if absent:
+            return Verdict(case.name, NOT_TRIED, f"the package {absent[0]} is not installed", seconds)
         row = refusal_of(case.name, self.device, REFUSALS)
         if row is not None and not row.always and all(ended.code == 0 for ended in found.ends.values()):
             row = None
