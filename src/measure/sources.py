@@ -1,7 +1,7 @@
 """Identifies the code of a run: its commit, whether it differs from that commit, and a digest of its files.
 
-A machine without git, or with another commit, reads `FILE`, which `python -m src.measure.sources` writes where git is and
-which travels with the tree. There the code counts as changed if its digest is another than the file's.
+A machine without git, or with another commit, reads `FILE`, which `python -m src.measure.sources` writes where git is
+and which travels with the tree. There the code counts as changed if its digest is another than the file's.
 """
 
 import json
