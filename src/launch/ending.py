@@ -96,10 +96,16 @@ class Ending:
         trainer.should_stop = trainer.should_stop or self._stops  # the checkpoint callback saves after the batch
 
     def _after_step(self, trainer: pl.Trainer) -> None:
-        if self._stops and not (
-            trainer.is_last_batch or is_evaluated_next(trainer)
-        ):  # else that precedes its checkpoint
+        if not self._stops or is_evaluated_next(trainer):  # that precedes its checkpoint
+            return
+        if not trainer.is_last_batch:
             self._raise(trainer)
+        if trainer.check_val_every_n_epoch is None:
+            trainer.should_stop = False  # with it Lightning would evaluate where an undisturbed run does not
+
+    def after_epoch(self, trainer: pl.Trainer) -> None:
+        """Ends training after an epoch in whose last step the run was asked to end."""
+        trainer.should_stop = trainer.should_stop or self._stops
 
     def after_training(self, trainer: pl.Trainer) -> None:
         """Raises `Interrupted` if any rank was asked to end; from now on a signal does so at once."""
@@ -171,6 +177,9 @@ class Steps(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.ending.before_step(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.ending.after_epoch(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, Exception):
