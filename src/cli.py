@@ -78,6 +78,10 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     try:
         try:
             main()
+            if is_in_group() and not _failures:
+                gc.collect()  # captured graphs hold on to the group
+                # NCCL may hang where the interpreter's end does it.
+                sys.modules["torch"].distributed.destroy_process_group()
         except Unexpected as caught:
             unexpected = caught.error
         except MISTAKES as error:
@@ -102,9 +106,6 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
         if is_in_group():
             end_now(error)
         raise
-    if is_in_group():
-        gc.collect()  # captured graphs hold on to the group
-        sys.modules["torch"].distributed.destroy_process_group()  # NCCL may hang if the interpreter's end does it
 
 
 def begin(complete: Callable[[list[str]], list[str]]) -> None:

@@ -164,3 +164,32 @@ def test_ctrl_c_in_preparing_says_what_the_same_command_does(tmp_path: Path) -> 
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, preexec_fn=heeded)
     assert ended.returncode == 130
     assert ended.stderr == ("run the same command to go on: what is finished is kept\ninterrupted\n")
+
+
+BEGINNING = """
+import os, signal
+from src.cli import run_entry_point
+run_entry_point(print, lambda arguments: os.kill(os.getpid(), signal.SIGINT))
+"""
+END = """
+import gc, os, signal, sys
+import torch
+from src.cli import run_entry_point
+
+def kill(frame, event, called):
+    if called is gc.collect:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def main():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    sys.setprofile(kill)
+
+run_entry_point(main)
+"""
+
+
+@pytest.mark.parametrize("code", [BEGINNING, pytest.param(END, marks=pytest.mark.slow)])
+def test_ctrl_c_before_a_run_or_after_it_ends_in_one_line(code: str) -> None:
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, preexec_fn=heeded)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
