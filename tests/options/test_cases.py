@@ -115,11 +115,14 @@ def test_a_case_is_there(some: list[Case], option: str) -> None:
     assert option in {case.name for case in some}
 
 
+GENERATED = "{_target_:src.models.moflow.generated_molecules.GeneratedMolecules}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
-        "moflow/published: model.task.network.conv_lu=1", "moflow/quick: model.task.generated_molecules=null",
+        "moflow/published: model.task.network.conv_lu=1", f"moflow/quick: model.task.generated_molecules={GENERATED}",
         "moflow/published: model.task.temperature=[0.4,0.2]", "moflow/published: predict model.predict.optimise=plogp",
         "dlrm/quick: model.task.engine=torchrec",
         "distilbert/published: model.task.r_drop=1.0", "distilbert/quick: datamodule.padding=bucketed",
