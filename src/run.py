@@ -96,7 +96,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
             mask_error(raised)
             error = without_order(ending.cause_of(raised), config.model.name)
             status = status_of(error)
-            if not ending.agreed:
+            if not ending.with_others:
                 ending.fail()
             if status != "interrupted":
                 failures.note(raised, described(error))

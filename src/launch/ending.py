@@ -57,6 +57,7 @@ class Ending:
     def __init__(self) -> None:
         self.asked: int | None = None
         self.interrupted: Interrupted | None = None  # raised by a signal: errors that follow from it do not count
+        self.with_others = False  # every rank ends where this one does, and answers it meanwhile
         self._asked_s = -math.inf
         self._waits = False  # training goes on: `asked` is read before the next step
         self._stops = False  # the run ends after the step that is under way
@@ -116,11 +117,12 @@ class Ending:
 
     def cause_of(self, raised: BaseException) -> BaseException:
         """Returns what ended the run: the signal, where `raised` followed from one."""
-        if self.interrupted is None and self.asked is not None:
+        asked = self.asked or (self._question.answer if self._question is not None else 0)
+        if self.interrupted is None and asked:
             if isinstance(raised, SystemExit):
-                self.interrupted = Interrupted(self.asked, "in Lightning's own handler")
+                self.interrupted = Interrupted(asked, "in Lightning's own handler")
             elif is_of_lost_rank(raised):  # another rank was asked twice, and this one not yet
-                self.interrupted = Interrupted(self.asked, "as another rank had ended at once")
+                self.interrupted = Interrupted(asked, "as another rank had ended at once")
         return self.interrupted or cause_of(raised)
 
     def hold(self) -> None:
@@ -143,11 +145,12 @@ class Ending:
             self._question = Question(trainer.world_size)
         self._question.ask(self.asked or 0, now, diverged)
         if self.agreed and self._watchdog is not None:
-            self._watchdog.close()  # all ranks end together, however long saving takes
+            self._watchdog.rest(SAME_S)  # saving may take long, unless a rank is asked again
 
     def _raise(self, trainer: pl.Trainer) -> None:
         assert self._question is not None
         self.hold()
+        self.with_others = True
         self.interrupted = Interrupted(self._question.answer, f"after step {trainer.global_step}")
         raise self.interrupted
 
@@ -157,7 +160,7 @@ class Ending:
             return
         self.asked, self._asked_s = number, now_s
         if self._held:
-            if rank() == 0:  # the others are also told to end where rank 0 failed
+            if rank() == 0 and number == signal.SIGINT:  # somebody waits; launchers send others where a rank has failed
                 with suppress(OSError):  # of a terminal that is gone
                     os.write(sys.stderr.fileno(), WRITING)  # print may be at work in the main thread
         elif not (first and self._waits):

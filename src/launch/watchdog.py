@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -10,10 +11,11 @@ import time
 
 PATIENCE_S = 15.0  # torchrun's agent kills after 30 s
 LOOKS_EVERY_S = 0.5
+MOST_SIGNALS = 4096  # that one read takes
 
 
 class Watchdog:
-    """A thread that watches the main thread once a signal has arrived or `alert` was called.
+    """A thread that watches the main thread once a signal has arrived or `alert` was called, until `rest` is.
 
     If the main thread stays at one instruction for `patience_s`, it prints all stacks and ends the process. To be
     created in the main thread.
@@ -22,6 +24,7 @@ class Watchdog:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
         self._done = threading.Event()
+        self._rests_until_s = -math.inf
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -32,7 +35,12 @@ class Watchdog:
     def alert(self) -> None:
         """Starts to watch the main thread."""
         if not self._done.is_set():
+            self._rests_until_s = -math.inf
             self._wake()
+
+    def rest(self, same_s: float) -> None:
+        """Watches no more until another signal arrives; one within `same_s` seconds is the last one again."""
+        self._rests_until_s = time.monotonic() + same_s
 
     def close(self) -> None:
         """Ends the thread; further calls do nothing."""
@@ -50,9 +58,13 @@ class Watchdog:
             os.write(self._writer, b"!")
 
     def _watch(self) -> None:
-        os.read(self._reader, 1)
+        while not self._done.is_set():
+            os.read(self._reader, MOST_SIGNALS)
+            self._look()
+
+    def _look(self) -> None:
         place, since_s = None, time.monotonic()
-        while not self._done.wait(LOOKS_EVERY_S):
+        while time.monotonic() >= self._rests_until_s and not self._done.wait(LOOKS_EVERY_S):
             # Not the frame itself, which would keep its objects alive.
             frame = sys._current_frames()[self._main]
             here, frame = (id(frame), frame.f_lasti), None

@@ -134,10 +134,14 @@ def test_further_signals_lose_no_record(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(raised) == "SIGTERM before the next step" and record.samples == 2 * 8
 
 
-def test_a_run_that_is_over_cannot_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_over_cannot_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C is answered; SIGTERM is not, which a launcher sends to rank 0 where another rank was refused."""
     monkeypatch.setattr(ending, "SAME_S", 1.0)  # AtRecord changes it
     record = train(tiny_mobilenet(tmp_path, AT_RECORD))
     assert record.status == "done" and read_record(tmp_path / "run") == record
+    assert capfd.readouterr().err.count("ending: the record of this run is being written") == AT_RECORD.count("SIGINT")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,7 @@ def test_a_storm_of_signals_leaves_a_record(tmp_path: Path, trainer: str, number
         while not wait([reading], 0.02).done:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
+    reading.result()
     record = read_record(tmp_path / "run")
     assert record.error is not None and record.error.type == "Interrupted", record.error
     assert record.status == "interrupted"

@@ -119,6 +119,20 @@ def test_a_rank_that_was_asked_once_is_interrupted_where_another_ends_at_once(tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_asked_again_while_all_end_together_is_not_waited_for(rank: int, tmp_path: Path) -> None:
+    """It takes no part in the step, the checkpoint and the figures that the other has begun."""
+    once = provoked(what="is_interrupted", step=3, same_s=0)
+    again = provoked(what="'is_interrupted is_interrupted'", stopping=True, rank=rank).replace(".at=", ".again=")
+    code, _, err = run(tmp_path, "trainer=1x2", LONG, once, again)
+    assert code == 130, err
+    record = read_record(tmp_path / "run")
+    assert record.status == "interrupted" and record.error is not None
+    when = "before the next step" if rank == 0 else "as another rank had ended at once"
+    assert (record.error.type, record.error.message) == ("Interrupted", f"SIGINT {when}")
+
+
+@pytest.mark.slow
 def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9

@@ -30,7 +30,8 @@ class AtRecord(Measuring):
 class At(pl.Callback):
     """Does each of `what`, a method or a signal to its process, in order, on rank `rank` at a moment: before the
     training step with the number `step`, counted from 1, or if that is not given when the `hook` is called first,
-    `on_validation_start` say. With `same_s`, signals within that many seconds count as one, on every rank.
+    `on_validation_start` say; with `stopping`, when the ranks have agreed to end first. With `same_s`, signals within
+    that many seconds count as one, on every rank.
     """
 
     def __init__(
@@ -40,14 +41,17 @@ class At(pl.Callback):
         rank: int = 0,
         hook: str = "on_train_batch_start",
         same_s: float | None = None,
+        stopping: bool = False,
     ) -> None:
         if same_s is not None:
             ending.SAME_S = same_s
-        self.what, self.step, self.rank = what.split(), step, rank
+        self.what, self.step, self.rank, self.stopping = what.split(), step, rank, stopping
         setattr(self, hook, self._arrived)
 
     def _arrived(self, trainer: pl.Trainer, module: Any, *_: object) -> None:
         self.module = module
+        if self.stopping and not trainer.should_stop:
+            return
         if trainer.global_rank == self.rank and self.step in (None, trainer.global_step + 1):
             self.step = -1
             print(f"provoked at {time.time()}", file=sys.stderr, flush=True)

@@ -45,7 +45,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        with process:  # waits for it and closes its pipes
+            process.kill()
         raise
     return process.returncode, out, err
 
