@@ -64,17 +64,17 @@ def compare(given: argparse.Namespace) -> int:
         raise UserError(f"--reference {given.reference}: no such folder; clone NVIDIA/DeepLearningExamples there")
     wanted = Wanted(given.out, given.rounds, given.seconds, given.steps, given.tiny,
                     given.reference, options, given.limit)  # fmt: skip
-    contents = []
+    comparisons = []
     for case in chosen:
         case = replace(case, peers=tuple(peer for peer in case.peers if fnmatch(peer.name, given.peers)))
         case = case.rehearsed() if given.tiny else case
         print(f"{given.model} {case.name}", flush=True)
         sides = run_case(case, wanted, lambda line: print(line, flush=True))
-        contents.append(write_case(case, sides, wanted))
-        path = write_page(wanted.out, given.model, contents)  # after each case, for a run that is cut short
-        print(table(contents[-1:]), flush=True)
+        comparisons.append(write_case(case, sides, wanted))
+        path = write_page(wanted.out, given.model, comparisons)  # after each case, for a run that is cut short
+        print(table(comparisons[-1:]), flush=True)
     print(f"wrote {path}")  # pyright: ignore[reportPossiblyUnboundVariable]
-    return 0 if any(row["ours_over_it"] for content in contents for row in content["sides"]) else 1
+    return 0 if any(side.ours_over_it for comparison in comparisons for side in comparison.sides) else 1
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from benchmarks.beside.cases import Case, Peer
 from benchmarks.beside.sides import OURS, Side, Wanted
 from src.measure.environment import environment
 from src.measure.sources import MEASURING, sources
-from src.report.beside import comparison, summarise_turns
+from src.report.beside import page
+from src.report.in_turn import Comparison, from_turns, typed
 from src.report.record import digest
 from src.system.files import write_text
 
@@ -59,8 +61,8 @@ def record_of(side: Side, case: Case, wanted: Wanted, when: str) -> dict[str, An
     }  # fmt: skip
 
 
-def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
-    """Writes DIR/CASE/NUMBER.json for each side and DIR/CASE/beside.json; returns the latter's content."""
+def write_case(case: Case, sides: list[Side], wanted: Wanted) -> Comparison:
+    """Writes DIR/CASE/NUMBER.json for each side and DIR/CASE/beside.json; returns what the latter holds."""
     folder = wanted.out / case.name
     when = datetime.now(UTC).isoformat(timespec="seconds")
     records = [record_of(side, case, wanted, when) for side in sides]
@@ -75,7 +77,6 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
         kept = {name: record.get(name) for name in ("includes", "reference", "versions")}
         rows.append(row | kept | {"differs": record.get("differs", []), "command": record["environment"]["command"]})
     rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
-    summarise_turns(rows)
     if ours is not None:
         rows[0]["own_rate"] = own_rate(folder / "ours/result.json")
     found = environment([])
@@ -90,9 +91,10 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> dict[str, Any]:
         "git": sources(further=MEASURING),
         **{name: found[name] for name in ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "libraries")},
     }
-    content["digest"] = digest(json.loads(json.dumps(content)))
-    write_text(folder / "beside.json", json.dumps(content, indent=1) + "\n")
-    return content
+    comparison = from_turns(typed(json.loads(json.dumps(content))))
+    plain = asdict(comparison)
+    write_text(folder / "beside.json", json.dumps(plain | {"digest": digest(plain)}, indent=1) + "\n")
+    return comparison
 
 
 def row_left_out(peer: Peer) -> dict[str, Any]:
@@ -115,8 +117,8 @@ def own_rate(file: Path) -> float | None:
     return step_s and record["case"]["batch_size"] / step_s
 
 
-def write_page(out: Path, model: str, contents: Sequence[dict[str, Any]]) -> Path:
+def write_page(out: Path, model: str, comparisons: Sequence[Comparison]) -> Path:
     """Writes OUT/beside.md; returns its path."""
     path = out / "beside.md"
-    write_text(path, f"# {model}: ours and peers in one run\n\n{comparison(contents)}")
+    write_text(path, f"# {model}: ours and peers in one run\n\n{page(comparisons)}")
     return path

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from src.errors import UserError, shortened
 from src.published import PublishedRow, paper_table, rows
-from src.report.beside import PRECISIONS, commit_link, fastest, in_order, read_comparison, summary, verb_of
+from src.report.beside import PRECISIONS, in_order, rate_text, short, summary
+from src.report.in_turn import Comparison, Side, read_comparison
 from src.report.record import Record, read_record
 from src.report.scaling import LINEAR, Point, batches, commit_of, machine_of, published_points, rate_of
 from src.report.text import summary as printed_at_end
@@ -236,8 +237,8 @@ class Figures:
 
     def speed_ups(self, *verbs: str, model: str = "*") -> list[Figure]:
         """How many times as fast ours is as the fastest other code, of every case that does this: train, predict ..."""
-        best = [fastest(content) for content in self._comparisons(model) if verb_of(content) in verbs]
-        ratios = [Figure(side["ours_over_it"]["median"], ".2f") for side in best if side]
+        best = [comparison.fastest for comparison in self._comparisons(model) if comparison.case.verb in verbs]
+        ratios = [Figure(side.ours_over_it.median, ".2f") for side in best if side and side.ours_over_it]
         if not ratios:
             raise UserError(f"docs/results/beside has no case of {model} to {' or '.join(verbs)}: measure one")
         return ratios
@@ -247,42 +248,42 @@ class Figures:
 
         Raises UserError for a published figure of another batch, precision or number of GPUs.
         """
-        content, best = self._in_turn(model, name)
-        case, ratio = content["case"], best["ours_over_it"]
-        own = (1, *batches(case["batch_size"], case["batch_per"], 1), case["precision"])
+        comparison, best = self._in_turn(model, name)
+        case, ratio = comparison.case, best.ours_over_it
+        assert ratio is not None  # of the fastest
+        own = (1, *batches(case.batch_size, case.batch_per, 1), case.precision)
         for cell in cells:
             if isinstance(cell, Figure) and cell.of:
                 _check_alike(f"{model} {name}", own, cell.of)
-        every = self.speed_ups(verb_of(content), model=model)
+        every = self.speed_ups(case.verb, model=model)
         texts = [
             words,
-            *(f"{side['throughput']:,.0f}" for side in (content["sides"][0], best)),
-            f"{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['greatest']:.2f})",
+            *(rate_text(side) for side in (comparison.sides[0], best)),
+            f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f})",
             f"{self.span(every)} ({len(every)})",
-            commit_link(content, f"{self.turns}/{model}_{name}.json"),
+            f"[{short(comparison)}]({self.turns}/{model}_{name}.json)",
             *cells,
         ]
         return "|".join(["", *(f" {text} " if str(text) else " " for text in texts), ""])
 
     def timed_on(self, model: str = "*") -> str:
         """The GPU of all cases timed in turn. Raises UserError for several kinds."""
-        used = {_chip(gpu) for content in self._comparisons(model) for gpu in content["gpus"]}
+        used = {_chip(gpu) for comparison in self._comparisons(model) for gpu in comparison.gpus}
         if len(used) != 1:
             raise UserError(f"docs/results/beside has cases of {model} on {len(used)} kinds of GPUs, one is needed")
         return used.pop()
 
     def theirs(self, model: str, name: str) -> Figure:
         """The rate of the fastest other code in a case timed in turn."""
-        return Figure(self._in_turn(model, name)[1]["throughput"])
+        return Figure(self._in_turn(model, name)[1].throughput or 0.0)
 
-    def _in_turn(self, model: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = [each for each in self._comparisons(model) if each["case"]["name"] == name]
-        best = fastest(found[0]) if found else None
-        if best is None:
-            raise UserError(f"docs/results/beside has no {model} {name} with a ratio: measure it")
-        return found[0], best
+    def _in_turn(self, model: str, name: str) -> tuple[Comparison, Side]:
+        for comparison in self._comparisons(model):
+            if comparison.case.name == name and comparison.fastest is not None:
+                return comparison, comparison.fastest
+        raise UserError(f"docs/results/beside has no {model} {name} with a ratio: measure it")
 
-    def _comparisons(self, model: str) -> list[dict[str, Any]]:
+    def _comparisons(self, model: str) -> list[Comparison]:
         return [
             read_comparison(file) for file in sorted((self.folder / "beside").glob(f"{model}_*.json"), key=in_order)
         ]

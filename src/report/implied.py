@@ -2,13 +2,14 @@
 
 import operator
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from src.measure.raw_times import UNIT_S, unpacked
 from src.measure.statistics import percentiles
+from src.report.in_turn import Comparison, from_turns
 from src.report.keys import mapping
 from src.report.record import FinalMetric, Percentiles, Record, Times
 
@@ -280,29 +281,28 @@ def _of_times(name: str, packed: str | None, figures: Percentiles | None) -> Ite
             yield Check(f"{name}.{part} is {value:.6g} s, of its steps {again[part]:.6g}", holds)
 
 
-def comparison_checks(content: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields the checks of a comparison in turns. Raises KeyError or TypeError for something else."""
-    sides = content["sides"]
-    ours = sides[0]["throughputs"]
-    median: Callable[[Sequence[float]], float] = statistics.median
-    for side in sides:
-        name, turns = side["side"], side["throughputs"]
-        if not turns:
+def comparison_checks(comparison: Comparison) -> Iterator[Check]:
+    """Yields the checks of a comparison in turns, as its file has it."""
+    for side, again in zip(comparison.sides, from_turns(comparison).sides, strict=True):
+        name, rates = side.side, side.throughputs
+        if not rates:
             continue
-        yield from same(f"{name}: throughput", side["throughput"], median(turns))
-        if side["status"] == "done":
-            yield Check(f"{name}: {len(turns)} turns of {content['rounds']}", len(turns) == content["rounds"])
-        if ratio := side.get("ours_over_it"):
-            ratios = [a / b for a, b in zip(ours, turns, strict=True)]
-            for part, value in {"median": median(ratios), "least": min(ratios), "greatest": max(ratios)}.items():
-                yield from same(f"{name}: ours_over_it.{part}", ratio[part], value)
-        if own := side.get("own_rate"):
-            yield from same(f"{name}: own_rate", own, side["throughput"], SPREAD)
+        yield from same(f"{name}: throughput", side.throughput, again.throughput)
+        if side.status == "done":
+            yield Check(f"{name}: {len(rates)} turns of {comparison.rounds}", len(rates) == comparison.rounds)
+        if side.ours_over_it is not None:
+            for part in ("median", "least", "greatest"):
+                value = getattr(again.ours_over_it, part, None)
+                yield from same(f"{name}: ours_over_it.{part}", getattr(side.ours_over_it, part), value)
+        if side.own_rate:
+            yield from same(f"{name}: own_rate", side.own_rate, again.throughput, SPREAD)
         yield from ordered(f"{name}: memory allocated, reserved, total", [
-            (side["mem"] or {}).get(part) for part in ("peak_allocated_gib", "peak_reserved_gib", "total_gib")
+            (side.mem or {}).get(part) for part in ("peak_allocated_gib", "peak_reserved_gib", "total_gib")
         ])  # fmt: skip
-        if kept := side.get("turns"):
-            for number, (turn, rate) in enumerate(zip(kept, turns, strict=True)):
-                yield from same(f"{name}: throughputs[{number}]", rate, turn["samples"] / turn["seconds"])
+        if side.turns:
+            yield Check(f"{name}: {len(side.turns)} turns with {len(rates)} rates", len(side.turns) == len(rates))
+            for number, (turn, rate) in enumerate(zip(side.turns, rates, strict=False)):
+                computed = turn.samples / turn.seconds if turn.seconds > 0 else None
+                yield from same(f"{name}: throughputs[{number}]", rate, computed)
         else:
             yield Check("the turns' rates, computed again: their samples and seconds were not kept", None)

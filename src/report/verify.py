@@ -13,6 +13,7 @@ from typing import Any
 
 from src.errors import UserError
 from src.report.implied import Check, comparison_checks, record_checks
+from src.report.in_turn import typed
 from src.report.json_files import read_json
 from src.report.record import Record, digest, read_record
 from src.system.files import write_text
@@ -60,8 +61,11 @@ def verify_file(file: Path) -> Verified:
     """Returns what was checked of a record or of a comparison."""
     content = read_json(file)
     verified = Verified(file)
-    if isinstance(content, dict) and isinstance(content.get("sides"), list):
-        verified.add(_of_comparison(content, file))
+    if _is_comparison(content):
+        try:
+            verified.add(comparison_checks(typed(content)))
+        except ValueError as error:
+            raise UserError(f"{file}: {error}") from error
     else:
         verified.add(record_checks(read_record(file)))
     verified.add(_digest(json.loads(read_text(file))))
@@ -103,11 +107,8 @@ def described(verified: Sequence[Verified]) -> str:
     return "\n".join(lines)
 
 
-def _of_comparison(content: Mapping[str, Any], file: Path) -> Iterator[Check]:
-    try:
-        yield from list(comparison_checks(content))
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise UserError(f"{file}: not a beside.json of `python -m benchmarks.beside` ({error!r})") from None
+def _is_comparison(content: Any) -> bool:
+    return isinstance(content, dict) and "sides" in content
 
 
 def _files(path: Path) -> list[Path]:
@@ -174,7 +175,7 @@ def _check_costs(verified: Sequence[Verified]) -> None:
 
 def _record(file: Path) -> Record | None:
     content = read_json(file)
-    return None if "sides" in content else read_record(file)
+    return None if _is_comparison(content) else read_record(file)
 
 
 def _cost(record: Record) -> float | None:

@@ -1,12 +1,13 @@
 """Ours and peers in turn: the order, the ratios, what is written, a side that fails, and ours through train.py."""
 
+import csv
 import json
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,9 +29,9 @@ from benchmarks.beside.rounds import attempt, order
 from benchmarks.beside.sides import OURS, Side, SideFailedError, Wanted, start
 from src.errors import UserError
 from src.published.tables import read
-from src.report.beside import ratio_of, read_comparison
 from src.report.docs import write_docs
 from src.report.figures import Figures
+from src.report.in_turn import Ratio, ratio_of, read_comparison, typed
 from src.report.record import digest
 from tests.support import ROOT
 from tests.support.tiny_mobilenet import tiny_mobilenet
@@ -49,35 +50,36 @@ def test_every_side_has_its_turn_in_each_round_and_each_place() -> None:
 def test_the_ratio_is_the_median_of_the_rounds_with_their_range() -> None:
     """A disturbed turn, here the fourth, moves the greatest and not the median."""
     ratio = ratio_of([30.0, 30.0, 30.0, 30.0, 30.3], [10.0, 10.1, 9.9, 5.0, 10.0])
-    assert ratio == pytest.approx({"median": 3.03, "least": 30 / 10.1, "greatest": 6.0})
-    assert ratio_of([3.0], [1.0]) == {"median": 3.0, "least": 3.0, "greatest": 3.0}
+    assert (ratio.median, ratio.least, ratio.greatest) == pytest.approx((3.03, 30 / 10.1, 6.0))
+    assert ratio_of([3.0], [1.0]) == Ratio(3.0, 3.0, 3.0)
 
 
 def test_rates_and_ratios_are_those_of_the_turns_whatever_a_file_says(tmp_path: Path) -> None:
-    """Files of before had the geometric mean."""
     file = results(tmp_path) / CASE.name / "beside.json"
     content = json.loads(file.read_text())
-    content["sides"][1] |= {"throughput": 7.0, "ours_over_it": {"mean": 9.0}, "throughputs": [100.0, 50.0, 101.0]}
+    written = {"median": 9.0, "least": 9.0, "greatest": 9.0}
+    content["sides"][1] |= {"throughput": 7.0, "ours_over_it": written, "throughputs": [100.0, 50.0, 101.0]}
     file.write_text(json.dumps(content))
-    ours, theirs = read_comparison(file)["sides"]
-    assert (ours["throughput"], theirs["throughput"], ours["ours_over_it"]) == (305.0, 100.0, None)
-    assert theirs["ours_over_it"] == pytest.approx({"median": 305 / 101, "least": 3.0, "greatest": 6.2})
+    ours, theirs = read_comparison(file).sides
+    assert (ours.throughput, theirs.throughput, ours.ours_over_it) == (305.0, 100.0, None)
+    assert theirs.ours_over_it == Ratio(305 / 101, 3.0, 310 / 50)
 
 
 def test_committed_comparisons_hold_the_rates_and_ratios_of_their_turns() -> None:
     files = sorted(collect.RESULTS.glob("*.json"))
     assert len(files) == 38
     for file in files:
-        assert json.loads(file.read_text()) == read_comparison(file), file.name
+        assert typed(json.loads(file.read_text())) == read_comparison(file), file.name
 
 
 def test_the_quotient_of_two_printed_rates_is_within_the_range_of_the_rounds() -> None:
     """So a reader who divides them finds the ratio's own range."""
     for file in sorted(collect.RESULTS.glob("*.json")):
-        ours, *peers = read_comparison(file)["sides"]
-        for peer in (peer for peer in peers if peer["ours_over_it"]):
-            quotient = ours["throughput"] / peer["throughput"]
-            assert peer["ours_over_it"]["least"] <= quotient <= peer["ours_over_it"]["greatest"], file.name
+        ours, *peers = read_comparison(file).sides
+        for peer in peers:
+            if ours.throughput and peer.throughput and peer.ours_over_it:
+                quotient = ours.throughput / peer.throughput
+                assert peer.ours_over_it.least <= quotient <= peer.ours_over_it.greatest, file.name
 
 
 @pytest.mark.parametrize("model", CASES)
@@ -98,7 +100,7 @@ def finished(name: str, rates: list[float], **about: Any) -> Side:
     """Returns a side as it is after its rounds."""
     process: Any = None
     rounds = [
-        {"steps": 10, "samples": 10 * rate, "seconds": 10.0, "step_s": 1.0, "throughput": rate, "gpu": GPU}
+        {"steps": 10, "samples": int(10 * rate), "seconds": 10.0, "step_s": 1.0, "throughput": rate, "gpu": GPU}
         for rate in rates
     ]
     return Side(name, ["python", "x.py"], Path("log"), process, process, {"includes": "all", **about}, rounds)
@@ -107,27 +109,27 @@ def finished(name: str, rates: list[float], **about: Any) -> Side:
 def test_results_have_a_record_of_each_side_and_the_ratios(tmp_path: Path) -> None:
     failed = replace(finished("timm, eager", []), error="no GPU")
     sides = [finished(OURS, [300.0, 310.0]), finished("timm, graph", [100.0, 102.0], versions={"timm": "1"}), failed]
-    content = write_case(CASE, sides, wanted(tmp_path))
+    comparison = write_case(CASE, sides, wanted(tmp_path))
     folder = tmp_path / CASE.name
     record = json.loads((folder / "side_1.json").read_text())
     assert record["throughput"] == 101 and len(record["rounds"]) == 2 and record["versions"] == {"timm": "1"}
     assert {"command", "git", "libraries"} <= set(record["environment"]) and record["gpu"]["celsius"]["max"] == 42
     ratio = json.loads((folder / "beside.json").read_text())["sides"][1]["ours_over_it"]
     assert ratio == pytest.approx({"median": (3 + 310 / 102) / 2, "least": 3.0, "greatest": 310 / 102})
-    text = write_page(tmp_path, "mobilenet_v1", [content]).read_text()
+    text = write_page(tmp_path, "mobilenet_v1", [comparison]).read_text()
     assert "| 101 images |" in text and "failed: no GPU" in text and "1900 to 1980" in text
-    assert content["sides"][1]["versions"] == {"timm": "1"} and content["sides"][1]["command"] == "python x.py"
+    assert comparison.sides[1].versions == {"timm": "1"} and comparison.sides[1].command == "python x.py"
     assert json.loads((folder / "side_2.json").read_text())["status"] == "failed"
 
 
 def test_a_peer_of_a_clone_that_is_not_named_is_left_out_and_said_to(tmp_path: Path) -> None:
     case = next(case for case in CASES["moflow"] if len(case.peers) == 3)
-    content = write_case(case, [finished(OURS, [300.0] * 3)], wanted(tmp_path))
-    assert [row["status"] for row in content["sides"]] == ["done", "left out", "left out", "left out"]
-    text = write_page(tmp_path, "moflow", [content]).read_text()
+    comparison = write_case(case, [finished(OURS, [300.0] * 3)], wanted(tmp_path))
+    assert [side.status for side in comparison.sides] == ["done", "left out", "left out", "left out"]
+    text = write_page(tmp_path, "moflow", [comparison]).read_text()
     assert text.count("left out: it needs --reference PATH") == 3
     named = write_case(case, [finished(OURS, [300.0] * 3)], wanted(tmp_path, reference=tmp_path))
-    assert len(named["sides"]) == 1
+    assert len(named.sides) == 1
 
 
 def test_results_have_a_folder_of_their_own_unless_one_is_given() -> None:
@@ -263,7 +265,7 @@ def results(out: Path, of_peer: dict[str, Any] | None = None, **changes: Any) ->
     """Writes results of timm beside ours, as of an H200 and a clean commit, with other values of the peer or all."""
     case = replace(CASE, peers=(Peer("timm mobilenetv1_100, graph", ""),))
     peer = finished("timm mobilenetv1_100, graph", [100.0, 102.0, 101.0], versions={"torch": "2", "timm": "1.0"})
-    content = write_case(case, [finished(OURS, [300.0, 310.0, 305.0]), peer], wanted(out))
+    content = asdict(write_case(case, [finished(OURS, [300.0, 310.0, 305.0]), peer], wanted(out)))
     content |= {"gpus": ["NVIDIA H200"], "git": {"commit": "a" * 40, "dirty": False, "digest": "d"}} | changes
     content["sides"][1] |= of_peer or {}
     content["digest"] = digest(content)
@@ -321,19 +323,22 @@ def test_collecting_refuses_results_of_several_kinds_of_gpus(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_committed_comparisons_are_a_generated_page(tmp_path: Path) -> None:
+def test_committed_comparisons_are_a_generated_table(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     shutil.copy(ROOT / "docs/results/records/moflow_train_512_amp.json", tmp_path / "records")
     rows = Path(shutil.copy(collect.FILE, tmp_path))
     collect.main([str(results(tmp_path / "out"))], rows, tmp_path / "beside")
-    (page,) = (path for path in write_docs(tmp_path) if path.name == "beside.md")
-    text = page.read_text()
-    assert text.startswith("# Comparisons") and "Generated by" in text and "| 3.0" in text and "## mobilenet_v1" in text
+    (table,) = (path for path in write_docs(tmp_path) if path.name == "beside.csv")
+    ours, theirs = csv.DictReader(table.read_text().splitlines())
+    assert (ours["side"], ours["throughput"], ours["ours_over_it"]) == ("Reprise", "305.0", "/")
+    assert (theirs["throughput"], theirs["least"], theirs["greatest"], theirs["gpu"]) == (
+        "101.0", "3.0", str(310 / 102), "NVIDIA H200"
+    )  # fmt: skip
     best = Figures(tmp_path, Path("docs/results/one.md")).beside("mobilenet_v1")
     assert best.startswith("**Train**, images per second; 224x224 pixels, no augmentation:\n\n| batch |")
     assert best.endswith("| 64, AMP | 305 | timm mobilenetv1_100, graph | 101 | 3.02 | 3.00 to 3.04 |")
     assert not Figures(tmp_path, Path("docs/results/one.md")).beside("dlrm")
-    assert write_docs(tmp_path)  # which replaces a page of its own
+    assert write_docs(tmp_path)  # which replaces a table of its own
     (tmp_path / "beside" / "broken.json").write_text('{"case": 1}')
     with pytest.raises(UserError, match=r"broken\.json: not a beside\.json"):
         write_docs(tmp_path)

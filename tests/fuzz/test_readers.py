@@ -33,8 +33,11 @@ from src.errors import LONGEST, UserError
 from src.models.dlrm.network import MLP
 from src.molecules.encode import encode_chunk
 from src.molecules.vocabulary import ZINC250K
+from src.report.beside import page
+from src.report.in_turn import read_comparison
 from src.report.record import read_record
 from src.report.text import summary
+from src.report.verify import verify_file
 from src.system.printable import printable
 from src.training.checkpoints import compare, read_checkpoint, trained_config
 from tests.fuzz import binary_readers
@@ -146,6 +149,12 @@ def record(path: Path) -> None:
     shown = summary(read_record(path), {"record": path})
     assert printable(shown) == shown
     shown.encode()
+
+
+def comparison(path: Path) -> None:
+    shown = page([read_comparison(path)])
+    assert printable(shown) == shown
+    verify_file(path)
 
 
 def molecules_meta(path: Path) -> None:
@@ -264,11 +273,17 @@ READERS: dict[str, Reader] = {
     "cifar10": (cifar10, "cifar.tar", lambda: [*archives(), *binary_readers.packed(archives()), pictures()]),
     "checkpoint": (checkpoint, "last.ckpt", checkpoints),
     "record": (record, "result.json", lambda: [each.read_bytes() for each in sorted(RECORDS.rglob("*.json"))[:6]]),
+    "comparison": (
+        comparison,
+        "beside.json",
+        lambda: [each.read_bytes() for each in sorted(BESIDE.glob("*.json"))[::7]],
+    ),
     "molecules_meta": (molecules_meta, "new.json", lambda: metas(encoded_folder)),
     "graphs_meta": (graphs_meta, "new.json", lambda: metas(graphs_folder)),
     **binary_readers.READERS,
 }
 RECORDS = ROOT / "docs" / "results" / "records"
+BESIDE = ROOT / "docs" / "results" / "beside"
 
 
 def failures(name: str, count: int, folder: Path) -> Iterator[tuple[int, str]]:

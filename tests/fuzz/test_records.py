@@ -28,6 +28,7 @@ from src.system.printable import printable
 from tests.support import ROOT
 
 RECORDS = ROOT / "docs" / "results" / "records"
+COMPARISONS, COMPARISON = RECORDS.parent / "beside", "se3_transformer_train_240_amp"
 # Records that together have every key, each with another record that it is compared with.
 BASES = {
     "dlrm_weak_65536_x2": "dlrm_weak_65536_x1",
@@ -86,6 +87,12 @@ def mutations() -> list[tuple[str, tuple[Any, ...], Any]]:
     return [(name, path, value) for name, content in contents.items() for path in places(content) for value in VALUES]
 
 
+def comparison_mutations() -> list[tuple[str, tuple[Any, ...], Any]]:
+    """Returns what `mutations` does, of a comparison with other code."""
+    content = json.loads((COMPARISONS / f"{COMPARISON}.json").read_text())
+    return [(COMPARISON, path, value) for path in places(content) for value in VALUES]
+
+
 def failure(run: Any, shown: str) -> str | None:
     """Runs a report; returns what it did that was neither valid output nor one printable line with exit code 2."""
     out, err = io.StringIO(), io.StringIO()
@@ -130,6 +137,27 @@ def failures(name: str, path: Sequence[Any], value: Any, folder: Path, drawn: bo
         yield said
 
 
+def comparison_failures(name: str, path: Sequence[Any], value: Any, folder: Path) -> Iterator[str]:
+    """Yields what the commands did wrong that read a mutated comparison."""
+    content = json.loads((COMPARISONS / f"{name}.json").read_text())
+    results = folder / "results"
+    for part in ("records", "beside"):
+        (results / part).mkdir(parents=True, exist_ok=True)
+    (results / "records" / "one.json").write_bytes((RECORDS / "examples/quickstart.json").read_bytes())
+    file = results / "beside" / "one.json"
+    file.write_text(json.dumps(mutated(content, path, value)))
+    what = f"{name} {'.'.join(map(str, path))}={'GONE' if value is GONE else repr(value)}"
+    for arguments in (["verify", str(file)], ["--docs", str(results)]):
+        if said := failure(lambda arguments=arguments: report(arguments), f"{what}: {arguments[0]}"):
+            yield said
+
+
+@pytest.mark.slow
+def test_a_comparison_with_values_of_other_types_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    for each in random.Random(1).sample(comparison_mutations(), 2 * COUNT):
+        assert list(comparison_failures(*each, tmp_path)) == []
+
+
 @pytest.mark.slow
 def test_a_record_with_values_of_other_types_is_reported_or_refused_in_one_line(tmp_path: Path) -> None:
     """Half of the mutations are of keys without a type of their own: those of config, environment and history."""
@@ -141,13 +169,21 @@ def test_a_record_with_values_of_other_types_is_reported_or_refused_in_one_line(
 
 def main(count: int, prefixes: Sequence[str]) -> int:
     """Tries `count` mutations drawn at random; prints what failed, by kind."""
-    every = [each for each in mutations() if not prefixes or ".".join(map(str, each[1])).startswith(tuple(prefixes))]
+    every = [
+        each
+        for each in (*mutations(), *comparison_mutations())
+        if not prefixes or ".".join(map(str, each[1])).startswith(tuple(prefixes))
+    ]
     chosen = random.Random(0).sample(every, min(count, len(every)))
     kinds, total = Counter[str](), 0
     example: dict[str, str] = {}
     with TemporaryDirectory() as folder:
         for number, each in enumerate(chosen):
-            for said in failures(*each, Path(folder), drawn=number % 20 == 0):
+            of_comparison = each[0] == COMPARISON
+            home = Path(folder)
+            for said in (
+                comparison_failures(*each, home) if of_comparison else failures(*each, home, drawn=number % 20 == 0)
+            ):
                 total += 1
                 kind = said.rpartition("(")[2] if said.endswith(")") else said.partition(": ")[2]
                 kinds[kind] += 1

@@ -1,5 +1,6 @@
 """The result pages of this repository print the figures of their records and of the published rows."""
 
+import csv
 import re
 import shutil
 from collections.abc import Iterable
@@ -9,11 +10,11 @@ from statistics import median
 import pytest
 
 from src.published import FIGURES, rows
-from src.report.beside import read_comparison
 from src.report.compare import charts
 from src.report.compare import page as html
 from src.report.compare.build import compare
 from src.report.docs import write_docs
+from src.report.in_turn import read_comparison
 from src.report.load import load
 from src.report.record import Record, read_record
 from tests.support import ROOT
@@ -24,12 +25,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Returns the texts of README, the quick start and all pages of results, by their paths."""
+    """Returns the texts of README, the quick start and all pages and tables of results, by their paths."""
     files = [
         root / "README.md",
         root / "docs" / "quickstart.md",
         *(root / "docs" / "results").glob("*.md"),
-        *(root / "docs" / "results" / "full").iterdir(),
+        *(root / "docs" / "results").glob("*.csv"),
     ]
     return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files if file.exists()}
 
@@ -39,22 +40,22 @@ def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path
     """After a change here: `python report.py --docs`. Records of every age must be readable."""
     for name in ("results", "templates"):
         shutil.copytree(ROOT / "docs" / name, tmp_path / "docs" / name)
-    for file in (tmp_path / "docs" / "results").rglob("*.md"):
-        file.unlink()
+    for file in pages(tmp_path):
+        (tmp_path / file).unlink()
     write_docs(tmp_path / "docs" / "results")
     made, kept = pages(tmp_path), pages(ROOT)
     assert [name for name in made | kept if made.get(name) != kept.get(name)] == []
-    assert len(kept) == 15
+    assert len(kept) == 11
 
 
 @pytest.mark.slow
-def test_every_row_of_a_full_table_names_its_commit() -> None:
-    """Where a table mixes commits, each row says which is its own."""
-    lines = [line for page in (RESULTS / "full").glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
-    found = [re.findall(r"\]\(\.\./records/(\S+)\), ([0-9a-f]{7})", line) for line in lines if "](../records/" in line]
-    assert len(found) > 150 and all(len(each) == 1 for each in found)
-    for ((name, commit),) in found:
-        assert read_record(RESULTS / "records" / name).environment["git"]["commit"].startswith(commit), name
+def test_every_row_of_the_table_names_its_record_and_commit() -> None:
+    with (RESULTS / "rows.csv").open(encoding="utf-8", newline="") as file:
+        sources = [row["source"] for row in csv.DictReader(file) if row["status"] != "published"]
+    assert len(sources) == len(list((RESULTS / "records").glob("*.json")))
+    for source in sources:
+        name, _, commit = source.partition(", ")
+        assert read_record(RESULTS / name).environment["git"]["commit"].startswith(commit), name
 
 
 def printed(values: Iterable[float | None]) -> set[str]:
@@ -151,7 +152,7 @@ def test_the_readme_prints_published_figures_and_the_medians_of_the_turns_that_i
     figures = [row[7].split()[0] for row in cells if row[7].strip()]
     assert len(figures) == 4 and set(figures) <= known
     for row in cells:
-        turns = [side["throughputs"] for side in read_comparison(ROOT / row[6].split("(")[1].rstrip(") "))["sides"]]
+        turns = [side.throughputs for side in read_comparison(ROOT / row[6].split("(")[1].rstrip(") ")).sides]
         medians = [f"{median(each):,.0f}" for each in turns if each]
         assert row[2].strip() == medians[0] and row[3].strip() in medians[1:], row[1]
 

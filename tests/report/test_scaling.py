@@ -11,11 +11,9 @@ from src.report.compare.build import compare
 from src.report.compare.page import page
 from src.report.compare.text import markdown
 from src.report.compare.varied_charts import scaling_spec
-from src.report.docs import write_docs
 from src.report.load import Loaded
 from src.report.record import Communication, Record, Steady, write_record
 from src.report.scaling import published_points, scaling, scaling_table
-from tests.support.possible import possible
 
 
 def run(trained: Record, devices: int, batch: int, per: str, rate: float, **changes: str) -> Record:
@@ -128,17 +126,6 @@ def test_the_command_writes_table_and_picture(
     assert "NVIDIA" not in (tmp_path / "t.md").read_text()
     assert main(["scaling", files[0]]) == 2
     assert capsys.readouterr().err.startswith("error: no run on several devices")
-
-
-def test_a_generated_page_has_the_scaling_table(tmp_path: Path, trained: Record) -> None:
-    trained = replace(possible(trained), environment={"git": {"commit": "a" * 40, "dirty": True}})
-    for devices in (1, 2):
-        record = run(trained, devices, 512, "device", 9_000.0 * devices)
-        write_record(record, tmp_path / "records" / f"moflow_x{devices}.json")
-    (page,) = write_docs(tmp_path)
-    names = (f"[moflow_x{n}](../records/moflow_x{n}.json), aaaaaaa with changes" for n in (1, 2))
-    runs = [(name, run(trained, n, 512, "device", 9e3 * n)) for name, n in zip(names, (1, 2), strict=True)]
-    assert f"## Scaling\n\n{scaling_table(scaling(runs))}" in page.read_text()
 
 
 def test_a_speed_up_that_cannot_be_is_marked_with_its_likely_cause(trained: Record) -> None:
