@@ -92,6 +92,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 ending.hold()
             if done is not None:
                 return done
+            record = made_record(config, clock, job, status, error)  # with all ranks
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
             mask_error(raised)
             error = without_order(ending.cause_of(raised), config.model.name)
@@ -105,7 +106,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                     job.trainer.strategy.checkpoint_io.teardown()
                 with suppress(Exception):  # of a device that is broken; that it is, is known
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
-        record = made_record(config, clock, job, status, error)
+            record = made_record(config, clock, job, status, error)
         if group.rank() == 0:
             try:
                 finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))

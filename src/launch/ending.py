@@ -5,6 +5,7 @@ Lightning's own way ends each rank wherever the signal finds it and leaves no ch
 
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ ASKED_EVERY_S = 1.0
 SAME_S = 1.0  # a terminal and a launcher may each send the same signal
 MOST_STEPS = 1000  # between two votes
 WRITING = b"\nending: the record of this run is being written; SIGKILL ends it without\n"
+LOST = re.compile(r"connection (closed|reset) by peer|remote process exited", re.IGNORECASE)  # of gloo and NCCL
 TRIED = ("2.6.",)  # versions of Lightning whose signal handling is known
 
 
@@ -43,6 +45,16 @@ class Interrupted(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+class RankLost(SystemExit):
+    """Raised where another rank has ended, which knows why."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def __str__(self) -> str:
+        return "another rank has ended; its own output says why"
 
 
 class Ending:
@@ -116,13 +128,15 @@ class Ending:
             self._raise(trainer)
 
     def cause_of(self, raised: BaseException) -> BaseException:
-        """Returns what ended the run: the signal, where `raised` followed from one."""
+        """Returns what ended the run: the signal or the end of another rank, where `raised` followed from one."""
         asked = self.asked or (self._question.answer if self._question is not None else 0)
         if self.interrupted is None and asked:
             if isinstance(raised, SystemExit):
                 self.interrupted = Interrupted(asked, "in Lightning's own handler")
             elif is_of_lost_rank(raised):  # another rank was asked twice, and this one not yet
                 self.interrupted = Interrupted(asked, "as another rank had ended at once")
+        if self.interrupted is None and LOST.search(str(raised)):
+            return RankLost()
         return self.interrupted or cause_of(raised)
 
     def hold(self) -> None:

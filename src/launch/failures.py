@@ -32,6 +32,11 @@ class Failure:
     error: dict[str, Any]
     traceback: str | None
 
+    @property
+    def follows(self) -> bool:
+        """Whether it may have followed from another: the rank was asked to end, or lost the other one."""
+        return self.exitcode in ASKED or self.error["type"] == "RankLost"
+
 
 def note(error: BaseException, described: dict[str, Any]) -> None:
     """Writes the error, and `described` as in records, to the file that torchrun gave this rank, if any.
@@ -79,7 +84,7 @@ def first_failure(failures: dict[int, Any], stopped: Mapping[int, float]) -> Fai
     stopped: seconds for which ranks had been stopped when they were killed for it.
     """
     found = [read(rank, failure, stopped.get(rank)) for rank, failure in failures.items()]
-    return min(found, key=lambda each: (each.rank not in stopped, each.exitcode in ASKED, each.time_s))
+    return min(found, key=lambda each: (each.rank not in stopped, each.follows, each.time_s))
 
 
 def read(rank: int, failure: Any, stopped_s: float | None) -> Failure:

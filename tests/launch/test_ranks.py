@@ -133,6 +133,23 @@ def test_a_rank_that_is_asked_again_while_all_end_together_is_not_waited_for(ran
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_after_training_alone_is_no_error_of_the_other(rank: int, tmp_path: Path) -> None:
+    """Which waits for its figures, and says only that it has lost it."""
+    what = "is_terminated" if rank == 0 else "fails"
+    after = provoked(what=what, hook="on_test_end", rank=rank)
+    code, _, err = run(tmp_path, "trainer=1x2", "fit.max_steps=5", after)
+    record = read_record(tmp_path / "run")
+    assert record.error is not None and "peer" not in err
+    if rank == 0:
+        assert (code, record.status, record.error.message) == (143, "interrupted", "SIGTERM outside of training")
+        assert "Traceback" not in err
+    else:
+        assert (code, record.status, record.error.message) == (1, "failed", "rank 1: this rank is broken")
+        assert err.count("Traceback") == 1
+
+
+@pytest.mark.slow
 def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9
