@@ -54,7 +54,7 @@ class RankLost(SystemExit):
         super().__init__(1)
 
     def __str__(self) -> str:
-        return "another rank has ended; its own output says why"
+        return "another rank, or its machine, is gone; its own output says why"
 
 
 class Ending:
