@@ -20,7 +20,7 @@ from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.system import lean, openmp
-from src.system.group import Unmet, agent, check_variables, speaks, started_by
+from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
 from src.system.masking import mask_error, mask_process, masked_text, watch, watch_process
 from src.system.pipes import outlive_readers
@@ -174,7 +174,8 @@ def is_ours(error: Exception) -> bool:
 
 
 def fail(message: str, is_unmet: bool = False) -> int:
-    """Prints the line on stderr, once for a group of ranks, and returns the exit code of a user's mistake."""
-    if speaks(is_unmet):
-        print(f"error: {printable(masked_text(message))}", file=sys.stderr)
+    """Prints the line on stderr, once for ranks that have not met, and returns the exit code of a user's mistake."""
+    if speaks(is_unmet, is_in_group()):
+        which = f"rank {rank()}: " if rank() and not is_unmet else ""
+        print(f"error: {which}{printable(masked_text(message))}", file=sys.stderr)
     return 2

@@ -142,12 +142,13 @@ def seed_of_rank(seed: int, number: int) -> int:
     return (seed + (number << 20)) % 2**32
 
 
-def speaks(is_unmet: bool = False) -> bool:
+def speaks(is_unmet: bool = False, has_met: bool = False) -> bool:
     """Returns whether this process reports why a run ended: rank 0 does, unless the launcher reports for all ranks.
 
-    Where rank 0 was not found (`is_unmet`), rank 1 and the first rank of each node do.
+    Where rank 0 was not found (`is_unmet`), rank 1 and the first rank of each node do. Once the ranks have met
+    (`has_met`) each does: what one finds then, rank 0 may not.
     """
-    first = rank() == 1 or os.environ.get("SLURM_LOCALID") == "0" if is_unmet else rank() == 0
+    first = rank() == 1 or os.environ.get("SLURM_LOCALID") == "0" if is_unmet else has_met or rank() == 0
     return first and ANSWERED_FOR not in os.environ
 
 

@@ -74,6 +74,16 @@ def test_a_killed_agent_ends_both_nodes_with_a_checkpoint(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_each_rank_says_why_it_ended_where_nobody_answers_for_it(tmp_path: Path) -> None:
+    nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="sees_a_nan", step=3, rank=1))
+    said = [line for _, _, err in nodes for line in err.splitlines() if line.startswith("error:")]
+    assert sorted(said) == [
+        "error: rank 1: a loss is infinite or NaN",
+        "error: the loss of another rank is infinite or NaN; lower hp.lr",
+    ]
+
+
+@pytest.mark.slow
 def test_a_node_that_is_gone_ends_the_other_with_a_record(tmp_path: Path) -> None:
     nodes = run_on_two_nodes(tmp_path, 1, LONG, provoked(what="'kills_its_launcher dies'", step=3, rank=1))
     assert sorted(code for code, _, _ in nodes) == [-signal.SIGKILL, 1]
