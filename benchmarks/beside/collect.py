@@ -138,5 +138,5 @@ def note_of(variant: str, case: TimedCase, side: Side) -> str:
 
 def versions(side: Side, comparison: Comparison) -> str:
     """Returns what the peer is made of, with the driver."""
-    own = ", ".join(f"{name} {found}" for name, found in (side.versions or {}).items() if found)
-    return f"{own}, driver {comparison.driver}" if comparison.driver else own
+    packages = ", ".join(f"{name} {version}" for name, version in (side.versions or {}).items() if version)
+    return f"{packages}, driver {comparison.driver}" if comparison.driver else packages

@@ -24,7 +24,7 @@ class Watchdog:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
         self._done = threading.Event()
-        self._rests_until_s = -math.inf
+        self._rests, self._same_until_s = True, -math.inf
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -35,12 +35,13 @@ class Watchdog:
     def alert(self) -> None:
         """Starts to watch the main thread."""
         if not self._done.is_set():
-            self._rests_until_s = -math.inf
+            self._rests, self._same_until_s = False, -math.inf
             self._wake()
 
     def rest(self, same_s: float) -> None:
         """Watches no more until another signal arrives; one within `same_s` seconds is the last one again."""
-        self._rests_until_s = time.monotonic() + same_s
+        self._same_until_s = time.monotonic() + same_s
+        self._rests = True
 
     def close(self) -> None:
         """Ends the thread; further calls do nothing."""
@@ -60,11 +61,13 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._done.is_set():
             os.read(self._reader, MOST_SIGNALS)
-            self._look()
+            if time.monotonic() >= self._same_until_s:
+                self._rests = False
+                self._look()
 
     def _look(self) -> None:
         place, since_s = None, time.monotonic()
-        while time.monotonic() >= self._rests_until_s and not self._done.wait(LOOKS_EVERY_S):
+        while not self._rests and not self._done.wait(LOOKS_EVERY_S):
             # Not the frame itself, which would keep its objects alive.
             frame = sys._current_frames()[self._main]
             here, frame = (id(frame), frame.f_lasti), None

@@ -251,10 +251,10 @@ class Figures:
         comparison, best = self._in_turn(model, name)
         case, ratio = comparison.case, best.ours_over_it
         assert ratio is not None  # of the fastest
-        own = (1, *batches(case.batch_size, case.batch_per, 1), case.precision)
+        ours = (1, *batches(case.batch_size, case.batch_per, 1), case.precision)
         for cell in cells:
             if isinstance(cell, Figure) and cell.of:
-                _check_alike(f"{model} {name}", own, cell.of)
+                _check_alike(f"{model} {name}", ours, cell.of)
         every = self.speed_ups(case.verb, model=model)
         texts = [
             words,
@@ -275,7 +275,9 @@ class Figures:
 
     def theirs(self, model: str, name: str) -> Figure:
         """The rate of the fastest other code in a case timed in turn."""
-        return Figure(self._in_turn(model, name)[1].throughput or 0.0)
+        rate = self._in_turn(model, name)[1].throughput
+        assert rate is not None  # of the fastest
+        return Figure(rate)
 
     def _in_turn(self, model: str, name: str) -> tuple[Comparison, Side]:
         for comparison in self._comparisons(model):

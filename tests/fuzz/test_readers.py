@@ -276,7 +276,7 @@ READERS: dict[str, Reader] = {
     "comparison": (
         comparison,
         "beside.json",
-        lambda: [each.read_bytes() for each in sorted(BESIDE.glob("*.json"))[::7]],
+        lambda: [path.read_bytes() for path in sorted(BESIDE.glob("*.json"))[::7]],
     ),
     "molecules_meta": (molecules_meta, "new.json", lambda: metas(encoded_folder)),
     "graphs_meta": (graphs_meta, "new.json", lambda: metas(graphs_folder)),

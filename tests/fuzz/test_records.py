@@ -154,8 +154,8 @@ def comparison_failures(name: str, path: Sequence[Any], value: Any, folder: Path
 
 @pytest.mark.slow
 def test_a_comparison_with_values_of_other_types_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    for each in random.Random(1).sample(comparison_mutations(), 2 * COUNT):
-        assert list(comparison_failures(*each, tmp_path)) == []
+    for mutation in random.Random(1).sample(comparison_mutations(), 2 * COUNT):
+        assert list(comparison_failures(*mutation, tmp_path)) == []
 
 
 @pytest.mark.slow

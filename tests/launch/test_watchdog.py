@@ -9,7 +9,7 @@ from tests.support import ROOT
 
 # The main thread takes no signals and stays in a C function, as in NCCL; another thread takes them.
 HANGING = """
-import ctypes, os, signal
+import ctypes, os, signal, time
 from src.launch.watchdog import Watchdog
 signal.signal(signal.SIGTERM, lambda *_: None)
 watchdog = Watchdog(patience_s=1.0)
@@ -41,6 +41,15 @@ def test_a_main_thread_that_hangs_is_shown_and_ended(alarm: str) -> None:
     ended = run(f"{HANGING}\n{alarm}\nwaits_for_a_rank()")
     assert ended.returncode == 143
     assert "in waits_for_a_rank" in ended.stderr and "hung for 1 s" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alarm", "code"), [("", 0), (SIGNALLED, 143), ("watchdog.alert()", 143)])
+def test_a_watchdog_that_rests_waits_for_another_signal(alarm: str, code: int) -> None:
+    """The main thread stays at one instruction for longer than the watchdog's patience, as while a rank saves."""
+    watched_then_rests = f"{SIGNALLED}\ntime.sleep(0.7)\nwatchdog.rest(0.5)\ntime.sleep(0.7)"
+    ended = run(f"{HANGING}\n{watched_then_rests}\n{alarm}\nctypes.CDLL(None).sleep(3)")
+    assert ended.returncode == code, ended.stderr
 
 
 @pytest.mark.slow
