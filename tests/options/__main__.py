@@ -1,8 +1,8 @@
 """Tries every option and writes what came of it: `python -m tests.options PART=1/3 OUT=folder`.
 
 PART=k/n takes the k-th of n parts of about the same length. ONLY=pattern takes the cases of such names, DEVICE=cpu the
-smallest networks. AT_ONCE=6 processes share the GPU, SECONDS=570 is when it ends. LIST=1 prints the
-cases. GPUS=2 takes the cases of two GPUs, which are left out otherwise.
+smallest networks. AT_ONCE=6 processes share the GPU, SECONDS=570 is when it ends. LIST=1 prints the cases. GPUS=2 takes
+the cases of two GPUs, which are left out otherwise, REST=1 those that the page lacks or has as failed.
 """
 
 import os
@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.options import run
+from tests.options import page, run
 
 SETTINGS = {"PART": "1/1", "OUT": "options", "ONLY": "*", "DEVICE": "", "AT_ONCE": "6", "SECONDS": "570", "LIST": "",
-            "GPUS": "1", "KEEP": "", "FORK": "1"}  # fmt: skip
+            "GPUS": "1", "REST": "", "KEEP": "", "FORK": "1"}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -28,8 +28,9 @@ def main(arguments: list[str]) -> int:
     run.import_all()
     from tests.options import trying
 
+    done = page.tried() if settings["REST"] else ()
     device = settings["DEVICE"] or trying.device_here()
-    chosen = trying.part_of(trying.all_cases(device, int(settings["GPUS"])), settings["PART"], settings["ONLY"])
+    chosen = trying.part_of(trying.all_cases(device, int(settings["GPUS"])), settings["PART"], settings["ONLY"], done)
     if settings["LIST"]:
         print("\n".join(case.name for case in chosen))
         return 0

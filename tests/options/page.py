@@ -70,6 +70,12 @@ def joined(results: Sequence[Result]) -> Result:
     return {"runs": [runs[number] for number in used], "cases": cases}
 
 
+def tried() -> set[str]:
+    """Returns the names of the cases that the page has as passed or refused."""
+    cases = json.loads(RESULT.read_text())["cases"]
+    return {name for name, (_, status, _) in cases.items() if status in (PASSED, REFUSED)}
+
+
 def commit_of(result: Result) -> Result:
     sources = result["sources"]
     return {"commit": f"{(sources['commit'] or 'unknown')[:7]}{' and changes' if sources['dirty'] else ''}"}

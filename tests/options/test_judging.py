@@ -117,6 +117,8 @@ def test_parts_have_every_case_once_and_their_bases() -> None:
     assert all(part[0].name == "a: as it is" for part in parts)
     assert sum(map(len, parts)) == len(found) + 2
     assert [case.name for case in part_of(found, "1/1", "a: 3")] == ["a: as it is", "a: 3"]
+    done = {case.name for case in found} - {"a: 7"}
+    assert [case.name for case in part_of(found, "1/1", "a: *", done)] == ["a: as it is", "a: 7"]
 
 
 def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:

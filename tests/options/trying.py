@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -56,13 +56,13 @@ def all_cases(device: str, gpus: int) -> list[Case]:
     return [case for case in cases(composed, device) if case.gpus == gpus]
 
 
-def part_of(found: Sequence[Case], part: str, only: str) -> list[Case]:
-    """Returns one part of the cases whose name matches: "2/3" is the second third by the number of commands.
+def part_of(found: Sequence[Case], part: str, only: str, done: Collection[str] = ()) -> list[Case]:
+    """Returns one part of the cases whose name matches and is not done: "2/3" is the second third by their commands.
 
     A base's cases are neighbours, so that few bases are run in two parts; each part has the bases that it needs.
     """
     number, parts = map(int, part.split("/"))
-    named = [case for case in found if fnmatchcase(case.name, only)]
+    named = [case for case in found if fnmatchcase(case.name, only) and case.name not in done]
     total, before, chosen = sum(map(weight, named)), 0, []
     for case in named:
         if before * parts // max(1, total) == number - 1:
