@@ -25,6 +25,7 @@ from src.callbacks.legs import Legs
 from src.callbacks.loggers import end_wandb, go_on, log_record
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
+from src.callbacks.rng import RngState
 from src.callbacks.same_run import SameRun, of_same_run
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
@@ -155,7 +156,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     task.activation_bytes = activation_bytes(config.precision)
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
-    checks = [HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
+    checks = [RngState(), HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
     legs = Legs(clock, environment(given_overrides()))
     same_run = SameRun(function_of(config, task.run_config))
     callbacks = [*checks, *average, legs, same_run, *parts.callbacks]

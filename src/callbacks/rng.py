@@ -1,4 +1,4 @@
-"""Saves the random generators of every rank in the checkpoint, so that a resumed run draws the same noise."""
+"""Keeps the random generators of a run: over a resume by its checkpoint, and over evaluations, which draw from them."""
 
 import random
 from typing import Any
@@ -12,10 +12,22 @@ from src.training.task import Task
 
 
 class RngState(pl.Callback):
-    """Saves and restores the generators of Python, numpy, torch and this rank's GPU."""
+    """Saves and restores the generators of Python, numpy, torch and this rank's GPU.
+
+    It comes before callbacks that save checkpoints, which must not hold what an evaluation left.
+    """
 
     def __init__(self) -> None:
         self._to_restore: list[dict[str, Any]] | None = None
+        self._before_evaluation: dict[str, Any] | None = None
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        self._before_evaluation = rng_state(pl_module.device)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        """Restores them: whether and when a run evaluates does not change what it trains."""
+        if self._before_evaluation is not None:
+            restore(self._before_evaluation, pl_module.device)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         own = rng_state(pl_module.device)

@@ -143,6 +143,12 @@ class TaskContract(ABC):
         assert batches >= 4
         assert job.trainer.global_step == two_epochs["steps"] == 2 * batches
 
+    def test_evaluation_leaves_training_as_it_is(self, home: Path, two_epochs: dict[str, Any]) -> None:
+        fit(self.job(home, "unseen", "fit.max_epochs=2", "fit.eval_every_n_epochs=null"))
+        state = lasting_state(home / "unseen" / "checkpoints" / "last.ckpt")
+        for key in ("state_dict", "optimizer_states", "rng_of_ranks"):
+            assert_same_bits(state[key], two_epochs["state"][key], key)
+
     # Checkpoints.
 
     def test_resuming_after_a_crash_gives_the_same_bits(
