@@ -16,8 +16,8 @@ from tests.support import lean_start  # noqa: F401
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Triton's interpreter runs the fused kernels on the CPU. Only so before Triton is first imported, as Lightning does.
-if "gpu" not in sys.argv:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# The workers of `-n`, whose arguments do not say what is tested, inherit it.
+os.environ.setdefault("TRITON_INTERPRET", "0" if "gpu" in sys.argv else "1")
 
 
 class Unchecked(MetaPathFinder):
@@ -30,7 +30,7 @@ class Unchecked(MetaPathFinder):
 
 
 # The GPU machine may lack beartype, and torch.compile cannot look through the checks: `-m gpu` goes without them.
-if find_spec("beartype") and "gpu" not in sys.argv:
+if find_spec("beartype") and os.environ["TRITON_INTERPRET"] == "1":
     from jaxtyping import install_import_hook
 
     import tests.support.shapes  # noqa: F401

@@ -23,6 +23,7 @@ COMMON = (
     f"fit.max_steps={STEPS}", "measure.window=1", "measure.warmup_steps=4", "pictures=false", "logger=none",
     "hp.accumulate=1", "fit.checkpoint_every_n_epochs=1",
 )  # fmt: skip
+FOUR_EPOCHS = ("fit.max_epochs=4",)  # of seven steps
 TWO_EPOCHS = "fit.max_epochs=2", "fit.eval_every_n_epochs=1"
 GENERATION = (
     "model.task.eval_batch=32", "model.task.final_molecules=64", "model.task.reconstructed=32",
@@ -118,7 +119,7 @@ BASES = {
 
 # How each datamodule gets small data, and the model that it is for; None: a reason why it is not tried.
 DATAMODULES: dict[str, tuple[str, ...] | str] = {
-    "cifar10": ("mobilenet_v1/quick", "datamodule.source=FILE_cifar10", "datamodule.image_size=32"),
+    "cifar10": ("mobilenet_v1/quick", "datamodule.source=FILE_cifar10", "datamodule.image_size=32", *FOUR_EPOCHS),
     "click_file": (
         "dlrm/quick", "datamodule.source.file=FILE_clicks", "datamodule.source.numerical=[price,age]",
         "datamodule.source.categorical=[site,device]", "hp.batch_size=128",
@@ -135,12 +136,12 @@ DATAMODULES: dict[str, tuple[str, ...] | str] = {
         "datamodule.generate.max_rows=1000",
     ),
     "image_files": ("mobilenet_v1/quick", "datamodule.data_dir=FILE_images/val"),
-    "image_folder": ("mobilenet_v1/quick", "datamodule.data_dir=FILE_images", "datamodule.image_size=64"),
+    "image_folder": ("mobilenet_v1/quick", "datamodule.data_dir=FILE_images", "datamodule.image_size=64", *FOUR_EPOCHS),
     "image_quick": ("mobilenet_v1/quick", *IMAGES),
     "image_synthetic": ("mobilenet_v1/quick", *IMAGES, "datamodule.num_classes=10", "datamodule.image_size=64"),
     "imagenet": (
         "mobilenet_v1/quick", "datamodule.data_dir=FILE_images", "datamodule.num_classes=10",
-        "datamodule.image_size=64",
+        "datamodule.image_size=64", *FOUR_EPOCHS,
     ),
     "molecule_file": ("se3_transformer/quick", *SE3_DATA[1:]),
     "qm9": "needs the package qm9pack (104 MB)",

@@ -10,6 +10,7 @@ REFUSALS = (
     Refusal(
         "se3_transformer/*: datamodule.task=null", "names nothing to learn", "own molecules have no default target"
     ),
+    Refusal("se3_transformer/*: datamodule.source.val_share=0", "hold out one or more", "nothing to evaluate on"),
     Refusal(
         "dlrm*: trainer=1x2 hp.accumulate=2", "spread tables take one batch a step", "tables update in the exchange"
     ),

@@ -42,7 +42,9 @@ from tests.support.composing import composed
 CPU_STEPS = 8
 PREDICTED = "num_samples=24", "batch_size=16"
 ABSENT = re.compile(r"needs? the package|install the extra")  # of the line where an optional package is not installed
-ABSENT_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)'$", re.MULTILINE)  # of an incomplete set-up
+ABSENT_MODULE = re.compile(  # of an incomplete set-up
+    r"^ModuleNotFoundError: (?:No module named|Requirement) '(\w+).*'", re.MULTILINE
+)
 LOG_LINES = 40  # of a failed command, kept
 SAVE_EVERY_S = 20.0
 

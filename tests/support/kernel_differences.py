@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-if "TRITON_INTERPRET" in os.environ:
+if os.environ.get("TRITON_INTERPRET") == "1":
     from tests.support import interpreter  # noqa: F401
 
 
