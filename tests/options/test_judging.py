@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.options import page
 from tests.options.cases import Case
@@ -27,7 +28,7 @@ from tests.options.judge import (
     refusal_of,
     wrong_losses,
 )
-from tests.options.run import TIMED_OUT, Command, Ended, Work, run_all
+from tests.options.run import TIMED_OUT, Command, Ended, Work, run_all, shares_of_cores
 from tests.options.trying import Found, Trial, part_of
 from tests.support import ROOT
 
@@ -124,16 +125,21 @@ def test_parts_have_every_case_once_and_their_bases() -> None:
 def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:
     (tmp_path / "prints.py").write_text("import sys\nprint(sys.argv[1])\nsys.exit(3)\n")
     (tmp_path / "waits.py").write_text("import signal\nsignal.pause()\n")
+    (tmp_path / "threads.py").write_text("import torch\nprint(torch.get_num_threads())\n")
     ends = list[tuple[int, str]]()
     folder = tempfile.TemporaryDirectory()  # which no fork removes at its exit
 
     def work() -> Work:
-        for script, limit_s in (("prints.py", 60.0), ("waits.py", 0.2)):
+        for script, limit_s in (("prints.py", 60.0), ("threads.py", 60.0), ("waits.py", 0.2)):
             end = yield Command(str(tmp_path / script), ("x=1",), tmp_path / f"{script}.txt", limit_s)
             ends.append((end.code, end.printed.strip()))
 
+    shares = [len(cores) for cores in shares_of_cores(2)]
+    torch.set_num_threads(8)  # of this process and of its forks, which take fewer
     run_all([work(), work()], 2, time.monotonic() + 60)
-    assert sorted(ends) == [(3, "x=1"), (3, "x=1"), (TIMED_OUT, ""), (TIMED_OUT, "")]
+    torch.set_num_threads(1)
+    assert sorted(ends) == [(0, str(max(shares))), (0, str(min(shares))), (3, "x=1"), (3, "x=1"),
+                            (TIMED_OUT, ""), (TIMED_OUT, "")]  # fmt: skip
     assert Path(folder.name).exists()
     folder.cleanup()
 

@@ -37,9 +37,10 @@ def launch(home: Path, world: int, *arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     if world == 1:
         command = [sys.executable]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONFAULTHANDLER": "1"}
     ended = subprocess.run(
         [*command, str(ROOT / "tests" / "support" / "dlrm_ranks.py"), str(home), *arguments, *CASES],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        cwd=ROOT, capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
     return ended.stdout + ended.stderr
