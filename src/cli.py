@@ -19,12 +19,12 @@ from src.config.explain import explain, overrides_first, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.errors import UserError
 from src.launch.failures import is_told
+from src.printable import printable
 from src.system import lean, openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
 from src.system.masking import mask_error, mask_process, masked_text, watch, watch_process
 from src.system.pipes import outlive_readers
-from src.system.printable import printable
 from src.system.signals import end_with_parent
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks

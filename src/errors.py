@@ -2,7 +2,7 @@
 
 import re
 
-from src.system.printable import printable
+from src.printable import printable
 
 LONGEST, LONGEST_WORD = 6000, 300  # characters of a message and of what has no space in it
 

@@ -31,13 +31,13 @@ from src.measure.rates import ratio, token_rates
 from src.measure.raw_times import packed
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.statistics import percentiles
+from src.printable import printable
 from src.report.keys import settings
 from src.report.record import Record, from_figures, write_record
 from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
 from src.system.masking import mask_error, masked
-from src.system.printable import printable
 from src.training.checkpoints import load_weights, read_checkpoint, trained_config
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted

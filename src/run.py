@@ -22,7 +22,7 @@ from src.callbacks.divergence import Divergence
 from src.callbacks.held_out import HeldOut
 from src.callbacks.hydra_files import HydraFiles
 from src.callbacks.legs import Legs
-from src.callbacks.loggers import end_wandb, go_on, log_record
+from src.callbacks.loggers import end_wandb, go_on, log_record, settle_loggers
 from src.callbacks.measuring import Measuring
 from src.callbacks.progress import Progress
 from src.callbacks.rng import RngState
@@ -44,12 +44,12 @@ from src.launch.going_on import way_on
 from src.launch.restoring import restoring
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
+from src.printable import printable
 from src.report.keys import settings
 from src.report.record import GoOn, Record, changed_hp, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
-from src.system.printable import printable
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.state import check_state
 from src.training.task import Task
@@ -141,6 +141,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     devices = set_up_devices(config)
     pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
+    settle_loggers(config)
     parts = instantiate_parts(config)
     task: Task = parts.task
     datamodule: DataModule = parts.datamodule

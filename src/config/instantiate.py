@@ -7,8 +7,6 @@ from hydra import utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
-from src.callbacks.loggers import settle_loggers
-
 
 def instantiate(config: Any, **options: Any) -> Any:
     """Returns what Hydra instantiates. Raises what the constructor raised."""
@@ -32,9 +30,8 @@ class Parts:
 def instantiate_parts(config: DictConfig) -> Parts:
     """Returns the parts of a completed training config.
 
-    Raises UserError where a logger's key is given as a value, or task and datamodule do not belong together.
+    Raises UserError where task and datamodule do not belong together.
     """
-    settle_loggers(config)
     datamodule, task = instantiate(config.datamodule), instantiate(config.model.task)
     task.check_datamodule(datamodule)
     execution = instantiate(config.execution, _convert_="object")

@@ -63,7 +63,7 @@ def _check_kinds(config: DictConfig) -> None:
     for key in ("hp", "recipe", "predict", "quick", "paddle"):
         part = config.model.get(key)
         if part is not None and not isinstance(part, DictConfig):
-            raise UserError(f"model.{key}={part} cannot be: it is a section; give its keys, or leave it out")
+            raise UserError(f"model.{key}={part} is not allowed: it is a section; give its keys, or leave it out")
     kinds = {"model.task": "Task", "datamodule": "DataModule"}
     for group, kind in {"callbacks": "Callback", "logger": "Logger"}.items():
         kinds |= {f"{group}.{name}": kind for name in config[group] or {}}
@@ -71,7 +71,7 @@ def _check_kinds(config: DictConfig) -> None:
         part = OmegaConf.select(config, key)
         if not isinstance(part, DictConfig) or "_target_" not in part:
             shown = "null" if part is None else part
-            raise UserError(f"{key}={shown} cannot be; give {key}._target_=CLASS, a {kind}, or leave {key} out")
+            raise UserError(f"{key}={shown} is not allowed; give {key}._target_=CLASS, a {kind}, or leave {key} out")
         bases = [base.__name__ for base in getattr(target_of(key, part["_target_"]), "__mro__", ())]
         if kind not in bases:
             raise UserError(f"{key}._target_={part['_target_']} is no {kind}; give the class of one")
@@ -146,7 +146,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         words = words_of(hint)
         raise UserError(
-            f"{key}={shown} cannot be; give {words}{'' if re.search('at most| to ', words) else _most(value)}"
+            f"{key}={shown} is not allowed; expected {words}{'' if re.search('at most| to ', words) else _most(value)}"
         )
 
 

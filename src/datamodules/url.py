@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 from src.system.progress import byte_progress
 
 TIMEOUT_S = 60.0  # without a byte

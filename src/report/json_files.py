@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 from src.system.reading import MOST_JSON, read_text
 
 LARGEST = 1e60  # no figure is near it, and its square and its ratio to the least one are still finite

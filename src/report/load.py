@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from src.errors import UserError
+from src.report.job import differing_overrides, job_folders, label, read_job
 from src.report.keys import compared_config
 from src.report.record import Record, read_record
-from src.sweep.job import job_folders, read_job
-from src.sweep.table import differing_overrides, label
 
 NAMED = 5  # folders without a record that a note names
 

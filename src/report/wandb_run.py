@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.compare.quantities import figures, quantities
+from src.report.job import differing_overrides, job_folders, label, read_job
 from src.report.record import Record
-from src.sweep.job import differing_overrides, job_folders, label, read_job
 from src.system.masking import mask_streams, masked
 
 AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step

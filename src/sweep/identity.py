@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from src.sweep.job import Job, alive, job_folders, read_job, write_job
+from src.report.job import Job, alive, job_folders, read_job, write_job
 
 
 def run_key(entry_point: str, config: DictConfig, groups: Sequence[str] = ()) -> str:

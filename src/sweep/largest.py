@@ -23,9 +23,9 @@ from src.config.ranges import Count, NotNegative, ShareBelow1
 from src.config.settings import config_options
 from src.config.values import allows, check_training, check_values
 from src.errors import UserError
+from src.report.job import Job
 from src.sweep.gpus import gpu_name, visible_gpus
 from src.sweep.identity import register_jobs, run_key
-from src.sweep.job import Job
 from src.sweep.launcher import gpus_of
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots

@@ -18,8 +18,8 @@ from src.config.schema import Sweep
 from src.config.settings import config_options
 from src.config.values import check_plugin, check_values
 from src.errors import UserError
+from src.report.job import Job, alive, job_folders, read_job, sole_launcher
 from src.sweep.identity import register_jobs, run_key
-from src.sweep.job import Job, alive, job_folders, read_job, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status, print_results

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from src.cli import DEBUGGING
+from src.report.job import Job, alive, read_job, write_job
 from src.sweep.gpus import GpuQueue, visible_gpus
-from src.sweep.job import Job, alive, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
 from src.system.interpreter import ROOT, python, safe_path

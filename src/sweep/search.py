@@ -23,7 +23,7 @@ from src.config.hydra_files import save_masked
 from src.config.ranges import Count, Seed
 from src.config.values import check_plugin
 from src.errors import UserError
-from src.sweep.job import Job, job_folders, read_job
+from src.report.job import Job, job_folders, read_job
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.outcome import record_of
 from src.sweep.status import print_results

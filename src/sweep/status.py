@@ -13,8 +13,8 @@ from src.errors import UserError
 from src.report.compare.build import compare
 from src.report.compare.page import page
 from src.report.compare.text import markdown
+from src.report.job import Job, differing_overrides, label
 from src.report.load import load
-from src.sweep.job import Job, differing_overrides, label
 from src.sweep.outcome import last_line, record_of
 from src.sweep.table import as_csv, best_line, coloured, count_states, result_rows, result_table
 from src.system.files import write_text

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from src.sweep.job import quote_path, read_job, write_job
+from src.report.job import quote_path, read_job, write_job
 from src.sweep.outcome import Exit, outcome
 from src.system.files import open_to_append
 from src.system.signals import ending_signals

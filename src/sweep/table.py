@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from src.report.job import STATES, Job, differing_overrides, label
 from src.report.record import Record
 from src.report.table import number
-from src.sweep.job import STATES, Job, differing_overrides, label
 from src.sweep.outcome import record_of
 from src.system.tables import csv_text
 

@@ -17,10 +17,10 @@ from src.errors import UserError
 from src.launch.ending import Interrupted
 from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
+from src.report.job import Job, write_job
 from src.report.record import read_record
 from src.report.wandb_run import described
 from src.run import train
-from src.sweep.job import Job, write_job
 from tests.support.tiny_run import tiny_config
 from tests.support.wandb_files import logged_by
 from tests.support.wandb_server import wandb_server

@@ -20,7 +20,7 @@ from src.config.schema import TrainConfig
 from src.config.values import check_training, members, parameters_of, target_of
 from src.errors import LONGEST
 from src.launch.devices import check_devices, check_graph
-from src.system.printable import printable
+from src.printable import printable
 from tests.support.composing import composed
 
 BASE = ("hardware=cpu", "output_dir=out", "logger=csv")

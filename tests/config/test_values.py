@@ -1,4 +1,4 @@
-"""Values that cannot be: each is refused when the config is checked, by one line with the key, the value and the range.
+"""Values that are not allowed: the check of a config refuses each by one line with the key, the value and the range.
 
 Mistakes of other kinds, and those that only the whole command finds, are in tests/test_mistakes.py.
 """
@@ -208,18 +208,18 @@ OTHERS = {  # words of other messages
     + "model.task.network._target_=nowhere.Net": "model.task.network._target_=nowhere.Net is no class or function",
     TRAIN + "model.task.optimizer.betas=[2,0.9]": "model.task.optimizer: Invalid beta parameter at index 0: 2",
     TRAIN + "+model.task.optimizer.eps=-1": "model.task.optimizer: Invalid epsilon value: -1",
-    TRAIN + "+model.task.optimizer.weight_decay=nan": "model.task.optimizer.weight_decay=nan cannot be",
+    TRAIN + "+model.task.optimizer.weight_decay=nan": "model.task.optimizer.weight_decay=nan is not allowed",
     TRAIN + "+model.task.optimizer.momentum=0.9": "model.task.optimizer has no key 'momentum'",
     TRAIN + "model=mobilenet_v1 model.task.optimizer.momentum=-1": "model.task.optimizer: Invalid momentum value: -1",
     TRAIN + "model=mobilenet_v1 model.task.optimizer.momentum=0": "Nesterov momentum requires a momentum",
     TRAIN + "~model.task.network": "model.task.network has no value; give it as model.task.network=VALUE",
     TRAIN + "hp.batch_size=null": "hp.batch_size: ",
     TRAIN + "fit.stop_after_plateau=3 fit.eval_every_n_epochs=null": "fit.stop_after_plateau needs evaluations",
-    TRAIN + "+callbacks.x=3": "callbacks.x=3 cannot be; give callbacks.x._target_=CLASS, a Callback, or leave",
+    TRAIN + "+callbacks.x=3": "callbacks.x=3 is not allowed; give callbacks.x._target_=CLASS, a Callback, or leave",
     TRAIN + "+callbacks.x={_target_:builtins.dict}": "callbacks.x._target_=builtins.dict is no Callback",
-    TRAIN + "+logger.x=3": "logger.x=3 cannot be; give logger.x._target_=CLASS, a Logger",
-    TRAIN + "model.task=null": "model.task=null cannot be; give model.task._target_=CLASS, a Task",
-    TRAIN + "model.predict=text": "model.predict=text cannot be: it is a section",
+    TRAIN + "+logger.x=3": "logger.x=3 is not allowed; give logger.x._target_=CLASS, a Logger",
+    TRAIN + "model.task=null": "model.task=null is not allowed; give model.task._target_=CLASS, a Task",
+    TRAIN + "model.predict=text": "model.predict=text is not allowed: it is a section",
     TRAIN + "+model.taask=1": "model has no key 'taask', did you mean 'task'?",
     TRAIN + "trainer.name=1x2": "trainer.name=1x2 but its nodes and devices are 1x1",
     TRAIN + "fit.stop_at_target=true model.task.target=null": "fit.stop_at_target needs a target",
@@ -254,7 +254,7 @@ def test_a_value_out_of_range_is_refused_with_the_key_the_value_and_the_range(co
         key = override.lstrip("+").partition("=")[0]
         line = said(f"{command} {override}")
         assert line.startswith(f"{key}="), line
-        assert line.endswith(f" cannot be; give {words}"), line
+        assert line.endswith(f" is not allowed; expected {words}"), line
 
 
 def test_a_target_of_zero_is_one() -> None:
@@ -293,5 +293,5 @@ def test_a_value_at_the_edge_of_its_range_is_taken() -> None:
 
 
 def test_a_number_that_float64_does_not_hold_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^num_bond_flows=10{76,}\.\.\. cannot be; "):
+    with pytest.raises(UserError, match=r"^num_bond_flows=10{76,}\.\.\. is not allowed; "):
         check_values("", {"num_bond_flows": 10**400}, MoFlow)

@@ -26,7 +26,7 @@ from src.datamodules.molecules import smiles_file, zinc250k
 from src.datamodules.prepared import META
 from src.datamodules.text.sst2 import SST2DataModule
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 from tests.datamodules.graphs.test_qm9 import write_npz
 from tests.datamodules.images.test_cifar10 import write_python
 from tests.support import criteo_rows, qm9_rows, sst2_rows

@@ -33,12 +33,12 @@ from src.errors import LONGEST, UserError
 from src.models.dlrm.network import MLP
 from src.molecules.encode import encode_chunk
 from src.molecules.vocabulary import ZINC250K
+from src.printable import printable
 from src.report.beside import page
 from src.report.in_turn import read_comparison
 from src.report.record import read_record
 from src.report.text import summary
 from src.report.verify import verify_file
-from src.system.printable import printable
 from src.training.checkpoints import compare, read_checkpoint, trained_config
 from tests.fuzz import binary_readers
 from tests.support import ROOT

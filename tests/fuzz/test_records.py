@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from src.errors import LONGEST, UserError
+from src.printable import printable
 from src.report.cli import main as report
 from src.report.keys import settings
 from src.report.load import load
 from src.report.text import summary
 from src.report.to_wandb import rows
-from src.system.printable import printable
 from tests.support import ROOT
 
 RECORDS = ROOT / "docs" / "results" / "records"

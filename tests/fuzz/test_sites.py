@@ -118,7 +118,7 @@ PLACES: dict[str, str] = {
     "src/report/verify.py:_sha256": BYTES,
     "src/report/verify.py:_listed": RESULT,
     "src/report/verify.py": "record",
-    "src/sweep/job.py:read_job": OURS,
+    "src/report/job.py:read_job": OURS,
     "src/sweep/largest.py": CONFIG,
     "src/sweep/outcome.py:last_line": BYTES,
     "src/sweep/supervise.py:supervise": WRITES,

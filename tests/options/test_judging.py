@@ -95,8 +95,8 @@ def test_verdicts(tmp_path: Path) -> None:
     crashed = ended(tmp_path, 1, "Traceback\nRuntimeError: no\n")
     status, why = verdict(Found({"train graph=off": good, "train graph=on": crashed}, {"off": FALLING}))
     assert status == FAILED and why == "train graph=on ended with 1: RuntimeError: no"
-    mistake = ended(tmp_path, 2, "error: x=1 cannot be\n")
-    assert verdict(Found({"train graph=off": mistake})) == (FAILED, "train graph=off ended with 2: x=1 cannot be")
+    mistake = ended(tmp_path, 2, "error: x=1 is not allowed\n")
+    assert verdict(Found({"train graph=off": mistake})) == (FAILED, "train graph=off ended with 2: x=1 is not allowed")
     absent = ended(tmp_path, 2, "error: FCD and NSPDK need the package fcd_torch; install the extra distances\n")
     assert verdict(Found({"train graph=off": absent}))[0] == NOT_TRIED
     assert verdict(Found(ends, both), done=False)[0] == NOT_RUN

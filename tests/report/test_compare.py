@@ -17,11 +17,11 @@ from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.text import as_csv, latex, markdown
+from src.report.job import Job, write_job
 from src.report.load import Loaded, load
 from src.report.record import FinalMetric, Record, RunError, Steady, write_record
 from src.report.rows import over_full, published_row
 from src.report.stability import stability
-from src.sweep.job import Job, write_job
 
 Make = Callable[..., Path]
 

@@ -19,9 +19,9 @@ from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.text import markdown
 from src.report.compare.wandb_report import report, specification
+from src.report.job import Job, write_job
 from src.report.load import load
 from src.report.record import Record, RunError, read_record, write_record
-from src.sweep.job import Job, write_job
 from src.system.files import write_text
 from tests.support import ROOT
 from tests.support.wandb_files import wandb_run

@@ -83,8 +83,8 @@ def test_memory_that_does_not_grow_says_nothing() -> None:
         ("fix_hp.multiple=0", "whole number of 1 or more"),
         ("fix_hp.multiple=half", "whole number of 1 or more"),
         ("fix_hp.most=7", "fix_hp.most=7 is below 8"),
-        ("fix_hp.lr_rule=cubic", "fix_hp.lr_rule=cubic cannot be; give sqrt, linear or keep"),
-        ("fix_hp.choose=p", "fix_hp.choose=p cannot be; give batch_size or p_core"),
+        ("fix_hp.lr_rule=cubic", "fix_hp.lr_rule=cubic is not allowed; expected sqrt, linear or keep"),
+        ("fix_hp.choose=p", "fix_hp.choose=p is not allowed; expected batch_size or p_core"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused_before_it_begins(wrong: str, told: str, tmp_path: Path) -> None:

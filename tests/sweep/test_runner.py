@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from src.errors import UserError
+from src.report.job import Job, alive, read_job, sole_launcher, write_job
 from src.report.record import Case, Record, RunError, write_record
 from src.sweep.gpus import GpuQueue
-from src.sweep.job import Job, alive, read_job, sole_launcher, write_job
 from src.sweep.outcome import Exit, outcome
 from src.sweep.runner import Runner, Slots, current_job
 from src.system.files import try_lock

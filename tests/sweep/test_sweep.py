@@ -113,11 +113,23 @@ def test_a_time_limit_is_a_row(tmp_path: Path) -> None:
     [
         (["output_dir=there"], "output_dir is for one run"),
         (["sweep.resume=elsewhere"], "sweep.resume=elsewhere: there is no such folder"),
-        (["sweep.parallel=0"], "sweep.parallel=0 cannot be; give a whole number of 1 or more, or null"),
-        (["hydra.launcher.timeout_s=-1"], "hydra.launcher.timeout_s=-1 cannot be; give a number above 0, or null"),
-        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0 cannot be; give a whole number of 1"),
-        (["hydra/sweeper=search", "hydra.sweeper.trials=0"], "hydra.sweeper.trials=0 cannot be; give a whole number"),
-        (["hydra/sweeper=search", "hydra.sweeper.seed=-1"], "hydra.sweeper.seed=-1 cannot be; give a whole number"),
+        (["sweep.parallel=0"], "sweep.parallel=0 is not allowed; expected a whole number of 1 or more, or null"),
+        (
+            ["hydra.launcher.timeout_s=-1"],
+            "timeout_s=-1 is not allowed; expected a number above 0, or null",
+        ),
+        (
+            ["hydra.sweeper.max_batch_size=0"],
+            "max_batch_size=0 is not allowed; expected a whole number of 1",
+        ),
+        (
+            ["hydra/sweeper=search", "hydra.sweeper.trials=0"],
+            "trials=0 is not allowed; expected a whole number",
+        ),
+        (
+            ["hydra/sweeper=search", "hydra.sweeper.seed=-1"],
+            "seed=-1 is not allowed; expected a whole number",
+        ),
         (["hp.lr=1e-3,many"], "hp.lr: Value 'many'"),
     ],
 )

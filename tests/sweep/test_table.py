@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from src.report.job import Job, write_job
 from src.report.record import Case, FinalMetric, Record, write_record
-from src.sweep.job import Job, write_job
 from src.sweep.status import write_comparison
 from src.sweep.table import best_line, result_rows
 

@@ -20,7 +20,7 @@ from src.datamodules.prepared import prepare, sums_of, verified_meta
 from src.datamodules.splits import seeded_split
 from src.datamodules.text.tables import rows_of
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 from src.system.reading import read_npy
 
 LAYOUT = 2

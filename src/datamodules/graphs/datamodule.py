@@ -16,7 +16,7 @@ from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
 from src.datamodules.prepared import LEAVE_OUT, sums_of
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 
 
 class GraphDataModule(SplitDataModule):

@@ -124,7 +124,9 @@ def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
         pairs = {key: value.strip("\"'") for key, value in PAIR.findall(comment)}
         own = _number(given := pairs.pop("charge", charge))
         if own is None or abs(own) > MOST_CHARGE:
-            raise UserError(f"{path} line {start + 2}: charge={given} cannot be; give {-MOST_CHARGE} to {MOST_CHARGE}")
+            raise UserError(
+                f"{path} line {start + 2}: charge={given} is not allowed; expected {-MOST_CHARGE} to {MOST_CHARGE}"
+            )
         content = (atoms, pairs.pop("Properties", ""), round(own))
         yield Record(f"frame {frame}", "xyz", content, _numbers(pairs.items()))
         start += 2 + count

@@ -15,7 +15,7 @@ from src.datamodules.fingerprint import CONTENT, hash_of, of_many_files
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.loader import DecodingLoader, ImageFiles
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 from src.system.workers import cpu_count
 
 SHOWN = 10  # classes named in a report

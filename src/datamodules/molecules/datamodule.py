@@ -14,7 +14,7 @@ from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.prepared import sums_of
 from src.datamodules.resident import ResidentLoader
-from src.system.printable import printable
+from src.printable import printable
 
 
 class MoleculeLoader(ResidentLoader):

@@ -16,7 +16,7 @@ from src.datamodules.text.tables import SHOWN, Table, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary, learned_pieces
 from src.errors import UserError
-from src.system.printable import printable
+from src.printable import printable
 
 
 @dataclass(frozen=True)

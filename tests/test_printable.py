@@ -1,7 +1,7 @@
 """What a file brings to the terminal."""
 
 from src.errors import LONGEST, UserError
-from src.system.printable import printable
+from src.printable import printable
 
 
 def test_escape_sequences_and_surrogates_are_written_out() -> None:

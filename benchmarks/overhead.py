@@ -1,6 +1,6 @@
 """Measures the overhead of the measuring callbacks: the same loop with and without them, in turn.
 
-python -m src.callbacks.overhead
+python -m benchmarks.overhead
 """
 
 import statistics
