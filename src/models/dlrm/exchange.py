@@ -76,7 +76,7 @@ class Exchange(ABC):
         wanted = torch.cat([ids[:0], *(parts[number] for held in self.held_by for number in held)])
         received = self.all_to_all(wanted, sizes, [sizes[self.rank]] * self.world).view(self.world, sizes[self.rank])
         per_table = received.split([batch * hotness for hotness in self.own_hotness], dim=1)
-        return torch.cat([own.reshape(-1) for own in (received[:, :0], *per_table)])
+        return torch.cat([part.reshape(-1) for part in (received[:, :0], *per_table)])
 
     def all_to_all(self, send: Tensor, send_sizes: list[int], receive_sizes: list[int]) -> Tensor:
         """Sends each rank its part of a flat buffer and returns the parts received, in the order of the ranks."""
@@ -118,9 +118,9 @@ class AllToAllExchange(Exchange):
 
     def vectors(self, lookup: LookupIds, dtype: torch.dtype) -> Tensor:
         batch = lookup.batch
-        found = self.tables.own.look_up(lookup.own, batch * self.world, dtype)
+        vectors = self.tables.own.look_up(lookup.own, batch * self.world, dtype)
         sizes = self._sizes(batch)
-        received = self.all_to_all(found.flatten(), [sizes[self.rank]] * self.world, sizes).split(sizes)
+        received = self.all_to_all(vectors.flatten(), [sizes[self.rank]] * self.world, sizes).split(sizes)
         shapes = [(batch, len(held), self.dim) for held in self.held_by]
         parts = [part.view(shape) for part, shape in zip(received, shapes, strict=True)]
         parts.append(self.tables.replicas.look_up(lookup.replicated, batch, dtype))
@@ -130,8 +130,8 @@ class AllToAllExchange(Exchange):
         batch = len(gradient)
         sizes = self._sizes(batch)
         send = torch.cat([gradient.index_select(1, group).flatten() for group in self.groups])
-        own = self.all_to_all(send, sizes, [sizes[self.rank]] * self.world)
-        return own.view(batch * self.world, -1, self.dim), gradient.index_select(1, self.replicated_group)
+        received = self.all_to_all(send, sizes, [sizes[self.rank]] * self.world)
+        return received.view(batch * self.world, -1, self.dim), gradient.index_select(1, self.replicated_group)
 
     def _sizes(self, batch: int) -> list[int]:
         """Returns the number of elements that a rank receives from each rank."""

@@ -45,8 +45,8 @@ class MLP(nn.Module):
 
     def fused(self) -> ModuleType | None:
         """Returns the kernels, or None if they do not support these layers."""
-        found = dispatch.fused_for(cast(nn.Linear, self.layers[0]).weight)
-        return found if found and found.mlp.supported(self.widths, self.logit) else None
+        fused = dispatch.fused_for(cast(nn.Linear, self.layers[0]).weight)
+        return fused if fused and fused.mlp.supported(self.widths, self.logit) else None
 
     def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
         layers = cast(list[nn.Linear], list(self.layers))

@@ -91,9 +91,9 @@ class PeerMemoryExchange(Exchange):
 
     def ids(self, ids: Tensor, batch: int) -> Tensor:
         hotness = [[self.tables.plan[number].table.hotness for number in held] for held in self.held_by]
-        each = self.world * batch  # samples
+        samples = self.world * batch
         if batch not in self.id_buffers:
-            most = each * max(map(sum, hotness))
+            most = samples * max(map(sum, hotness))
             handle = shared_memory(most, torch.int32, self.device)
             self.id_buffers[batch] = IdBuffers(
                 [handle.get_buffer(rank, (most,), torch.int32) for rank in range(self.world)], handle.barrier
@@ -101,14 +101,14 @@ class PeerMemoryExchange(Exchange):
         buffers, spans, parts, targets = self.id_buffers[batch], self.tables.spans(batch), [], []
         for rank, held in enumerate(self.held_by):
             for index, number in enumerate(held):
-                begin = each * sum(hotness[rank][:index]) + self.rank * batch * hotness[rank][index]
+                begin = samples * sum(hotness[rank][:index]) + self.rank * batch * hotness[rank][index]
                 parts.append(spans[number])
                 targets.append(buffers.ids[rank][begin:])
         if parts:
             self.kernels.send_ids(ids, parts, targets)
         # After this barrier every rank has also read the vectors and gradients of the previous batch.
         buffers.barrier()
-        return buffers.ids[self.rank][: each * sum(hotness[self.rank])]
+        return buffers.ids[self.rank][: samples * sum(hotness[self.rank])]
 
     def vectors(self, lookup: LookupIds, dtype: torch.dtype) -> Tensor:
         space = self.latest = self.workspace(lookup.batch, dtype)
@@ -147,10 +147,10 @@ class PeerMemoryExchange(Exchange):
         """Returns each table's slot for the gradients of this rank's samples, [batch, dim]."""
         batch = space.replicated.shape[1]
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
-        found = {number: space.replicated[index] for index, number in enumerate(self.replicated)}
+        slots = {number: space.replicated[index] for index, number in enumerate(self.replicated)}
         for rank, held in enumerate(self.held_by):
-            found |= {number: space.gradients[rank][index, mine] for index, number in enumerate(held)}
-        return [found[number] for number in range(len(found))]
+            slots |= {number: space.gradients[rank][index, mine] for index, number in enumerate(held)}
+        return [slots[number] for number in range(len(slots))]
 
     def gradients(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         space = self.latest
@@ -159,5 +159,5 @@ class PeerMemoryExchange(Exchange):
             for slot, part in zip(self._slots(space), gradient.unbind(1), strict=True):
                 slot.copy_(part)
         space.barrier()
-        own = space.gradients[self.rank][: len(self.held_by[self.rank])]
-        return own.transpose(0, 1), space.replicated.transpose(0, 1)
+        held = space.gradients[self.rank][: len(self.held_by[self.rank])]
+        return held.transpose(0, 1), space.replicated.transpose(0, 1)

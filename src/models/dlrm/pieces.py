@@ -61,8 +61,8 @@ def initialise(piece: Piece, shape: tuple[int, int], start: Start, table: int) -
     (rows, dim), bound = shape, 1 / sqrt(shape[0])
     device = piece.values.device if piece.values.device.type == start.kind else torch.device(start.kind)
     random = torch.Generator(device)
-    for own in blocks(piece.rows):
-        begin = own.start // BLOCK_ROWS * BLOCK_ROWS
+    for span in blocks(piece.rows):
+        begin = span.start // BLOCK_ROWS * BLOCK_ROWS
         random.manual_seed(hash((start.seed, table, begin)))  # of integers: the same in every process
         block = torch.empty(min(BLOCK_ROWS, rows - begin), dim, device=device).uniform_(-bound, bound, generator=random)
-        piece.within(own).copy_(block[own.start - begin : own.stop - begin, piece.columns])
+        piece.within(span).copy_(block[span.start - begin : span.stop - begin, piece.columns])

@@ -62,19 +62,19 @@ def predict_clicks(
     wanted = job.num_samples or len(datamodule.splits[datamodule.predict])
     scores: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    for batch, found in timed.over(loader, wanted):
-        scores.append(found)
+    for batch, batch_scores in timed.over(loader, wanted):
+        scores.append(batch_scores)
         labels.append(batch.clicks().labels.cpu().numpy())
-    found, true = np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted]
-    count, split = len(found), datamodule.predict
+    predicted, true = np.concatenate(scores)[:wanted], np.concatenate(labels)[:wanted]
+    count, split = len(predicted), datamodule.predict
     labelled = datamodule.known_labels(split)
-    known = np.ones(count, bool) if labelled is None else np.resize(labelled, count)  # a benchmark repeats the rows
-    write_scores(found, np.where(known, true, np.nan), job.output)
-    if not known.all():
-        rest = "and the figures are of the others" if known.any() else "so no quality is given"
-        print(f"note: {(~known).sum():,} of {count:,} rows have no label, {rest}")
-    words = split_in_words(int(known.sum()), "rows", split, count * (job.has_trained_data and split == "train"))
-    quality, pictures = judge(found[known], true[known], words, job.output) if known.any() else ([], {})
+    is_known = np.ones(count, bool) if labelled is None else np.resize(labelled, count)  # a benchmark repeats the rows
+    write_scores(predicted, np.where(is_known, true, np.nan), job.output)
+    if not is_known.all():
+        rest = "and the figures are of the others" if is_known.any() else "so no quality is given"
+        print(f"note: {(~is_known).sum():,} of {count:,} rows have no label, {rest}")
+    words = split_in_words(int(is_known.sum()), "rows", split, count * (job.has_trained_data and split == "train"))
+    quality, pictures = judge(predicted[is_known], true[is_known], words, job.output) if is_known.any() else ([], {})
     files = {"predictions": job.output, **pictures}
     judged = metric.record(quality[0].value) if quality else None
     clock.mark("evaluation")

@@ -15,11 +15,11 @@ def pieces(value: Any) -> list[Piece]:
     """Returns the local parts of TorchRec's ShardedTensor; a plain tensor is one part."""
     if not isinstance(value, ShardedTensor):  # a subclass of Tensor
         return [Piece(slice(0, value.shape[0]), slice(0, value.shape[1]), value.detach())]
-    found = []
+    parts = []
     for shard in value.local_shards():
         (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        found.append(Piece(slice(row, row + rows), slice(column, column + columns), shard.tensor.detach()))
-    return found
+        parts.append(Piece(slice(row, row + rows), slice(column, column + columns), shard.tensor.detach()))
+    return parts
 
 
 def gathered(
@@ -33,13 +33,13 @@ def gathered(
     mine = {(piece.rows.start, piece.columns.start): piece for piece in local}
     whole = torch.empty(shape) if rank == 0 else None
     for shard in shards:
-        own = mine[shard.rows.start, shard.columns.start] if shard.rank == rank else None
+        piece = mine[shard.rows.start, shard.columns.start] if shard.rank == rank else None
         for rows in blocks(shard.rows):
             if whole is None:
-                if own is not None:
-                    distributed.send(own.within(rows).contiguous(), 0)
-            elif own is not None:
-                whole[rows, shard.columns] = own.within(rows).cpu()
+                if piece is not None:
+                    distributed.send(piece.within(rows).contiguous(), 0)
+            elif piece is not None:
+                whole[rows, shard.columns] = piece.within(rows).cpu()
             else:
                 block = torch.empty(rows.stop - rows.start, shard.columns.stop - shard.columns.start, device=device)
                 distributed.recv(block, shard.rank)

@@ -139,14 +139,14 @@ def make_plan(
         stats=NoopEmbeddingStats(),
     )
     try:
-        found: Any = planner.plan(collection, [Sharder()]).plan[""]  # type: ignore[list-item]
+        planned: Any = planner.plan(collection, [Sharder()]).plan[""]  # type: ignore[list-item]
     except PlannerError as error:
         raise UserError(does_not_fit(tables, dim, world_size, memory_bytes, batch_size, optimizer, chosen)) from error
     placements = []
     for number, table in enumerate(tables):
-        own = found[bag_name(number)]
-        whole = own.sharding_type == "column_wise" and len(own.ranks) == 1
-        placements.append(Placement(table, "table_wise" if whole else own.sharding_type, tuple(own.ranks)))
+        bag_plan = planned[bag_name(number)]
+        whole = bag_plan.sharding_type == "column_wise" and len(bag_plan.ranks) == 1
+        placements.append(Placement(table, "table_wise" if whole else bag_plan.sharding_type, tuple(bag_plan.ranks)))
     return tuple(placements)
 
 

@@ -105,9 +105,9 @@ class TableWiseTables:
         replicated = torch.cat([ids[:0], *(ids[spans[number]] for number in self.replicated)])
         replicated_order = self.replicas.row_order(replicated, batch) if len(replicated) else None
         with self.side_stream:
-            own = self.exchange.ids(ids, batch)
-            own_order = self.own.row_order(own, batch * self.world) if len(own) else None
-            lookup = LookupIds(own, replicated, batch, own_order, replicated_order)
+            own_ids = self.exchange.ids(ids, batch)
+            own_order = self.own.row_order(own_ids, batch * self.world) if len(own_ids) else None
+            lookup = LookupIds(own_ids, replicated, batch, own_order, replicated_order)
             with torch.no_grad():
                 vectors = self.exchange.vectors(lookup, dtype)
 

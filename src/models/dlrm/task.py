@@ -199,15 +199,15 @@ class DLRMTask(Task):
         return predict_clicks(self.network, datamodule, job, clock, self.final_metric)
 
 
-def check_fit(trained: ClickLayout, found: ClickLayout) -> None:
+def check_fit(trained: ClickLayout, data: ClickLayout) -> None:
     """Raises UserError where the data's features are not those that the network was made for."""
-    for number, (ours, theirs) in enumerate(zip(trained.tables, found.tables, strict=False)):
+    for number, (ours, theirs) in enumerate(zip(trained.tables, data.tables, strict=False)):
         if ours[1:] != theirs[1:]:
             raise UserError(
                 f"{theirs.name} has {theirs.cardinality} ids, {theirs.hotness} a row, but table {number} of the "
                 f"network is made for {ours.cardinality} and {ours.hotness}; use the data set that it was trained on"
             )
-    sizes = [(len(layout.tables), layout.num_numerical) for layout in (trained, found)]
+    sizes = [(len(layout.tables), layout.num_numerical) for layout in (trained, data)]
     if sizes[0] != sizes[1]:
         raise UserError(
             f"the data has {sizes[1][0]} categorical and {sizes[1][1]} numerical features, the network is made for "

@@ -65,8 +65,8 @@ class TorchRecTables:
         if number in self.replica_squares:
             return pieces(self.replica_squares[number])
         states: Any = self.collection.fused_optimizer.state_dict()["state"]
-        own = states.get(f"embedding_bags.{bag_name(number)}.weight", {})
-        return pieces(own[f"{bag_name(number)}.momentum1"]) if own else []
+        state = states.get(f"embedding_bags.{bag_name(number)}.weight", {})
+        return pieces(state[f"{bag_name(number)}.momentum1"]) if state else []
 
     def start_lookup(
         self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
@@ -110,7 +110,7 @@ class TorchRecTables:
         if batch not in self.inputs:
             hotness = [placement.table.hotness for placement in self.plan]
             lengths = torch.tensor(hotness, dtype=torch.int32, device=self.device).repeat_interleave(batch)
-            per_key = [batch * own for own in hotness]
+            per_key = [batch * num_ids for num_ids in hotness]
             self.inputs[batch] = {
                 "keys": [bag_name(number) for number in range(len(self.plan))],
                 "lengths": lengths,

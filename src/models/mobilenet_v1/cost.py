@@ -23,14 +23,14 @@ class Layer(NamedTuple):
 
 def layers(network: MobileNetV1, size: int) -> list[Layer]:
     """Returns all convolutions, in order, for one image of size x size."""
-    found = []
+    convolutions = []
     for module in network.modules():
         if isinstance(module, ConvNormReLU):
             conv = module.conv
             before, size = size, -(-size // conv.stride[0])
             outputs = conv.out_channels * size**2
-            found.append(Layer(prod(conv.weight.shape[1:]) * outputs, conv.in_channels * before**2, outputs))
-    return found
+            convolutions.append(Layer(prod(conv.weight.shape[1:]) * outputs, conv.in_channels * before**2, outputs))
+    return convolutions
 
 
 def bytes_per_image(

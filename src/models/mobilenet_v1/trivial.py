@@ -81,8 +81,8 @@ def _transformed(pixels: Tensor, change: Tensor, strength: Tensor) -> Tensor:
     row = (source_y + only(Change.TRANSLATE_Y, MAX_TRANSLATION).trunc()).floor().long()[..., 0]
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
-    found = pixels[image, row.clamp(0, height - 1), column.clamp(0, width - 1)]
-    return torch.where(inside[..., None], found, 0)
+    moved = pixels[image, row.clamp(0, height - 1), column.clamp(0, width - 1)]
+    return torch.where(inside[..., None], moved, 0)
 
 
 def _solarized(images: Tensor, strength: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ def initialize_alike(norms: Sequence[ActNorm], values: Sequence[Float[Tensor, "b
     All get the mean of the networks' means and the mean of their standard deviations, as NVIDIA's devices do. Every
     rank must bring as many networks.
     """
-    found = [torch.stack(torch.std_mean(v.double(), norm.reduced(v))) for norm, v in zip(norms, values, strict=True)]
-    both = torch.stack(found).mean(0)
+    moments = [torch.stack(torch.std_mean(v.double(), norm.reduced(v))) for norm, v in zip(norms, values, strict=True)]
+    both = torch.stack(moments).mean(0)
     if distributed.is_available() and distributed.is_initialized():
         both /= distributed.get_world_size()
         distributed.all_reduce(both)

@@ -41,8 +41,8 @@ class GraphConv(nn.Module):
     ) -> Float[Tensor, "batch receivers channels"]:
         """Returns one row of features per receiving node; the reference execution needs all nodes as receivers."""
         graph_conv = fast.graph_conv if self.execution == "fast" else reference.graph_conv
-        own, edge = self.self_linear, self.edge_linear
-        return graph_conv(x, relations, own.weight, own.bias, edge.weight, edge.bias)
+        node, edge = self.self_linear, self.edge_linear
+        return graph_conv(x, relations, node.weight, node.bias, edge.weight, edge.bias)
 
 
 class AtomStep(FlowStep):

@@ -80,10 +80,10 @@ def alternating(bonds: Probabilities) -> Counts:
 
 def neighbours(bonds: Probabilities) -> Counts:
     """Returns the bonds of each kind, the pairs of bonds at an atom by their kinds, and the sum of cubed degrees."""
-    each = others(bonds)
-    own = each.sum(3)
-    together = own @ own.transpose(1, 2) - each.flatten(2) @ each.flatten(2).transpose(1, 2)
-    return torch.cat([own.sum(2) / 2, together.flatten(1), own.sum(1).pow(3).sum(1, keepdim=True)], 1)
+    by_kind = others(bonds)
+    degrees = by_kind.sum(3)
+    together = degrees @ degrees.transpose(1, 2) - by_kind.flatten(2) @ by_kind.flatten(2).transpose(1, 2)
+    return torch.cat([degrees.sum(2) / 2, together.flatten(1), degrees.sum(1).pow(3).sum(1, keepdim=True)], 1)
 
 
 def bonded(elements: Float[Tensor, "batch atoms classes"], bonds: Probabilities) -> Counts:

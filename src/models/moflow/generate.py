@@ -80,7 +80,7 @@ def generate_molecules(
     if output.suffix not in (".csv", ".smi", ".smiles"):
         raise UserError(f"output={output}: the ending must be .csv (with QED, logP, SAS), .smi or .smiles")
     correct = bool(options.correct_validity)
-    compared = [temperature_of(each) for each in options.temperatures or ()]
+    compared = [temperature_of(value) for value in options.temperatures or ()]
     ends = encoded_ends(options.interpolate, vocabulary) if options.interpolate else None
     data = training_molecules(job, vocabulary, JUDGE) if options.judge else None
     if data is not None:
@@ -110,8 +110,8 @@ def generate_molecules(
             files |= write_temperatures(rows, output)
             further += of_temperatures(rows, job.num_samples)
         if search is not None:
-            found = search.run(network, scorer, correct)
-            written, optimised = write_optimised(found, search.plan, output)
+            result = search.run(network, scorer, correct)
+            written, optimised = write_optimised(result, search.plan, output)
             files, further = files | written, further + optimised
     if ends is not None:
         way = interpolated(network, ends, steps, vocabulary, correct)
@@ -130,11 +130,11 @@ def generate_molecules(
 
 def judged(judge: Judge, sets: dict[str, list[str | None]], batch_size: int) -> list[Quality]:
     """Returns the scores of sets of molecules by the sets' names, and what training molecules reach."""
-    found = []
+    quality = []
     for name, smiles in sets.items():
-        found += reported(judge.scores(smiles, batch_size), name, f"{len(smiles):,} molecules as {name}")
+        quality += reported(judge.scores(smiles, batch_size), name, f"{len(smiles):,} molecules as {name}")
     real = {name.removeprefix("floor_"): value for name, value in judge.floor(len(sets["drawn"])).items()}
-    return found + reported(real, "training", "as many training molecules")
+    return quality + reported(real, "training", "as many training molecules")
 
 
 def generated(
@@ -165,7 +165,7 @@ def from_noise_to_smiles(
         nodes, edges = (part.cpu().numpy() for part in sample())
         generating += time.perf_counter() - start
         pending.append(scorer.build(nodes, edges, correct))
-    valid = sum(text is not None for each in pending for text in each.result())
+    valid = sum(text is not None for future in pending for text in future.result())
     seconds = time.perf_counter() - begun
     made = (
         f"canonical and valid, of {len(pending) * size:,} molecules; generating takes {generating / seconds:.0%} of the"
@@ -193,10 +193,10 @@ def picture_of(smiles: Sequence[str | None], scorer: Scorer, path: Path) -> dict
 def vocabulary_of(network: MoFlow) -> Vocabulary:
     """Returns the vocabulary of a checkpoint that names no elements: that with its number of classes, of its size."""
     classes, atoms = network.num_atom_classes, network.max_atoms
-    found = next((v for v in VOCABULARIES if v.num_classes == classes and atoms <= v.max_atoms), None)
-    if found is None:
+    vocabulary = next((v for v in VOCABULARIES if v.num_classes == classes and atoms <= v.max_atoms), None)
+    if vocabulary is None:
         raise UserError(f"no vocabulary has {classes} atom classes and {atoms} atoms; add it to VOCABULARIES")
-    return found.up_to(atoms)
+    return vocabulary.up_to(atoms)
 
 
 def write_molecules(smiles: list[str], properties: list[Properties] | None, output: Path) -> None:

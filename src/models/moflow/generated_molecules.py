@@ -87,7 +87,7 @@ class GeneratedMolecules:
         with torch.autocast(bonds.device.type, enabled=False):
             likely, real = probabilities(bonds, 1), (edges[:, None] == kinds).to(bonds)
             elements, real_elements = probabilities(atoms, 2), (nodes[:, :, None] == classes).to(atoms)
-            found = {
+            parts = {
                 "orphans": orphans(bonds).mean(),
                 "excess_bonds": excess_bonds(likely).mean(),
                 "wrong_elements": wrong_elements(atoms, adj, most_bonds).mean(),
@@ -96,9 +96,9 @@ class GeneratedMolecules:
                 + discrepancy(*standardised(bond_counts(likely), bond_counts(real)))
                 + discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
             }
-        defects = sum(found[each] for each in DEFECTS) + 0.1 * found["overflow"]
-        bits = self.defects * defects + self.discrepancy * found["discrepancy"]
-        return {"penalty": bits / (len(kinds) * network.num_nodes**2), **found}
+        defects = sum(parts[name] for name in DEFECTS) + 0.1 * parts["overflow"]
+        bits = self.defects * defects + self.discrepancy * parts["discrepancy"]
+        return {"penalty": bits / (len(kinds) * network.num_nodes**2), **parts}
 
     def drawn(self, network: MoFlow) -> Drawn:
         """Returns molecules at random latents and what was cut off on the way. No gradient goes from atoms to bonds."""
@@ -110,7 +110,7 @@ class GeneratedMolecules:
             adj = discrete_bonds(bonds.detach())
             atoms = network.continuous_atoms(network.with_padding(z_atom, temperature), adj, limit)
         real = slice(network.max_atoms)
-        bonds, adj = (each[:, :, real, real].to(z_bond.dtype) for each in (bonds, adj))
+        bonds, adj = (tensor[:, :, real, real].to(z_bond.dtype) for tensor in (bonds, adj))
         return Drawn(bonds, adj, atoms[:, real].to(z_bond.dtype), limit)
 
     def _latents(self, network: MoFlow, *shape: int) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
@@ -153,9 +153,9 @@ def wrong_elements(
     Elements can that have at least as many in the data, by their orders, or the most of all; without a bond it must be
     class 0, no atom. A count of wrong atoms would have a slope only where the flow is undecided.
     """
-    found = orders(adj)[:, :, None].clamp(max=most_bonds.max())
+    bond_orders = orders(adj)[:, :, None].clamp(max=most_bonds.max())
     no_atom = torch.arange(atoms.shape[2], device=atoms.device) == 0
-    possible = torch.where(found > 0, found <= most_bonds, no_atom)
+    possible = torch.where(bond_orders > 0, bond_orders <= most_bonds, no_atom)
     values = SHARPNESS * atoms
     return (values.logsumexp(2) - values.masked_fill(~possible, -torch.inf).logsumexp(2)).sum(1)
 
@@ -187,8 +187,8 @@ def standardised(
 ) -> tuple[Float[Tensor, "generated counts"], Float[Tensor, "real counts"]]:
     """Returns both less the real mean and in real standard deviations, far ones bent towards `FAREST`."""
     spread, mean = real.std(0, correction=0) + LEAST_SPREAD, real.mean(0)
-    values = ((each - mean) / spread for each in (generated, real))
-    first, second = (each / (1 + (each / FAREST).square()).sqrt() for each in values)
+    values = ((counts - mean) / spread for counts in (generated, real))
+    first, second = (counts / (1 + (counts / FAREST).square()).sqrt() for counts in values)
     return first, second
 
 

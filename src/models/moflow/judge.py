@@ -65,10 +65,10 @@ class Judge:
 
         held_out = [self.data.canonical[row] for row in self.data.valid_index[: 2 * RATED]]
         texts = {"generated": smiles, "held out": held_out}
-        distinct = {name: list(dict.fromkeys(filter(None, each)))[:RATED] for name, each in texts.items()}
+        distinct = {name: list(dict.fromkeys(filter(None, group)))[:RATED] for name, group in texts.items()}
         if not all(distinct.values()):
             return {}
-        properties_picture({name: self.scorer.properties(each).result() for name, each in distinct.items()}, path)
+        properties_picture({name: self.scorer.properties(group).result() for name, group in distinct.items()}, path)
         return {"properties": path}
 
     def _statistics(self, smiles: Sequence[str]) -> Statistics:

@@ -152,10 +152,10 @@ class MoFlow(nn.Module):
         networks = self.networks_of_devices(len(x) // size)
         bonds = [(squeeze(part, self.bond_flow.fold),) for part in adj.split(size)]
         atoms = [(part, relations_of(bond)) for part, bond in zip(x.split(size), graph.split(size), strict=True)]
-        initialize_together([each.bond_flow for each in networks], bonds)
-        initialize_together([each.atom_flow for each in networks], atoms)
-        for own, started in zip(self._actnorms(), networks[0]._actnorms(), strict=True):
-            own.load_state_dict(started.state_dict())
+        initialize_together([network.bond_flow for network in networks], bonds)
+        initialize_together([network.atom_flow for network in networks], atoms)
+        for norm, started in zip(self._actnorms(), networks[0]._actnorms(), strict=True):
+            norm.load_state_dict(started.state_dict())
 
     def networks_of_devices(self, count: int) -> list["MoFlow"]:
         """Returns a network with new weights, in training mode, for each of `count` devices that this rank stands for.

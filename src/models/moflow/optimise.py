@@ -130,15 +130,15 @@ class Search:
                 pending.append(scorer.build(*decoded(network, points, self.batch_size), correct_validity))
                 progress.advance(bar)
             built = [
-                sorted({*filter(None, each.result())} - {start.smiles})
-                for each, start in zip(pending, starts, strict=True)
+                sorted({*filter(None, future.result())} - {start.smiles})
+                for future, start in zip(pending, starts, strict=True)
             ]
         pairs = [(start, text) for start, texts in zip(starts, built, strict=True) for text in texts]
         distinct = sorted({text for _, text in pairs})
         values = dict(zip(distinct, self._values(scorer, distinct), strict=True))
         similarities = scorer.similarities([(start.smiles, text) for start, text in pairs]).result()
-        found = [Found(*pair, values[pair[1]], alike) for pair, alike in zip(pairs, similarities, strict=True)]
-        return Optimised(starts, found, regressor.r2, self.data.train_canonical)
+        molecules = [Found(*pair, values[pair[1]], alike) for pair, alike in zip(pairs, similarities, strict=True)]
+        return Optimised(starts, molecules, regressor.r2, self.data.train_canonical)
 
     def _fitted(self, network: MoFlow, scorer: Scorer) -> tuple[Regressor, tuple[list[Start], Nodes, Edges]]:
         """Returns the regressor of a random sample of training molecules, and the starts with their graphs."""
@@ -149,11 +149,11 @@ class Search:
         nodes, edges = (torch.from_numpy(array[rows]) for array in (self.data.nodes, self.data.edges))
         pending = scorer.properties(smiles)  # by the workers, during the encoding
         latents = encoded(network, nodes, edges, self.batch_size)
-        values = np.array([getattr(each, self.plan.goal) for each in pending.result()], np.float32)
+        values = np.array([getattr(properties, self.plan.goal) for properties in pending.result()], np.float32)
         regressor = fit(latents, torch.from_numpy(values).to(latents.device))
         if self.given is not None:
             texts, nodes, edges = self.given
-            starts = [Start("given", *each) for each in zip(texts, self._values(scorer, texts), strict=True)]
+            starts = [Start("given", *pair) for pair in zip(texts, self._values(scorer, texts), strict=True)]
             return regressor, (starts, nodes, edges)
         assert isinstance(self.plan.starts, int)
         order = np.argsort(values, kind="stable")
@@ -163,7 +163,7 @@ class Search:
         return regressor, (starts, nodes[chosen], edges[chosen])
 
     def _values(self, scorer: Scorer, smiles: Sequence[str]) -> list[float]:
-        return [getattr(each, self.plan.goal) for each in scorer.properties(smiles).result()]
+        return [getattr(properties, self.plan.goal) for properties in scorer.properties(smiles).result()]
 
 
 def encoded(network: MoFlow, nodes: Nodes, edges: Edges, batch_size: int) -> Latents:

@@ -84,7 +84,7 @@ class MoFlowTask(Task):
         self.final_metric = FinalMetric("nuv", "max", target)
         self.generated_molecules = generated_molecules
         self.temperature = temperature_of(temperature)
-        self.temperatures = [temperature_of(each) for each in temperatures or ()]
+        self.temperatures = [temperature_of(value) for value in temperatures or ()]
         self.correct_validity = correct_validity
         self.eval_batch, self.final_molecules, self.sample_batch = eval_batch, final_molecules, sample_batch
         self.reconstructed, self.distances = reconstructed, distances
@@ -110,29 +110,29 @@ class MoFlowTask(Task):
         if self.distances and (held_out := len(molecules.data.valid_index)) < 2:
             few = f"and the data have {held_out}; hold out more, or leave it false"
             raise UserError(f"model.task.distances=true needs two held-out molecules or more, {few}")
-        known = molecules.data.vocabulary
-        self._check_vocabulary(known)
-        if known.num_classes != self.network.num_atom_classes:
-            self.network = self.network.with_atom_classes(known.num_classes).to(self.device)
-        self.elements = known.elements
+        vocabulary = molecules.data.vocabulary
+        self._check_vocabulary(vocabulary)
+        if vocabulary.num_classes != self.network.num_atom_classes:
+            self.network = self.network.with_atom_classes(vocabulary.num_classes).to(self.device)
+        self.elements = vocabulary.elements
         if self.generated_molecules is not None:
             most = torch.from_numpy(molecules.data.most_bonds()).float().to(self.device)
             self.register_buffer("most_bonds", most, persistent=False)
         if self.model_config is not None:
             self.model_config["task"]["elements"] = self.elements
-            self.model_config["task"]["network"]["num_atom_classes"] = known.num_classes
+            self.model_config["task"]["network"]["num_atom_classes"] = vocabulary.num_classes
 
-    def _check_vocabulary(self, known: Vocabulary) -> None:
+    def _check_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Raises UserError where the weights are for molecules of another size, or know other elements."""
         size = self.network.max_atoms
-        if known.max_atoms != size:
+        if vocabulary.max_atoms != size:
             raise UserError(
-                f"the data have molecules of up to {known.max_atoms} atoms, the network is for {size}; "
+                f"the data have molecules of up to {vocabulary.max_atoms} atoms, the network is for {size}; "
                 "give datamodule.source.max_atoms and model.task.network.max_atoms the same number"
             )
-        if self.elements is not None and self.elements != known.elements:
+        if self.elements is not None and self.elements != vocabulary.elements:
             raise UserError(
-                f"the data have the elements {', '.join(known.elements)}, the network was trained with "
+                f"the data have the elements {', '.join(vocabulary.elements)}, the network was trained with "
                 f"{', '.join(self.elements)}; give datamodule.source.elements=[{','.join(self.elements)}]"
             )
 
@@ -149,9 +149,9 @@ class MoFlowTask(Task):
             return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
         with kept_statistics(self.network):
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
-            found = self.generated_molecules(self.network, *batch, self.most_bonds)
-        loss = bits_atom + bits_bond + found["penalty"]
-        return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **found}
+            generated = self.generated_molecules(self.network, *batch, self.most_bonds)
+        loss = bits_atom + bits_bond + generated["penalty"]
+        return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **generated}
 
     def count(self, batch: Batch) -> int:
         return len(batch[0])
@@ -207,12 +207,12 @@ class MoFlowTask(Task):
 
     def _choose_temperature(self) -> dict[str, float]:
         """Takes the best of `self.temperatures`, on every rank; returns it as metrics."""
-        found = dict[Temperature, float]()
-        for each in self.temperatures:
-            self.temperature = each
+        scores = dict[Temperature, float]()
+        for temperature in self.temperatures:
+            self.temperature = temperature
             smiles = self._drawn(self.eval_batch)
-            found[each] = self.scorer().score(smiles, len(smiles), pool=len(smiles))["pool_nuv"]
-        self.temperature = max(found, key=found.__getitem__)
+            scores[temperature] = self.scorer().score(smiles, len(smiles), pool=len(smiles))["pool_nuv"]
+        self.temperature = max(scores, key=scores.__getitem__)
         pair = (self.temperature,) * 2 if isinstance(self.temperature, int | float) else self.temperature
         return dict(zip(("temperature", "bond_temperature"), pair, strict=True))
 
@@ -250,13 +250,13 @@ class MoFlowTask(Task):
 
     def _distances(self, smiles: list[str]) -> dict[str, float]:
         """Returns distances from the held-out molecules, of `smiles` and of real ones; nothing for fewer than two."""
-        found: list[dict[str, float]] = [{}]
+        distances: list[dict[str, float]] = [{}]
         if self.trainer.is_global_zero and len(smiles) > 1:
             judge = self._judge_of_data()
-            found = [judge.distances(smiles) | judge.floor(len(smiles))]
+            distances = [judge.distances(smiles) | judge.floor(len(smiles))]
         if self.trainer.world_size > 1:
-            distributed.broadcast_object_list(found)
-        return found[0]
+            distributed.broadcast_object_list(distances)
+        return distances[0]
 
     def _judge_of_data(self) -> Judge:
         return Judge(self.trainer.datamodule.data, self.scorer(), self.device)  # type: ignore[attr-defined]
@@ -284,8 +284,8 @@ class MoFlowTask(Task):
         rows = torch.from_numpy(np.asarray(datamodule.splits[split][:count]))
         bits = torch.zeros(2, dtype=torch.float64)
         for part in rows.split(job.batch_size):
-            found = self.network.likelihood(*datamodule.rows(part))
-            bits += len(part) * torch.stack([each.double().cpu() for each in found])
+            likelihood = self.network.likelihood(*datamodule.rows(part))
+            bits += len(part) * torch.stack([values.double().cpu() for values in likelihood])
         atom, bond = (bits / count).tolist()
         words = split_in_words(count, "molecules", split, count * (job.has_trained_data and split == "train"))
         same = self._reconstruction(datamodule, rows)

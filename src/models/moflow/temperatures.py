@@ -60,7 +60,7 @@ def over_temperatures(
         samples = (network.sample(size, temperature) for size in sizes)
         arrays = [(nodes.cpu().numpy(), edges.cpu().numpy()) for nodes, edges in samples]
         built = [scorer.build(nodes, edges, correct_validity) for nodes, edges in arrays]
-        smiles = list(chain.from_iterable(each.result() for each in built))
+        smiles = list(chain.from_iterable(future.result() for future in built))
         scores = score_batches([smiles], frozenset())
         rated = scorer.properties(list(dict.fromkeys(filter(None, smiles)))[:RATED]).result()
         medians = [median(column) for column in zip(*rated, strict=True)] or [float("nan")] * len(Properties._fields)
@@ -68,23 +68,23 @@ def over_temperatures(
         values = *pair, scores.validity, scores.uniqueness, scores.nuv, *medians
         row = dict(zip(COLUMNS, values, strict=True))
         if judge is not None:
-            found = judge.scores(smiles, batch)
-            row |= {name: found.get(name, float("nan")) for name in JUDGED}
+            judged = judge.scores(smiles, batch)
+            row |= {name: judged.get(name, float("nan")) for name in JUDGED}
         rows.append(row)
     return rows
 
 
 def of_temperatures(rows: Sequence[dict[str, float]], count: int) -> list[Quality]:
     """Returns validity, uniqueness and what a judge adds as figures, a group for each temperature."""
-    found = []
+    quality = []
     for row in rows:
         atoms, bonds = row["temperature"], row["bond_temperature"]
         name = f"at {atoms:g}" if atoms == bonds else f"at {atoms:g}, {bonds:g}"
         scores = {key: value for key, value in row.items() if value == value}
         scores["pool_uniqueness"] = scores.pop("uniqueness")
         which = f"{count:,} molecules {name.replace(', ', ' of atoms and ')}"
-        found += reported(scores, name, which)
-    return found
+        quality += reported(scores, name, which)
+    return quality
 
 
 def write_temperatures(rows: Sequence[dict[str, float]], output: Path) -> dict[str, Path]:

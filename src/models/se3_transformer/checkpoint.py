@@ -79,21 +79,21 @@ def from_nvidia(state_dict: Mapping[str, Tensor], network: Network, e3nn: str = 
     unread, negated = dict(state_dict), negated_symbols(e3nn, network)
 
     def take(key: str, shape: torch.Size) -> Tensor:
-        found = unread.pop(key, None)
-        if found is None or found.shape != shape:
-            given = shown(None if found is None else found.shape)
+        tensor = unread.pop(key, None)
+        if tensor is None or tensor.shape != shape:
+            actual = shown(None if tensor is None else tensor.shape)
             raise UserError(
-                f"checkpoint of another network: {key} is {given} in the checkpoint and {shown(shape)} in this "
+                f"checkpoint of another network: {key} is {actual} in the checkpoint and {shown(shape)} in this "
                 "network; build the network with the checkpoint's sizes"
             )
-        return found
+        return tensor
 
     ours = {}
     for our_key, nvidia_shapes in _plain_keys(network):
         ours[our_key] = torch.cat([take(key, shape) for key, shape in nvidia_shapes.items()])
     for conv in _convolutions(network):
         layouts = [conv.nvidia_radials(fuse) for fuse in FUSES]
-        radials = next((found for found in layouts if all(r.matrix in state_dict for r in found)), layouts[0])
+        radials = next((layout for layout in layouts if all(r.matrix in state_dict for r in layout)), layouts[0])
         tensors = {key: take(key, shape) for radial in radials for key, shape in radial.shapes().items()}
         ours |= convert(tensors, radials, conv.our_radials(), negated)
     if unread:

@@ -131,10 +131,10 @@ class ConvSE3(nn.Module):
         graph = geometry.graph
         if self.pool:
             # Every incoming edge adds the node's own features once.
-            own = graph.dst_ptr.diff()[:, None] * self._self_interaction(features) if self.to_self else 0
-            return self._summed(features, geometry, edge_features) + own
-        own = self._self_interaction(features)[graph.dst] if self.to_self else 0
-        return self._messages(features, geometry, edge_features) + own
+            self_interaction = graph.dst_ptr.diff()[:, None] * self._self_interaction(features) if self.to_self else 0
+            return self._summed(features, geometry, edge_features) + self_interaction
+        self_interaction = self._self_interaction(features)[graph.dst] if self.to_self else 0
+        return self._messages(features, geometry, edge_features) + self_interaction
 
     def _summed(self, features: Tensor, geometry: Geometry, edge_features: EdgeFeatures) -> Tensor:
         graph = geometry.graph

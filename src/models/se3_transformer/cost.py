@@ -42,8 +42,8 @@ class Macs(NamedTuple):
 
     @staticmethod
     def total(parts: "Iterator[Macs]") -> "Macs":
-        found = list(parts)
-        return Macs(sum(part.forward for part in found), sum(part.skipped for part in found))
+        macs = list(parts)
+        return Macs(sum(part.forward for part in macs), sum(part.skipped for part in macs))
 
     def times(self, count: float) -> "Macs":
         return Macs(self.forward * count, self.skipped * count)
@@ -63,9 +63,12 @@ def macs_per_molecule(network: SE3TransformerPooled, molecule: Molecule) -> Macs
             Macs(linear_macs(block.project), _input_projection_macs(block) if first else 0).times(molecule.nodes),
         ]
     output = body.to_output
-    own = sum(prod(matrix.shape) * (2 * int(degree) + 1) for degree, matrix in output.to_self.items())
+    self_macs = sum(prod(matrix.shape) * (2 * int(degree) + 1) for degree, matrix in output.to_self.items())
     is_data = not len(body.blocks)
-    parts += [conv_macs(output, is_data).times(molecule.edges), Macs(own, own if is_data else 0).times(molecule.nodes)]
+    parts += [
+        conv_macs(output, is_data).times(molecule.edges),
+        Macs(self_macs, self_macs if is_data else 0).times(molecule.nodes),
+    ]
     parts.append(Macs(sum(prod(layer.weight.shape) for layer in network.head if isinstance(layer, nn.Linear))))
     return Macs.total(iter(parts))
 

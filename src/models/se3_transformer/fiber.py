@@ -74,10 +74,10 @@ class Fiber:
 
     def check(self, features: Mapping[int, Float[Tensor, "_ _ _"]], what: str) -> None:
         """Raises UserError unless features {degree: [rows, channels, 2 degree + 1]} have this fiber's shapes."""
-        found = {degree: tuple(features[degree].shape[1:]) for degree in sorted(features)}
+        shapes = {degree: tuple(features[degree].shape[1:]) for degree in sorted(features)}
         expected = {degree: (count, 2 * degree + 1) for degree, count in self.items()}
-        if found != expected:
-            raise UserError(f"{what} have shapes {found} by degree; {self} needs {expected}")
+        if shapes != expected:
+            raise UserError(f"{what} have shapes {shapes} by degree; {self} needs {expected}")
 
     def flatten(self, features: Mapping[int, Float[Tensor, "nodes _ _"]]) -> Float[Tensor, "nodes features"]:
         """Returns features by degree as one flat tensor. Raises UserError if they are not of this fiber."""

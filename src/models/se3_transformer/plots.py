@@ -42,7 +42,7 @@ def parity_picture(
     axes.set_xlabel(f"true {quantity}{shown}", color=INK)
     axes.set_ylabel(f"predicted {quantity}{shown}", color=INK)
     axes.set_title(f"{quantity} of {len(true):,} molecules", loc="left", size=11, weight="bold", color=INK)
-    lines = "\n".join(f"{each.name} {each.value:.4g} {each.unit}".rstrip() for each in errors)
+    lines = "\n".join(f"{error.name} {error.value:.4g} {error.unit}".rstrip() for error in errors)
     axes.text(0.04, 0.96, lines, transform=axes.transAxes, size=9, color=INK, va="top")
     axes.text(0.98, 0.02, errors[0].of.partition(", ")[2], transform=axes.transAxes, size=7, color=FAINT, ha="right")
     style_axes(axes, grid="both")

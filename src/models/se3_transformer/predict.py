@@ -129,7 +129,7 @@ def write_values(
     data = datamodule.data
     assert data is not None
     true = data.target(datamodule.task)[rows].astype(np.float64)
-    known = np.isfinite(true)
+    is_known = np.isfinite(true)
     lines = (
         [data.names[row], quantity.name, f"{value:.6f}", f"{target:.6f}" if np.isfinite(target) else "", quantity.unit,
          "yes" if seen else "no"]
@@ -137,13 +137,13 @@ def write_values(
     )  # fmt: skip
     write_csv(output, ["molecule", "quantity", "predicted", "true", "unit", "trained_on"], lines)
     files = {"predictions": output}
-    if not known.all():
-        lacking = f"{(~known).sum()} of {len(known)} molecules have no value of {quantity.name}"
-        print(f"note: {lacking}, {'and the errors are of the others' if known.any() else 'so no error is given'}")
-    if not known.any():
+    if not is_known.all():
+        lacking = f"{(~is_known).sum()} of {len(is_known)} molecules have no value of {quantity.name}"
+        print(f"note: {lacking}, {'and the errors are of the others' if is_known.any() else 'so no error is given'}")
+    if not is_known.any():
         return files, []
-    predictions, true = predictions[known], true[known]
-    words = split_in_words(len(true), "molecules", datamodule.predict, int(trained[known].sum()))
+    predictions, true = predictions[is_known], true[is_known]
+    words = split_in_words(len(true), "molecules", datamodule.predict, int(trained[is_known].sum()))
     quality = errors_of(predictions, true, quantity, words)
     files["parity"] = output.with_suffix(".png")
     parity_picture(predictions, true, quantity.name, quality, files["parity"])
@@ -155,10 +155,10 @@ def errors_of(
 ) -> list[Quality]:
     """Returns mean absolute and root mean square error, and R2 unless all true values are equal."""
     error = predicted - true
-    found = [
+    quality = [
         Quality("MAE", float(np.abs(error).mean()), quantity.unit, f"mean absolute error, {of}"),
         Quality("RMSE", float(np.sqrt((error**2).mean())), quantity.unit, "root mean square error"),
     ]
     if true.std() > 0:
-        found.append(Quality("R2", float(1 - (error**2).mean() / true.var()), "", "share of the variance explained"))
-    return found
+        quality.append(Quality("R2", float(1 - (error**2).mean() / true.var()), "", "share of the variance explained"))
+    return quality

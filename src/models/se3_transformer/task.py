@@ -115,10 +115,10 @@ class SE3TransformerTask(Task):
     def loss(self, batch: GraphBatch) -> dict[str, Tensor]:
         if self.mirror:
             batch = batch._replace(positions=partly_mirrored(batch.positions, batch.graph_ptr))
-        known = ~batch.targets.isnan()  # not so for padding, which must not even reach the arithmetic
-        wanted = (batch.targets.where(known, self.mean) - self.mean) / self.std
-        errors = (self.normalised(batch).to(wanted.dtype) - wanted).abs().where(known, 0)
-        return {"loss": errors.sum() / known.sum().clamp_min(1)}
+        is_known = ~batch.targets.isnan()  # not so for padding, which must not even reach the arithmetic
+        wanted = (batch.targets.where(is_known, self.mean) - self.mean) / self.std
+        errors = (self.normalised(batch).to(wanted.dtype) - wanted).abs().where(is_known, 0)
+        return {"loss": errors.sum() / is_known.sum().clamp_min(1)}
 
     def normalised(self, batch: GraphBatch) -> Float[Tensor, " graphs"]:
         """Predictions in standard deviations from the mean."""
@@ -150,16 +150,16 @@ class SE3TransformerTask(Task):
         return GraphBatch(*(tensor.to(self.device) for tensor in tensors), count=size)
 
     def validation_step(self, batch: GraphBatch, batch_idx: int) -> None:
-        found = self.in_evaluation(self._absolute_errors)(batch)
-        self._errors.append(found.clone())  # a graph writes the next batch's there
+        errors = self.in_evaluation(self._absolute_errors)(batch)
+        self._errors.append(errors.clone())  # a graph writes the next batch's there
 
     test_step = validation_step
 
     def _absolute_errors(self, batch: GraphBatch) -> Float[Tensor, "2"]:
         """Returns the sum of absolute errors over the real molecules, and how many those are."""
-        known = ~batch.targets.isnan()
-        errors = (self.predicted(batch) - batch.targets.double()).abs().where(known, 0)
-        return torch.stack([errors.sum(), known.sum().double()])
+        is_known = ~batch.targets.isnan()
+        errors = (self.predicted(batch) - batch.targets.double()).abs().where(is_known, 0)
+        return torch.stack([errors.sum(), is_known.sum().double()])
 
     def _mean_absolute_error(self, name: str) -> dict[str, float]:
         """Returns the error by name over all molecules that all ranks evaluated; nothing if there was none."""

@@ -14,11 +14,11 @@ def kernels() -> ModuleType | None:
 
 def fused_for(weight: Tensor) -> ModuleType | None:
     """Returns the Triton kernels, or None if they do not support this table or weight in autocast's dtype."""
-    found = kernels() if can_take(weight) and working_dtype(weight) in DTYPES else None
-    return found if found and found.rows.supported(weight.shape[1]) else None
+    fused = kernels() if can_take(weight) and working_dtype(weight) in DTYPES else None
+    return fused if fused and fused.rows.supported(weight.shape[1]) else None
 
 
 def fused_layer_for(weight: Tensor, num_heads: int) -> ModuleType | None:
     """Does the same for a whole transformer layer with a projection `weight` [dim, dim]."""
-    found = fused_for(weight)
-    return found if found and found.layer.supported(len(weight), num_heads) else None
+    fused = fused_for(weight)
+    return fused if fused and fused.layer.supported(len(weight), num_heads) else None

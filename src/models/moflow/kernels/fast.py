@@ -94,9 +94,9 @@ def graph_conv(
     """
     channels, num_classes = self_weight.shape
     width = padded_width(num_classes)
-    own = torch.cat([self_weight, self_bias[:, None]], 1)[:, None]
+    node = torch.cat([self_weight, self_bias[:, None]], 1)[:, None]
     edge = torch.cat([edge_weight, edge_bias[:, None]], 1).unflatten(0, (channels, -1))
-    weight = F.pad(torch.cat([own, edge], 1), (0, width - num_classes - 1)).flatten(1)
+    weight = F.pad(torch.cat([node, edge], 1), (0, width - num_classes - 1)).flatten(1)
 
     ones = x.new_ones(()).expand(*x.shape[:2], 1)
     zeros = x.new_zeros(()).expand(*x.shape[:2], width - num_classes - 1)

@@ -43,15 +43,15 @@ def _rows(
 ):  # fmt: skip
     """Returns a head's [rows, columns]; 0 after the last row."""
     offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
-    found = tl.load(pointer + offset, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
-    return found.to(tl.float32) if UPCAST else found
+    values = tl.load(pointer + offset, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
+    return values.to(tl.float32) if UPCAST else values
 
 
 @triton.jit
-def _store_rows(pointer, first, stride, row, count, column, found, HEAD: tl.constexpr):
+def _store_rows(pointer, first, stride, row, count, column, values, HEAD: tl.constexpr):
     offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
     mask = (row < count)[:, None] & (column < HEAD)[None, :]
-    tl.store(pointer + offset, found.to(pointer.dtype.element_ty), mask=mask)
+    tl.store(pointer + offset, values.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -70,14 +70,14 @@ def by_head(x: Float[Tensor, "tokens dim"], sentences: Sentences, heads: int) ->
 
 
 def store(
-    found: Float[Tensor, "heads length head"],
+    values: Float[Tensor, "heads length head"],
     out: Float[Tensor, "tokens dim"],
     sentences: Sentences,
     heads: int,
 ) -> None:
     """Copies rows of heads to rows of tokens; `out` may be strided."""
     rows = out.unflatten(0, (sentences.count, sentences.longest)).unflatten(2, (heads, -1))
-    rows.copy_(found.unflatten(0, (sentences.count, heads)).transpose(1, 2))
+    rows.copy_(values.unflatten(0, (sentences.count, heads)).transpose(1, 2))
 
 
 def scale_of(q: Tensor, heads: int) -> float:

@@ -131,12 +131,12 @@ class Layer(torch.autograd.Function):
         last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias = partials.sum(0).split(
             [dim, dim, dim, hidden, dim, dim, dim]
         )
-        found = Parameters(
+        gradients = Parameters(
             qkv_weight[:dim], qkv_bias[:dim], qkv_weight[dim : 2 * dim], qkv_bias[dim : 2 * dim],
             qkv_weight[2 * dim :], qkv_bias[2 * dim :], out_weight, out_bias, norm_weight, norm_bias,
             wide_weight, wide_bias, narrow_weight, narrow_bias, last_weight, last_bias,
         )  # fmt: skip
-        return grad_x, None, *(grad.to(ctx.dtype) for grad in found)
+        return grad_x, None, *(grad.to(ctx.dtype) for grad in gradients)
 
 
 def attention_backward(

@@ -89,12 +89,12 @@ def add_norm_backward(
         g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         of_weight += g * unit
         of_bias += g
-        found = _norm_gradient(g, unit, inverse, w, COLUMNS)
-        tl.store(grad_residual + offset, found.to(grad_residual.dtype.element_ty), mask=mask)
+        gradient = _norm_gradient(g, unit, inverse, w, COLUMNS)
+        tl.store(grad_residual + offset, gradient.to(grad_residual.dtype.element_ty), mask=mask)
         if THRESHOLD > 0:
-            found = _dropout(found, first, second, row, column, THRESHOLD, SCALE)
-            tl.store(grad_x + offset, found.to(grad_x.dtype.element_ty), mask=mask)
-        of_x += found
+            gradient = _dropout(gradient, first, second, row, column, THRESHOLD, SCALE)
+            tl.store(grad_x + offset, gradient.to(grad_x.dtype.element_ty), mask=mask)
+        of_x += gradient
     begin = partials + tl.program_id(0) * partials_width + column
     tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
     tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
@@ -164,8 +164,8 @@ def embed_backward(
             g = _dropout(g, first, second, row, column, THRESHOLD, SCALE)
         of_weight += g * unit
         of_bias += g
-        found = _norm_gradient(g, unit, inverse, w, COLUMNS)
-        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
+        gradient = _norm_gradient(g, unit, inverse, w, COLUMNS)
+        tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
     begin = partials + tl.program_id(0) * partials_width + column
     tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
     tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
@@ -205,9 +205,9 @@ def _normal(x):
 def gelu(x, out, total, BLOCK: tl.constexpr):
     """Writes `out`, x times the normal distribution function of x."""
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(x + offset, mask=offset < total, other=0.0).to(tl.float32)
-    below, _ = _normal(found)
-    tl.store(out + offset, (found * below).to(out.dtype.element_ty), mask=offset < total)
+    h = tl.load(x + offset, mask=offset < total, other=0.0).to(tl.float32)
+    below, _ = _normal(h)
+    tl.store(out + offset, (h * below).to(out.dtype.element_ty), mask=offset < total)
 
 
 @triton.jit
@@ -225,7 +225,7 @@ def gelu_backward(
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         below, density = _normal(h)
-        found = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32) * (below + h * density)
-        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
-        of_bias += found
+        gradient = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32) * (below + h * density)
+        tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
+        of_bias += gradient
     tl.store(partials + tl.program_id(0) * partials_width + column, tl.sum(of_bias, 0), mask=is_column)

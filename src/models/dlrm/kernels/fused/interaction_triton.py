@@ -10,10 +10,10 @@ def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.c
     """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros."""
     is_column = (column < DIM)[None, :]
     offset = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
-    found = tl.load(sparse + offset, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
+    of_tables = tl.load(sparse + offset, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
     offset = sample * DIM + column[None, :] + row[:, None] * 0
-    own = tl.load(dense + offset, mask=(row[:, None] == 0) & is_column, other=0.0)
-    both = tl.where(row[:, None] == 0, own, found)
+    of_dense = tl.load(dense + offset, mask=(row[:, None] == 0) & is_column, other=0.0)
+    both = tl.where(row[:, None] == 0, of_dense, of_tables)
     return both.to(tl.float32) if UPCAST else both
 
 
@@ -56,19 +56,19 @@ def dot_backward(
     lower = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
     if UPCAST:
         lower = lower.to(tl.float32)
-    own = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
-    found = tl.dot(lower, v, own.to(tl.float32), input_precision=PRECISION)
-    found = tl.dot(tl.trans(lower), v, found, input_precision=PRECISION)
-    is_wrong = (tl.abs(found) > LARGEST) | (found != found)
+    direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
+    gradient = tl.dot(lower, v, direct.to(tl.float32), input_precision=PRECISION)
+    gradient = tl.dot(tl.trans(lower), v, gradient, input_precision=PRECISION)
+    is_wrong = (tl.abs(gradient) > LARGEST) | (gradient != gradient)
     if tl.max(tl.max(is_wrong.to(tl.int32), 1), 0) > 0:
         tl.store(overflow, 1.0)
-    found = found.to(grad_sparse.dtype.element_ty)
+    gradient = gradient.to(grad_sparse.dtype.element_ty)
     is_table = (row >= 1) & (row <= TABLES)
     if SPREAD:
         begin_of_table = tl.multiple_of(tl.load(targets + row - 1, mask=is_table, other=0), [16])
         offset = begin_of_table[:, None] + sample * DIM + column[None, :]
     else:
         offset = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
-    tl.store(grad_sparse + offset, found, mask=is_table[:, None] & is_column)
+    tl.store(grad_sparse + offset, gradient, mask=is_table[:, None] & is_column)
     offset = sample * DIM + column[None, :] + row[:, None] * 0
-    tl.store(grad_dense + offset, found, mask=(row[:, None] == 0) & is_column)
+    tl.store(grad_dense + offset, gradient, mask=(row[:, None] == 0) & is_column)

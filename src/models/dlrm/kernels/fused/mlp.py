@@ -42,21 +42,21 @@ class FusedMLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         activations, weights = saved[: ctx.num_activations], saved[ctx.num_activations :]
-        found: list[Tensor] = []  # gradients of parameters, last one first
+        gradients: list[Tensor] = []  # gradients of parameters, last one first
         if ctx.logit:
             grad, of_weight, of_bias, of_logit_bias = head_backward(activations[-1], weights.pop(), grads[0])
-            found += [of_logit_bias, of_weight]
+            gradients += [of_logit_bias, of_weight]
         else:
             grad, of_bias = relu_backward(grads[0].contiguous(), activations[-1])
         activations.pop()
         while True:
-            found += [of_bias, product(grad.t(), activations[-1])]
+            gradients += [of_bias, product(grad.t(), activations[-1])]
             if len(activations) == 1:
                 break
             grad, of_bias = relu_backward(input_gradient(grad, weights.pop()), activations.pop())
-        found[-1] = found[-1][:, : ctx.inputs]
+        gradients[-1] = gradients[-1][:, : ctx.inputs]
         of_x = input_gradient(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
-        return of_x, None, *reversed(found)
+        return of_x, None, *reversed(gradients)
 
 
 def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> Float[Tensor, "batch outputs"]:

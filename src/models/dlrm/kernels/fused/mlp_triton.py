@@ -17,10 +17,10 @@ def relu_backward(
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-        found = tl.load(grad + offset, mask=mask, other=0.0)
-        found = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, found, 0.0)
-        tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
-        total += tl.sum(found.to(tl.float32), 0)
+        gradient = tl.load(grad + offset, mask=mask, other=0.0)
+        gradient = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, gradient, 0.0)
+        tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
+        total += tl.sum(gradient.to(tl.float32), 0)
     tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
 
 
@@ -29,8 +29,8 @@ def logit(x, weight, bias, out, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     w = tl.load(weight + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
     offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    found = tl.load(x + offset, mask=(row < rows)[:, None] & (column < COLUMNS)[None, :], other=0.0).to(tl.float32)
-    tl.store(out + row, tl.sum(found * w[None, :], 1) + tl.load(bias).to(tl.float32), mask=row < rows)
+    h = tl.load(x + offset, mask=(row < rows)[:, None] & (column < COLUMNS)[None, :], other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(h * w[None, :], 1) + tl.load(bias).to(tl.float32), mask=row < rows)
 
 
 @triton.jit
@@ -54,10 +54,10 @@ def logit_backward(
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & is_column[None, :]
         h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
-        found = tl.where(h > 0, g[:, None] * w[None, :], 0.0).to(out.dtype.element_ty)
-        tl.store(out + offset, found, mask=mask)
+        gradient = tl.where(h > 0, g[:, None] * w[None, :], 0.0).to(out.dtype.element_ty)
+        tl.store(out + offset, gradient, mask=mask)
         of_weight += tl.sum(g[:, None] * h, 0)
-        of_bias += tl.sum(found.to(tl.float32), 0)
+        of_bias += tl.sum(gradient.to(tl.float32), 0)
         of_logit_bias += g
     begin = shares + tl.program_id(0) * 3 * COLUMNS
     tl.store(begin + column, of_weight, mask=is_column)

@@ -35,16 +35,16 @@ def look_up(
     first = ids + tl.load(slots + table).to(tl.int64) * (batch * PARTS)
     if ONE_HOT:
         row = tl.load(first + part * batch + sample, mask=is_sample, other=0).to(tl.int64)
-        found = tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
+        vectors = tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
     else:
         count = tl.load(hotness + table)
-        found = tl.zeros([BLOCK, WIDTH], tl.float32)
+        vectors = tl.zeros([BLOCK, WIDTH], tl.float32)
         for k in range(count):
             offset = (part * batch + sample).to(tl.int64) * count + k
             row = tl.load(first + offset, mask=is_sample, other=0).to(tl.int64)
-            found += tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
+            vectors += tl.load(weight + row[:, None] * DIM + column[None, :], mask=mask, other=0.0)
     offset = (sample.to(tl.int64)[:, None] * TABLES + tl.load(columns + table)) * DIM + column[None, :]
-    tl.store(out + offset, found.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + offset, vectors.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

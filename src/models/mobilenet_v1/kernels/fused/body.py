@@ -59,7 +59,7 @@ class Body(torch.autograd.Function):
         count, images = len(layers), ctx.saved_tensors[0]
         outputs, norms, weights = (ctx.saved_tensors[1 + k * count : 1 + (k + 1) * count] for k in range(3))
         g, partials = pool_backward(grads[0], outputs[-1], norms[-1])
-        found: list[Tensor] = []  # gradients of parameters, last one first
+        gradients: list[Tensor] = []  # gradients of parameters, last one first
         for number in reversed(range(count)):
             layer, out, weight = layers[number], outputs[number], weights[number]
             of_norm = conclude_backward(partials, norms[number])
@@ -73,8 +73,8 @@ class Body(torch.autograd.Function):
                 of_input = outputs[number - 1], norms[number - 1]
                 of_weight = pointwise.backward_weight(*of_output, *of_input)
                 g, partials = pointwise.backward(*of_output, weight, *of_input)
-            found += [of_norm.bias, of_norm.weight, unflattened(of_weight, layer)]
-        return None, None, None, *reversed(found)
+            gradients += [of_norm.bias, of_norm.weight, unflattened(of_weight, layer)]
+        return None, None, None, *reversed(gradients)
 
 
 def features(

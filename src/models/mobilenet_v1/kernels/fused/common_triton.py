@@ -38,10 +38,10 @@ def norm_gradient(g, z, offset, mask, p, q, r):
 @triton.jit
 def merge_statistics(mean, squares, count, values, is_row, number):
     """Merges mean and squared deviations of `count` rows with those of `number` more rows, by Chan's formula."""
-    own = tl.sum(tl.where(is_row[:, None], values, 0.0), 0) / tl.maximum(number, 1)
-    distance = tl.where(is_row[:, None], values - own[None, :], 0.0)
+    new_mean = tl.sum(tl.where(is_row[:, None], values, 0.0), 0) / tl.maximum(number, 1)
+    distance = tl.where(is_row[:, None], values - new_mean[None, :], 0.0)
     share = number / tl.maximum(count + number, 1).to(tl.float32)
-    apart = own - mean
+    apart = new_mean - mean
     return mean + apart * share, squares + tl.sum(distance * distance, 0) + apart * apart * (count * share)
 
 

@@ -32,10 +32,10 @@ def _input(stored, scale, shift, mask):
 @triton.jit
 def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, products):
     """Stores the gradient of an input and adds to its sums."""
-    found = relu_gradient(total, before).to(g_in.dtype.element_ty)
-    tl.store(g_in, found, mask=mask)
-    found = tl.where(mask, found.to(tl.float32), 0.0)
-    return gradients + found, products + found * (stored - mean)
+    gradient = relu_gradient(total, before).to(g_in.dtype.element_ty)
+    tl.store(g_in, gradient, mask=mask)
+    gradient = tl.where(mask, gradient.to(tl.float32), 0.0)
+    return gradients + gradient, products + gradient * (stored - mean)
 
 
 @triton.jit

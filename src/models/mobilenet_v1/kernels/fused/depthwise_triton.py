@@ -27,11 +27,11 @@ from src.models.mobilenet_v1.kernels.fused.strips_triton import (
 @triton.jit
 def _accumulate(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
     """Returns the outputs' sums after adding three taps of a row."""
-    found = ()
+    sums = ()
     for i in tl.static_range(COLUMNS):
         total = totals[i] + w0 * a[i * STRIDE] + w1 * a[i * STRIDE + 1] + w2 * a[i * STRIDE + 2]
-        found += (total,)
-    return found
+        sums += (total,)
+    return sums
 
 
 @triton.jit
@@ -41,9 +41,9 @@ def _store_row(out, totals, mask, is_first, near, sums, squares, COLUMNS: tl.con
     first = tl.where(mask[COLUMNS // 2], totals[COLUMNS // 2], totals[0])
     near = tl.where(is_first, first.to(out.dtype.element_ty).to(tl.float32), near)
     for i in tl.static_range(COLUMNS):
-        found = totals[i].to(out.dtype.element_ty)
-        tl.store(out + i * CHANNELS, found, mask=mask[i])
-        apart = tl.where(mask[i], found.to(tl.float32) - near, 0.0)
+        output = totals[i].to(out.dtype.element_ty)
+        tl.store(out + i * CHANNELS, output, mask=mask[i])
+        apart = tl.where(mask[i], output.to(tl.float32) - near, 0.0)
         sums += apart
         squares += apart * apart
     return near, sums, squares
@@ -108,8 +108,8 @@ def forward(
             one, two = ahead, after
 
     count = ((last - first) * tl.minimum(tl.maximum(ACROSS - x, 0), COLUMNS)).to(tl.float32)
-    own = sums / tl.maximum(count, 1.0)[:, None]
-    mean, squares = combine_statistics(near + own, squares - sums * own, count)
+    deviation = sums / tl.maximum(count, 1.0)[:, None]
+    mean, squares = combine_statistics(near + deviation, squares - sums * deviation, count)
     store_partial(partials, program, 0, channel, mean, 3, CHANNELS)
     store_partial(partials, program, 1, channel, squares, 3, CHANNELS)
     store_partial(partials, program, 2, channel, tl.zeros([BLOCK], tl.float32) + tl.sum(count, 0), 3, CHANNELS)

@@ -39,26 +39,27 @@ def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 chann
     if partials.rows == 1:
         raise ValueError("BatchNorm needs more than one value of a channel; give a larger batch or larger images")
     programs, _, channels = partials.values.shape
-    found = partials.values.new_empty(4, channels)
+    vectors = partials.values.new_empty(4, channels)
     launch(
         kernels.conclude, (-(-channels // CONCLUDED),),
-        partials.values, norm.weight, norm.bias, norm.running_mean, norm.running_var, found,
+        partials.values, norm.weight, norm.bias, norm.running_mean, norm.running_var, vectors,
         programs, partials.rows, channels, norm.eps, norm.momentum,
         WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
     )  # fmt: skip
-    return found
+    return vectors
 
 
 def conclude_backward(partials: Partials, norm: Float[Tensor, "4 channels"]) -> Gradients:
     """Returns BatchNorm's gradients from the partial sums of the kernel that computed g."""
     programs, parts, channels = partials.values.shape
     weight, bias, *_ = values = partials.values.new_empty(5, channels)
-    found = Gradients(weight, bias, values[2:])
+    gradients = Gradients(weight, bias, values[2:])
     launch(
-        kernels.conclude_backward, (-(-channels // CONCLUDED),), partials.values, norm, *found, programs, partials.rows,
-        channels, PARTS=parts, WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
+        kernels.conclude_backward, (-(-channels // CONCLUDED),),
+        partials.values, norm, *gradients, programs, partials.rows, channels,
+        PARTS=parts, WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
     )  # fmt: skip
-    return found
+    return gradients
 
 
 def pool(

@@ -108,10 +108,10 @@ def pool_backward(
         mask = (row < pixels)[:, None] & (channel < channels)[None, :]
         offset = (image * pixels + row[:, None]) * channels + channel[None, :]
         output = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-        found = relu_gradient(share[None, :], output * scale + shift).to(g.dtype.element_ty)
-        tl.store(g + offset, found, mask=mask)
-        found = tl.where(mask, found.to(tl.float32), 0.0)
-        gradients += tl.sum(found, 0)
-        products += tl.sum(found * (output - mean), 0)
+        passed = relu_gradient(share[None, :], output * scale + shift).to(g.dtype.element_ty)
+        tl.store(g + offset, passed, mask=mask)
+        passed = tl.where(mask, passed.to(tl.float32), 0.0)
+        gradients += tl.sum(passed, 0)
+        products += tl.sum(passed * (output - mean), 0)
     store_partial(partials, image, 0, channel, gradients, 2, channels)
     store_partial(partials, image, 1, channel, products, 2, channels)

@@ -38,11 +38,11 @@ def forward(
     out = z.new_empty(*z.shape[:-1], outputs)
     tile = tile_for("forward", z, outputs)
     blocks = -(-outputs // tile.columns)
-    each = tiles_per_program(rows, tile.rows, tile.programs // blocks)
-    programs = programs_for(rows, tile.rows, each)
+    tiles = tiles_per_program(rows, tile.rows, tile.programs // blocks)
+    programs = programs_for(rows, tile.rows, tiles)
     values = z.new_empty(programs, 3, outputs, dtype=torch.float32)
     launch(
-        kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows, each,
+        kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows, tiles,
         **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return out, Partials(values, rows)
@@ -62,11 +62,11 @@ def backward(
     g_in = torch.empty_like(z)
     tile = tile_for("backward", z, outputs)
     blocks = -(-inputs // tile.columns)
-    each = tiles_per_program(rows, tile.rows, tile.programs // blocks)
-    programs = programs_for(rows, tile.rows, each)
+    tiles = tiles_per_program(rows, tile.rows, tile.programs // blocks)
+    programs = programs_for(rows, tile.rows, tiles)
     values = z.new_empty(programs, 2, inputs, dtype=torch.float32)
     launch(
-        kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows, each,
+        kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows, tiles,
         **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return g_in, Partials(values, rows)
@@ -84,11 +84,11 @@ def backward_weight(
     rows = z.numel() // inputs
     tile = tile_for("weight", z, outputs)
     blocks = -(-outputs // tile.rows) * -(-inputs // tile.columns)
-    each = tiles_per_program(rows, tile.depth, tile.programs // blocks)
-    programs = programs_for(rows, tile.depth, each)
+    tiles = tiles_per_program(rows, tile.depth, tile.programs // blocks)
+    programs = programs_for(rows, tile.depth, tiles)
     partials = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
     launch(
-        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, partials, rows, each,
+        kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, partials, rows, tiles,
         **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return partials.sum(0) if programs > 1 else partials[0]

@@ -71,11 +71,11 @@ def forward(
             b = b.to(tl.float32) if UPCAST else b
             total = tl.dot(a, b, total, input_precision=PRECISION)
             settle(SETTLE)
-        found = total.to(out.dtype.element_ty)
+        output = total.to(out.dtype.element_ty)
         offset = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-        tl.store(out + offset, found, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
+        tl.store(out + offset, output, mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
         number = tl.minimum(tl.maximum(rows - begin, 0), ROWS)
-        mean, squares = merge_statistics(mean, squares, count, found.to(tl.float32), row < rows, number)
+        mean, squares = merge_statistics(mean, squares, count, output.to(tl.float32), row < rows, number)
         count += number
     store_partial(partials, program, 0, column, mean, 3, OUTPUTS)
     store_partial(partials, program, 1, column, squares, 3, OUTPUTS)
@@ -109,11 +109,11 @@ def backward(
         mask = (row < rows)[:, None] & (column < INPUTS)[None, :]
         offset = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
         before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-        found = relu_gradient(total, before * scale + shift).to(g_in.dtype.element_ty)
-        tl.store(g_in + offset, found, mask=mask)
-        found = tl.where(mask, found.to(tl.float32), 0.0)
-        gradients += tl.sum(found, 0)
-        products += tl.sum(found * (before - mean), 0)
+        gradient = relu_gradient(total, before * scale + shift).to(g_in.dtype.element_ty)
+        tl.store(g_in + offset, gradient, mask=mask)
+        gradient = tl.where(mask, gradient.to(tl.float32), 0.0)
+        gradients += tl.sum(gradient, 0)
+        products += tl.sum(gradient * (before - mean), 0)
     store_partial(partials, program, 0, column, gradients, 2, INPUTS)
     store_partial(partials, program, 1, column, products, 2, INPUTS)
 

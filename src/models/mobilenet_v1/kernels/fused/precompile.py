@@ -36,17 +36,17 @@ class Launch(NamedTuple):
 @contextmanager
 def record_launches() -> Iterator[set[Launch]]:
     """Records kernel launches of this model instead of running them; outputs are uninitialised."""
-    found = set[Launch]()
+    launches = set[Launch]()
 
     def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         plain = tuple(specialisation(argument) for argument in arguments)
-        found.add(Launch(kernel.fn.__module__, kernel.fn.__name__, plain, tuple(sorted(constants.items()))))
+        launches.add(Launch(kernel.fn.__module__, kernel.fn.__name__, plain, tuple(sorted(constants.items()))))
 
     before = [module.launch for module in MODULES]
     try:
         for module in MODULES:
             vars(module).update(launch=record)
-        yield found
+        yield launches
     finally:
         for module, launch in zip(MODULES, before, strict=True):
             vars(module).update(launch=launch)

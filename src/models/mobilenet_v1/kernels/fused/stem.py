@@ -22,13 +22,13 @@ def plan(
     outputs, taps = weight.shape
     down, across = -(-height // stride), -(-width // stride)
     block = block_of(outputs, BLOCK)
-    each = tiles_per_program(count * down * across, PIXELS, PROGRAMS)
+    tiles = tiles_per_program(count * down * across, PIXELS, PROGRAMS)
     # Triton's interpreter multiplies bfloat16 incorrectly.
     upcast = dtype == torch.bfloat16 and not images.is_cuda
     constants = {"STRIDE": stride, "HEIGHT": height, "WIDTH": width, "DOWN": down, "ACROSS": across,
                  "COLOURS": colours, "OUTPUTS": outputs, "PIXELS": PIXELS, "BLOCK": block, "TAPS": block_of(taps, 1024),
-                 "TILES": each, "PRECISION": precision(dtype), "UPCAST": upcast, "num_warps": 4}  # fmt: skip
-    return (programs_for(count * down * across, PIXELS, each), -(-outputs // block)), (down, across), constants
+                 "TILES": tiles, "PRECISION": precision(dtype), "UPCAST": upcast, "num_warps": 4}  # fmt: skip
+    return (programs_for(count * down * across, PIXELS, tiles), -(-outputs // block)), (down, across), constants
 
 
 def forward(

@@ -53,11 +53,11 @@ def forward(
         a = _patches(
             images, pixel, pixels, tap, weight.dtype.element_ty, STRIDE, HEIGHT, WIDTH, DOWN, ACROSS, COLOURS, UPCAST
         )
-        found = tl.dot(a, b, input_precision=PRECISION).to(out.dtype.element_ty)
+        output = tl.dot(a, b, input_precision=PRECISION).to(out.dtype.element_ty)
         offset = pixel.to(tl.int64)[:, None] * OUTPUTS + channel[None, :]
-        tl.store(out + offset, found, mask=(pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :])
+        tl.store(out + offset, output, mask=(pixel < pixels)[:, None] & (channel < OUTPUTS)[None, :])
         number = tl.minimum(tl.maximum(pixels - begin, 0), PIXELS)
-        mean, squares = merge_statistics(mean, squares, count, found.to(tl.float32), pixel < pixels, number)
+        mean, squares = merge_statistics(mean, squares, count, output.to(tl.float32), pixel < pixels, number)
         count += number
     store_partial(partials, tl.program_id(0), 0, channel, mean, 3, OUTPUTS)
     store_partial(partials, tl.program_id(0), 1, channel, squares, 3, OUTPUTS)

@@ -41,7 +41,7 @@ def column_masks(
 
     ALL strips of a row begin at FIRST, STEP apart, so that conditions that always hold are removed at compile time.
     """
-    found = ()
+    masks = ()
     for i in tl.static_range(COUNT):
         mask = tl.full([STRIPS, BLOCK], True, tl.int1)
         if CHANNELS % BLOCK != 0:
@@ -50,61 +50,61 @@ def column_masks(
             mask = mask & (column + i >= 0)[:, None]
         if FIRST + i + (ALL - 1) * STEP >= WIDTH:
             mask = mask & (column + i < WIDTH)[:, None]
-        found += (mask,)
-    return found
+        masks += (mask,)
+    return masks
 
 
 @triton.jit
 def zeros(COUNT: tl.constexpr, STRIPS: tl.constexpr, BLOCK: tl.constexpr):
-    found = ()
+    columns = ()
     for _ in tl.static_range(COUNT):
-        found += (tl.zeros([STRIPS, BLOCK], tl.float32),)
-    return found
+        columns += (tl.zeros([STRIPS, BLOCK], tl.float32),)
+    return columns
 
 
 @triton.jit
 def load_taps(weight, channel, CHANNELS: tl.constexpr):
     """Returns the 9 weights of each channel."""
-    found = ()
+    taps = ()
     for i in tl.static_range(9):
-        found += (tl.load(weight + channel * 9 + i, mask=channel < CHANNELS, other=0.0)[None, :],)
-    return found
+        taps += (tl.load(weight + channel * 9 + i, mask=channel < CHANNELS, other=0.0)[None, :],)
+    return taps
 
 
 @triton.jit
 def load_row(row, is_row, mask, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
     """Loads the columns of a row; 0 outside of the image."""
-    found = ()
+    columns = ()
     for i in tl.static_range(COUNT):
-        found += (tl.load(row + i * CHANNELS, mask=mask[i] & is_row, other=0.0),)
-    return found
+        columns += (tl.load(row + i * CHANNELS, mask=mask[i] & is_row, other=0.0),)
+    return columns
 
 
 @triton.jit
 def activations(stored, is_row, mask, scale, shift, COUNT: tl.constexpr):
     """Returns the previous layer's output, BatchNorm and ReLU of `stored`; 0 outside of the image."""
     shift = tl.where(is_row, shift, 0.0)
-    found = ()
+    outputs = ()
     for i in tl.static_range(COUNT):
-        found += (tl.where(mask[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
-    return found
+        outputs += (tl.where(mask[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
+    return outputs
 
 
 @triton.jit
 def output_gradients(g, out, is_row, mask, p, q, r, COUNT: tl.constexpr):
     """Returns the gradients of outputs from g and z; 0 outside of the image."""
     r = tl.where(is_row, r, 0.0)
-    found = ()
+    gradients = ()
     for i in tl.static_range(COUNT):
         d = p * g[i].to(tl.float32) + (q * out[i].to(tl.float32) + r)
-        found += (tl.where(mask[i], d, 0.0),)
-    return found
+        gradients += (tl.where(mask[i], d, 0.0),)
+    return gradients
 
 
 @triton.jit
 def round_to(numbers, dtype: tl.constexpr, COUNT: tl.constexpr):
     """Casts columns to the stored dtype, which halves the registers in half precision."""
-    found = ()
+    rounded = ()
     for i in tl.static_range(COUNT):
-        found += (numbers[i].to(dtype),)
-    return found
+        rounded += (numbers[i].to(dtype),)
+    return rounded

@@ -72,9 +72,9 @@ def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -
     forward: [rows, inputs] x [inputs, outputs]; backward: [rows, outputs] x [outputs, inputs];
     weight: [outputs, rows] x [rows, inputs].
     """
-    found = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY_ROWS else None
-    if found:
-        return found
+    tile = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY_ROWS else None
+    if tile:
+        return tile
     deep = 64 if precision == "half" else 32
     if kernel == "weight":
         size = block_of(outputs, 128), block_of(inputs, 128), block_of(rows, deep)
@@ -89,9 +89,9 @@ def tiles_per_program(length: int, block: int, max_programs: int) -> int:
     return -(-length // (block * max(1, max_programs)))
 
 
-def programs_for(length: int, block: int, each: int) -> int:
-    """Returns the number of programs over `length` rows with `each` tiles of `block` rows."""
-    return -(-length // (block * each))
+def programs_for(length: int, block: int, tiles: int) -> int:
+    """Returns the number of programs over `length` rows with `tiles` tiles each of `block` rows."""
+    return -(-length // (block * tiles))
 
 
 def block_of(size: int, most: int) -> int:

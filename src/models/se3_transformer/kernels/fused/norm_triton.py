@@ -81,8 +81,8 @@ def norm_backward(
             scale = tl.where(is_degree[:, None], (new / length)[None, :], scale)
             pull = tl.where(is_degree[:, None], (grad_length / length)[None, :], pull)
         tl.store(grad_features + offset, (g * scale + x * pull).to(grad_features.dtype.element_ty), mask=is_node)
-    own = grad_affine + tl.program_id(0).to(tl.int64) * (2 * DEGREES * CHANNELS)
-    pointers = own + which[:, None] * CHANNELS + channel[None, :]
+    begin = grad_affine + tl.program_id(0).to(tl.int64) * (2 * DEGREES * CHANNELS)
+    pointers = begin + which[:, None] * CHANNELS + channel[None, :]
     is_affine = (which < DEGREES)[:, None] & is_channel[None, :]
     tl.store(pointers, weight_sum, mask=is_affine)
     tl.store(pointers + DEGREES * CHANNELS, bias_sum, mask=is_affine)
