@@ -138,10 +138,10 @@ def _download(url: str, sha256: str | None, target: Path) -> None:
 
 
 def _verify(path: Path, sha256: str | None, origin: str = "") -> None:
-    found = sha256_of(path)
-    if sha256 is not None and found != sha256:
+    actual = sha256_of(path)
+    if sha256 is not None and actual != sha256:
         advice = "give a mirror with the right file" if origin else "delete it, or give another data_dir"
-        raise UserError(f"{origin or path} is truncated or altered: sha256 {found}, expected {sha256}; {advice}")
+        raise UserError(f"{origin or path} is truncated or altered: sha256 {actual}, expected {sha256}; {advice}")
 
 
 def _in_mirror(mirror: Path, name: str, sha256: str | None) -> Path:

@@ -56,8 +56,8 @@ def check_values(folder: Path, splits: Mapping[str, SplitBinary], sums: Mapping[
             blocks += executor.map(_check_chunk, *zip(*group, strict=True))
             progress.advance(bar, sum(min(CHUNK, column.rows - begin) * column.row_bytes for column, begin in group))
         bar = progress.add_task("comparing checksums", total=sum((folder / file).stat().st_size for file in sums))
-        for file, found in zip(sums, executor.map(sha256_of, [folder / file for file in sums]), strict=True):
-            if found != sums[file]:
+        for file, sha256 in zip(sums, executor.map(sha256_of, [folder / file for file in sums]), strict=True):
+            if sha256 != sums[file]:
                 raise UserError(
                     f"{folder / file} is not what was written (its checksum differs): prepare the data again"
                 )

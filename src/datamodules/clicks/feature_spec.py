@@ -173,10 +173,10 @@ class _Reader:
         return names
 
     def dtype(self, feature: str, *allowed: str) -> str:
-        found = self.features[feature].get("dtype")
-        if found not in allowed:
-            self.refuse(f"feature_spec.{feature}.dtype", f"is {found!r}, not {' or '.join(allowed)}")
-        return found
+        dtype = self.features[feature].get("dtype")
+        if dtype not in allowed:
+            self.refuse(f"feature_spec.{feature}.dtype", f"is {dtype!r}, not {' or '.join(allowed)}")
+        return dtype
 
     def table(self, feature: str) -> Table:
         sizes = {"cardinality": self.features[feature].get("cardinality"), "hotness": 1}

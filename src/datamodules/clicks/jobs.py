@@ -36,7 +36,7 @@ class Jobs(NamedTuple):
         self.bars.advance(bar, len(jobs) - len(unfinished))
         step = max_parallel or max(len(unfinished), 1)
         for begin in range(0, len(unfinished), step):
-            for future in as_completed([self.pool.submit(run, *each) for each in unfinished[begin : begin + step]]):
+            for future in as_completed([self.pool.submit(run, *pair) for pair in unfinished[begin : begin + step]]):
                 future.result()
                 self.bars.advance(bar)
         return [read_json(file, f"delete {self.done.parent} to begin again") for file in files]

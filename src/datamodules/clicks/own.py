@@ -146,22 +146,22 @@ def write_rows(source: ClickColumns, folder: Path) -> dict[str, Any]:
     if not is_test.any() or (source.held_out_share < 1 and is_test.all()):
         raise UserError(f"{source.file} has {total} rows with a label, too few for training and test; add rows")
     numbers, ids = np.array(rows.numbers), np.array(rows.ids)
-    known = np.array(rows.labels) >= 0
+    is_known = np.array(rows.labels) >= 0
     labels = np.maximum(rows.labels, 0).astype(np.uint8)
-    np.save(folder / KNOWN, known[is_test])
+    np.save(folder / KNOWN, is_known[is_test])
     numbers = (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float16)
     for split, chosen in (("train", ~is_test), ("test", is_test)):
         _write_split(folder, spec, split, chosen, labels, numbers, ids)
     spec.write(folder)
     read = total + rows.dropped
-    found = f"{source.file}: {read:,} rows read; "
+    report = f"{source.file}: {read:,} rows read; "
     if source.held_out_share == 1:
-        found += f"{int((~known).sum()):,} without a label in column {source.label}"
+        report += f"{int((~is_known).sum()):,} without a label in column {source.label}"
     else:
-        found += f"dropped {rows.dropped:,} without a label in column {source.label}"
-    clicks = f", clicks {labels[known].mean():.1%}" if known.any() else ""
+        report += f"dropped {rows.dropped:,} without a label in column {source.label}"
+    clicks = f", clicks {labels[is_known].mean():.1%}" if is_known.any() else ""
     return {
-        "report": f"{found}; {rows.missing:,} missing values became 0\n{int((~is_test).sum()):,} rows to train, "
+        "report": f"{report}; {rows.missing:,} missing values became 0\n{int((~is_test).sum()):,} rows to train, "
         f"{int(is_test.sum()):,} to test{clicks}; {len(source.numerical)} numerical and "
         f"{len(source.categorical)} categorical columns, these hashed to {source.buckets:,} ids each"
     }

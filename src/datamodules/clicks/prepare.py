@@ -212,7 +212,7 @@ class _Preparation:
         # One at a time, because the ids of one column may take a gibibyte.
         self.jobs.results("numbering ids", jobs, max_parallel=1)
         dtypes = FeatureSpec.of([count + 1 for count in counts]).dtypes
-        return [Vocabulary(*each) for each in zip(tables, counts, dtypes, strict=True)]
+        return [Vocabulary(*arguments) for arguments in zip(tables, counts, dtypes, strict=True)]
 
     def columns(self, scattered: Scattered, vocabularies: list[Vocabulary]) -> FeatureSpec:
         """Runs the last pass, which writes into files of their final size."""
@@ -237,8 +237,8 @@ class _Preparation:
         self.jobs.results("writing", jobs)
         files = sorted(self.out.rglob("*.bin"))
         hashed = [Job(f"sha256_{path.parent.name}_{path.stem}", sha256_of, (path,)) for path in files]
-        found = self.jobs.results("computing checksums", hashed)
-        sums = {str(path.relative_to(self.out)): sha256 for path, sha256 in zip(files, found, strict=True)}
+        checksums = self.jobs.results("computing checksums", hashed)
+        sums = {str(path.relative_to(self.out)): sha256 for path, sha256 in zip(files, checksums, strict=True)}
         return replace(spec, metadata={"origin": dict(self.origin), "rows": rows, "sha256": sums})
 
     def held_out(self, parts: list[Slice], tested: int) -> Iterator[tuple[Slice, Target]]:

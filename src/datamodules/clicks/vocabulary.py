@@ -117,13 +117,13 @@ def look_up(
         hashed = (ids[begin : begin + _STEP] * _ODD).astype(np.uint64)
         slot = hashed * slots >> _SHIFT
         entry = table[slot]
-        found = numbers[begin : begin + _STEP]
-        found[:] = entry & _LOW
+        block = numbers[begin : begin + _STEP]
+        block[:] = entry & _LOW
         open_ = np.flatnonzero((entry >> _SHIFT != hashed) & (entry != 0))
         while len(open_):
             slot[open_] += np.uint64(1)
             entry = table[slot[open_]]
-            found[open_] = entry & _LOW
+            block[open_] = entry & _LOW
             open_ = open_[(entry >> _SHIFT != hashed[open_]) & (entry != 0)]
     return numbers
 

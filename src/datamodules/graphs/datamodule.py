@@ -92,10 +92,10 @@ class GraphDataModule(SplitDataModule):
 
     def _unit_in(self, data: GraphData) -> str:
         """Returns the target's unit. Raises UserError where another is given than the data have."""
-        known = data.units.get(self.task or "", "")
-        if known and self.given_unit not in (None, known):
-            raise UserError(f"datamodule.unit={self.given_unit}: {self.task} of {self.name} is in {known}")
-        return known or self.given_unit or ""
+        unit = data.units.get(self.task or "", "")
+        if unit and self.given_unit not in (None, unit):
+            raise UserError(f"datamodule.unit={self.given_unit}: {self.task} of {self.name} is in {unit}")
+        return unit or self.given_unit or ""
 
     def _numbers(self, data: GraphData) -> list[int]:
         """Returns the atomic numbers that atoms may have, ascending. Raises UserError for an atom of another one."""

@@ -122,12 +122,11 @@ def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
             raise UserError(f"{path} is truncated: frame {frame} (line {start + 1}) has fewer than {count} atoms")
         comment, atoms = lines[start + 1], lines[start + 2 : start + 2 + count]
         pairs = {key: value.strip("\"'") for key, value in PAIR.findall(comment)}
-        own = _number(given := pairs.pop("charge", charge))
-        if own is None or abs(own) > MOST_CHARGE:
-            raise UserError(
-                f"{path} line {start + 2}: charge={given} is not allowed; expected {-MOST_CHARGE} to {MOST_CHARGE}"
-            )
-        content = (atoms, pairs.pop("Properties", ""), round(own))
+        frame_charge = _number(stated := pairs.pop("charge", charge))
+        if frame_charge is None or abs(frame_charge) > MOST_CHARGE:
+            limits = f"{-MOST_CHARGE} to {MOST_CHARGE}"
+            raise UserError(f"{path} line {start + 2}: charge={stated} is not allowed; expected {limits}")
+        content = (atoms, pairs.pop("Properties", ""), round(frame_charge))
         yield Record(f"frame {frame}", "xyz", content, _numbers(pairs.items()))
         start += 2 + count
 

@@ -72,8 +72,8 @@ def prepare_graphs(
 
     def write(part: Path) -> dict[str, Any]:
         entries = read()
-        found = _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers)
-        return found | {"report": f"{next(iter(inputs))}: {found['report']}"}
+        written = _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers)
+        return written | {"report": f"{next(iter(inputs))}: {written['report']}"}
 
     return prepared.prepare(folder / f"graphs_{selection.name}", origin, write)
 
@@ -149,8 +149,8 @@ def reading_report(read: int, entries: Entries, rows: Int[np.ndarray, " rows"], 
     lines = [f"{read:,} molecules read, {len(rows):,} kept"]
     if bad:
         lines[0] += f", {len(bad):,} dropped (listed in bad.txt), as {bad[0]}"
-    known = np.isfinite(entries.targets[rows]).sum(0)
-    missing = [f"{name} ({count:,})" for name, count in zip(entries.units, known, strict=True) if count < len(rows)]
+    counts = np.isfinite(entries.targets[rows]).sum(0)
+    missing = [f"{name} ({count:,})" for name, count in zip(entries.units, counts, strict=True) if count < len(rows)]
     if missing:
         lines.append(f"not every molecule has a value of {', '.join(missing)}")
     return "\n".join(lines)

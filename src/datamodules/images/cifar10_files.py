@@ -49,17 +49,17 @@ def read_cifar10(source: Path) -> dict[str, Labelled]:
 
     Raises UserError that names a file that is damaged or not CIFAR-10's.
     """
-    found: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
+    splits: dict[str, list[tuple[str, Labelled]]] = {"train": [], "test": []}
     with working(f"reading {source}"):
         for split, name, data in files_of(source):
-            found[split].append((name, read_file(f"{source}: {name}", PurePosixPath(name), data)))
-    for split, parts in found.items():
+            splits[split].append((name, read_file(f"{source}: {name}", PurePosixPath(name), data)))
+    for split, parts in splits.items():
         if not parts:
             raise UserError(
                 f"{source} has no {split} images of CIFAR-10: give the official archive or folder, or one of images as "
                 f"{split}/airplane/1.jpg"
             )
-    return {split: joined(parts) for split, parts in found.items()}
+    return {split: joined(parts) for split, parts in splits.items()}
 
 
 def files_of(source: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -53,11 +53,11 @@ def labelled(folder: Path, classes: Sequence[str]) -> ImageFiles:
     files: list[str] = []
     counts = []
     for name in classes:
-        found = images_in(folder / name)
-        if not found:
+        images = images_in(folder / name)
+        if not images:
             raise UserError(f"{folder / name} has no image: add images, or remove the folder")
-        files += [f"{name}/{file}" for file in found]
-        counts.append(len(found))
+        files += [f"{name}/{file}" for file in images]
+        counts.append(len(images))
     return ImageFiles(folder, files, np.repeat(np.arange(len(classes)), counts))
 
 

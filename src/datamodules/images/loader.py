@@ -131,5 +131,5 @@ class DecodingLoader(OrderedLoader[ImageBatch]):
         draws: Float[np.ndarray, "images draws"],
         out: UInt8[np.ndarray, "images height width 3"],
     ) -> None:
-        for row, own, target in zip(rows, draws, out, strict=True):
-            target[:] = load(self.images.folder / self.images.files[int(row)], self.size, own if self.train else None)
+        for row, draw, target in zip(rows, draws, out, strict=True):
+            target[:] = load(self.images.folder / self.images.files[int(row)], self.size, draw if self.train else None)

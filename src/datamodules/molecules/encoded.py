@@ -90,13 +90,13 @@ def prepare(
     of all elements in the molecules of at most as many. Raises UserError for a molecule that cannot be encoded (with
     `skip_bad`, bad.txt lists them instead), and for a subfolder that was prepared from other files or settings.
     """
-    given: Any = vocabulary
+    plain: Any = vocabulary
     if isinstance(vocabulary, Vocabulary):
-        given = asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)}
+        plain = asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)}
     origin = {
         "layout": LAYOUT,
         "inputs": {path.name: sha256_of(path) for path in files},
-        "vocabulary": given,
+        "vocabulary": plain,
         "selection": asdict(selection),
     }
 

@@ -57,15 +57,15 @@ class SentencesDataModule(TextDataModule):
         """The rows by split, the files being read once. Raises UserError for a bad row, and if a split is empty."""
         source = self.source
         names = [source.file] if source.dev is None else [source.file, source.dev]
-        found = [read_table(Path(name), source.text, source.label, labelled=True) for name in names]
+        tables = [read_table(Path(name), source.text, source.label, labelled=True) for name in names]
         if source.dev is None:
-            total = len(found[0].texts)
+            total = len(tables[0].texts)
             is_dev = np.isin(np.arange(total), seeded_split(total, source.held_out_share, source.seed))
-            found = [found[0].part(rows.tolist()) for rows in ((~is_dev).nonzero()[0], is_dev.nonzero()[0])]
-        for name, table in zip(("train", "dev"), found, strict=True):
+            tables = [tables[0].part(rows.tolist()) for rows in ((~is_dev).nonzero()[0], is_dev.nonzero()[0])]
+        for name, table in zip(("train", "dev"), tables, strict=True):
             if not table.texts:
                 raise UserError(f"{table.where} has no sentence with a label for the split {name}; add rows")
-        return dict(zip(("train", "dev"), found, strict=True))
+        return dict(zip(("train", "dev"), tables, strict=True))
 
     @property
     def label_names(self) -> Sequence[str]:
@@ -98,8 +98,8 @@ class SentencesDataModule(TextDataModule):
             return
         longer = 0
         for split in self.tables:
-            found = self.read(split)
-            data = self.vocabulary.encode(found.text, found.where, found.lines, found.labels)
+            sentences = self.read(split)
+            data = self.vocabulary.encode(sentences.text, sentences.where, sentences.lines, sentences.labels)
             longer += int((data.lengths > self.max_length).sum())
             self.splits[split] = self.resident(data.truncated(self.max_length))
         if self.rank_and_world[0] == 0:
@@ -114,7 +114,7 @@ class SentencesDataModule(TextDataModule):
     def report(self, longer: int) -> str:
         """Returns what was read, dropped and truncated, in two lines."""
         tables = list(self.tables.values())[: 1 if self.source.dev is None else 2]  # of one file both have its counts
-        empty, unlabelled = sum(each.empty for each in tables), sum(each.unlabelled for each in tables)
+        empty, unlabelled = sum(table.empty for table in tables), sum(table.unlabelled for table in tables)
         train, dev = (len(self.tables[split].texts) for split in ("train", "dev"))
         files = " and ".join(filter(None, (self.source.file, self.source.dev)))
         counts = Counter(label for table in self.tables.values() for label in table.labels)

@@ -61,9 +61,9 @@ class SST2DataModule(TextDataModule):
 
     def _prepared(self) -> Path:
         """Returns the folder of tokens, prepared if necessary; there is one for each vocabulary and set of files."""
-        own = {} if self.raw is None else self.files()
+        raw_files = {} if self.raw is None else self.files()
         digest = self.vocabulary.sha256  # a missing vocabulary is told before anything is downloaded
-        files = own or self.files()
+        files = raw_files or self.files()
         origin = {
             "layout": LAYOUT,
             "vocabulary": digest,

@@ -63,9 +63,9 @@ class SyntheticTokensDataModule(TokenDataModule):
         lengths = np.full(count, self.length) if self.length else lengths.clip(max=longest)
         starts = np.concatenate([[0], lengths.cumsum()])
         labels = random.integers(2, size=count)
-        own = random.random(starts[-1]) < OWN_HALF
+        in_own_half = random.random(starts[-1]) < OWN_HALF
         half = (self.vocabulary_size - FIRST_WORD) // 2
-        upper = labels.repeat(lengths) == own
+        upper = labels.repeat(lengths) == in_own_half
         ids = FIRST_WORD + random.integers(half, size=starts[-1]) + half * upper
         ids[starts[:-1]], ids[starts[1:] - 1] = CLS, SEP
         return TokenData(ids.astype(np.int32), starts, labels)

@@ -30,7 +30,7 @@ class Table:
 
     def part(self, rows: list[int]) -> "Table":
         """Returns some of the rows; the counts of dropped ones stay those of the file."""
-        texts, labels, lines = ([each[row] for row in rows] for each in (self.texts, self.labels, self.lines))
+        texts, labels, lines = ([column[row] for row in rows] for column in (self.texts, self.labels, self.lines))
         return replace(self, texts=texts, labels=labels, lines=lines)
 
     def numbers(self, names: Sequence[str]) -> Int64[np.ndarray, " rows"]:
@@ -38,12 +38,12 @@ class Table:
 
         Raises UserError that names the row of another label.
         """
-        found = {name: number for number, name in enumerate(names)}
+        number_of = {name: number for number, name in enumerate(names)}
         for label, line in zip(self.labels, self.lines, strict=True):
-            if label is not None and label not in found:
+            if label is not None and label not in number_of:
                 shown = ", ".join(list(names)[:SHOWN])
                 raise UserError(f"{self.where} line {line}: the label {label!r} is none of those trained on ({shown})")
-        return np.array([UNLABELLED if label is None else found[label] for label in self.labels], np.int64)
+        return np.array([UNLABELLED if label is None else number_of[label] for label in self.labels], np.int64)
 
 
 def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
