@@ -47,9 +47,9 @@ def statistics(smiles: Sequence[str], device: torch.device, pool: WorkerPool) ->
     encoded = [pool.submit(one_hot, chunk) for chunk in chunks]
     features = [pool.submit(summed_features, chunk) for chunk in chunks]
     with torch.inference_mode():
-        found = [network(torch.from_numpy(each.result()).to(device).float() / ALPHABET).cpu() for each in encoded]
-    activations = torch.cat(found).double().numpy()
-    sums = np.sum([each.result() for each in features], 0)
+        parts = [network(torch.from_numpy(future.result()).to(device).float() / ALPHABET).cpu() for future in encoded]
+    activations = torch.cat(parts).double().numpy()
+    sums = np.sum([future.result() for future in features], 0)
     return Statistics(activations.mean(0), np.cov(activations.T), sums / len(smiles))
 
 

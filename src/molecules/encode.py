@@ -121,11 +121,11 @@ def encode_all(
 
 def elements_in(smiles: Sequence[str], max_atoms: int, workers: int | None = None) -> set[str]:
     """Returns the symbols of all elements but hydrogen in the SMILES that parse and have at most `max_atoms` atoms."""
-    found: set[str] = set()
+    elements: set[str] = set()
     with WorkerPool(workers) as pool:
         for _, symbols in _in_order(pool, smiles, elements_of_chunk, max_atoms):
-            found |= symbols
-    return found
+            elements |= symbols
+    return elements
 
 
 def elements_of_chunk(smiles: list[str], max_atoms: int) -> set[str]:
