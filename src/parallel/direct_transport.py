@@ -41,7 +41,7 @@ class DirectTransport(Transport):
         self, memory: Sequence[Tensor], rank: int, barrier: Callable[[int], None], elements: Sequence[int]
     ) -> None:
         self.memory, self.rank, self.barrier = memory, rank, barrier
-        self.shares = [share_of(each, len(memory)) for each in elements]
+        self.shares = [share_of(size, len(memory)) for size in elements]
         self.begins = [len(memory) * sum(self.shares[:number]) for number in range(len(elements))]
         mine = memory[rank]
         self.fetched = mine.new_empty(2, len(memory) - 1, max(self.shares))  # of this piece and the next
@@ -49,8 +49,8 @@ class DirectTransport(Transport):
         everywhere = [[self._part(number, other, rank) for other in range(len(memory))] for number in numbered]
         here = [[self._part(number, rank, rank), *fetched] for number in numbered for fetched in self.fetched]
         self.everywhere, self.here = (  # addresses for the kernel
-            torch.tensor([[part.data_ptr() for part in parts] for parts in each], device=mine.device)
-            for each in (everywhere, here)
+            torch.tensor([[part.data_ptr() for part in parts] for parts in pieces], device=mine.device)
+            for pieces in (everywhere, here)
         )
         self.streams = [torch.cuda.Stream(mine.device) for _ in range(2)] if mine.is_cuda else []
         self.averaged: list[Any] = []  # events of this step: a piece is averaged, its fetched shares may be overwritten
@@ -67,7 +67,7 @@ class DirectTransport(Transport):
         def make() -> DirectTransport:
             total = needed(elements, world)
             handle = shared_memory(total, dtype, device)
-            memory = [handle.get_buffer(each, (total,), dtype) for each in range(world)]
+            memory = [handle.get_buffer(peer, (total,), dtype) for peer in range(world)]
             memory[rank].zero_()
             return cls(memory, rank, handle.barrier, elements)
 
@@ -149,4 +149,4 @@ def share_of(elements: int, ranks: int) -> int:
 
 def needed(elements: Sequence[int], ranks: int) -> int:
     """Returns the elements of a rank's memory for pieces of these sizes."""
-    return ranks * sum(share_of(each, ranks) for each in elements)
+    return ranks * sum(share_of(size, ranks) for size in elements)

@@ -62,8 +62,8 @@ class Bucket:
             if piece.start == 0:
                 self.parts(memory)[0].copy_(gradient)
             return
-        given = gradient.as_strided((gradient.numel(),), (1,))[piece]
-        memory[piece][: len(given)].copy_(given)
+        values = gradient.as_strided((gradient.numel(),), (1,))[piece]
+        memory[piece][: len(values)].copy_(values)
 
 
 Sent = tuple[Bucket, Tensor, list[Callable[[], None]]]  # its memory, and a function for each piece that waits for it
@@ -109,10 +109,10 @@ class GradientAverage:
         """Builds the buckets in the order of rank 0's first backward pass."""
         whole = distributed.get_world_size() * SHARED  # so that the pieces of a large gradient lie end to end
         come, missing = (buckets(parameters, self.max_bytes) for parameters in self._order())
-        for own in (*come, *missing):
+        for group in (*come, *missing):
             number = sum(len(bucket.pieces) for bucket in self.buckets)
-            most = max(1, self.max_bytes // own[0].element_size() // whole) * whole
-            self.buckets.append(Bucket(own, number, most))
+            most = max(1, self.max_bytes // group[0].element_size() // whole) * whole
+            self.buckets.append(Bucket(group, number, most))
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.last = last_of(self.buckets[: len(come)], self.max_bytes)
         self.transport = self._make_transport()
@@ -197,7 +197,7 @@ class GradientAverage:
             self._settle()
         while self.next < len(self.buckets):  # a pass without all gradients leaves some over
             self._send(self.buckets[self.next])
-        early, late = ([each for each in self.sent if (each[0] in self.last) == last] for last in (False, True))
+        early, late = ([sent for sent in self.sent if (sent[0] in self.last) == last] for last in (False, True))
         self.sent, self.next = [], 0
         if early:
             yield self._received(early)
@@ -233,19 +233,19 @@ def buckets(parameters: Sequence[nn.Parameter], max_bytes: int = BUCKET_BYTES) -
     A larger gradient has a bucket of its own, so that its all-reduce overlaps with the rest of the backward pass. The
     last bucket overlaps with nothing, so it is short where possible.
     """
-    found: list[list[nn.Parameter]] = []
+    groups: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        if not found or size + parameter.nbytes > max_bytes or parameter.dtype != found[-1][0].dtype:
-            found.append([])
+        if not groups or size + parameter.nbytes > max_bytes or parameter.dtype != groups[-1][0].dtype:
+            groups.append([])
             size = 0
-        found[-1].append(parameter)
+        groups[-1].append(parameter)
         size += parameter.nbytes
-    end = found[-1] if len(found) > 1 else []
+    end = groups[-1] if len(groups) > 1 else []
     few = sum(behind <= max_bytes / 16 for behind in accumulate(parameter.nbytes for parameter in reversed(end)))
     if (cut := len(end) - max(1, few)) > 0:
-        found[-1:] = [end[:cut], end[cut:]]
-    return found
+        groups[-1:] = [end[:cut], end[cut:]]
+    return groups
 
 
 def last_of(filled: Sequence[Bucket], max_bytes: int = BUCKET_BYTES) -> list[Bucket]:
@@ -253,14 +253,14 @@ def last_of(filled: Sequence[Bucket], max_bytes: int = BUCKET_BYTES) -> list[Buc
 
     A node of the backward pass that computes a large gradient may compute small ones too, which follow it.
     """
-    found: list[Bucket] = []
+    last: list[Bucket] = []
     behind = 0
     for bucket in reversed(filled):
         if behind > max_bytes / 8:
             break
-        found.append(bucket)
+        last.append(bucket)
         behind += sum(parameter.nbytes for parameter in bucket.parameters)
-    return found
+    return last
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
