@@ -23,16 +23,16 @@ PAPERS = FOLDER / "papers"
 
 @cache
 def _every_row() -> tuple[PublishedRow, ...]:
-    found = [row for path in sorted(FOLDER.glob("*.yaml")) for row in read(path)]
-    return tuple(sorted(found, key=lambda row: row.measured))  # stable: the files' order within each
+    entries = [row for path in sorted(FOLDER.glob("*.yaml")) for row in read(path)]
+    return tuple(sorted(entries, key=lambda row: row.measured))  # stable: the files' order within each
 
 
 @cache
 def about(model: str) -> Mapping[str, str]:
     """Returns the model's task, data and metric, in words, by these names; empty for a model without published rows."""
     file = FOLDER / f"{model}.yaml"
-    found: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
-    return found.get("about", {})
+    content: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+    return content.get("about", {})
 
 
 def rows(model: str | None = None, kind: str | None = None) -> list[PublishedRow]:

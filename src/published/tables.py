@@ -93,8 +93,8 @@ def _flat(common: Mapping[str, Any], columns: list[str], values: list[Any]) -> d
     """Returns one row as a checked mapping from column to printed value, without values '/'."""
     if len(values) != len(columns):
         raise ValueError(f"{len(values)} values for {len(columns)} columns")
-    own = {key: value for key, value in zip(columns, values, strict=True) if value != "/" or key == "fix_hp"}
-    flat = {**common, **own}
+    printed = {key: value for key, value in zip(columns, values, strict=True) if value != "/" or key == "fix_hp"}
+    flat = {**common, **printed}
     if unknown := sorted(set(flat) - {*SCALARS, *LATENCIES, *METRIC}):
         raise ValueError(f"unknown column {unknown[0]!r}")
     if missing := [key for key in REQUIRED if key not in flat]:
@@ -130,16 +130,16 @@ def _row(flat: Mapping[str, Any], printed: Mapping[str, Any], corrections: list[
 
 def _corrected(row: PublishedRow, corrections: list[Mapping[str, Any]]) -> dict[str, Correction]:
     """Returns the corrections of this row's figures; `precision` can be corrected by `value` only."""
-    found: dict[str, Correction] = {}
+    corrected: dict[str, Correction] = {}
     for entry in corrections:
         if ("times" in entry) == ("value" in entry):
             raise ValueError("a correction has either `times` or `value`")
         for name in entry["figures"]:
             if name == "precision":
-                found[name] = Correction(str(entry["value"]), entry["why"])
+                corrected[name] = Correction(str(entry["value"]), entry["why"])
             elif (figure := row.figure(name)) is not None:
-                found[name] = Correction(_corrected_value(row, figure, entry), entry["why"])
-    return found
+                corrected[name] = Correction(_corrected_value(row, figure, entry), entry["why"])
+    return corrected
 
 
 def _corrected_value(row: PublishedRow, printed: float, entry: Mapping[str, Any]) -> float:
