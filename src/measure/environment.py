@@ -34,7 +34,7 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "driver": driver_version(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
-        "libraries": {name: found for name in LIBRARIES if (found := library_version(name))},
+        "libraries": {name: installed for name in LIBRARIES if (installed := library_version(name))},
         "git": sources(),
         "command": " ".join([Path(sys.argv[0]).name, *map(masked_text, sys.argv[1:])]),
         "overrides": [*map(masked_text, overrides)],

@@ -81,5 +81,5 @@ def cpu_peaks(dtype: str, reached: Sequence[float] = (0.0, 0.0)) -> Peaks:
     """Returns the measured peaks of a rank's share of this machine's cores, of as many threads as it uses at most."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = min(1.0, cpu_count() / (torch.get_num_threads() * ranks_here))  # of each thread
-    flops_per_s, bytes_per_s = kept_peaks(dtype, [each / cores for each in reached])
+    flops_per_s, bytes_per_s = kept_peaks(dtype, [rate / cores for rate in reached])
     return Peaks(flops_per_s * cores, bytes_per_s * cores, "measured")

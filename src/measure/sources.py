@@ -25,17 +25,17 @@ def sources(root: Path = ROOT, further: Sequence[str] = ()) -> dict[str, Any]:
 
     The digest is of CODE, and of `further`: nothing or MEASURING.
     """
-    found, key = digest(code_of_tree(root, further)), "measuring" if further else "digest"
+    code_digest, key = digest(code_of_tree(root, further)), "measuring" if further else "digest"
     named = read(root / FILE)
-    is_named = bool(named and not named["dirty"] and named[key] == found)
+    is_named = bool(named and not named["dirty"] and named[key] == code_digest)
     try:
         commit, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
         dirty = not is_named if named else None
-        return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": found}
+        return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": code_digest}
     if changes and named and is_named:  # a copy of the tree over another commit
-        return {"commit": named["commit"], "dirty": False, "digest": found}
-    return {"commit": commit.strip(), "dirty": bool(changes), "digest": found}
+        return {"commit": named["commit"], "dirty": False, "digest": code_digest}
+    return {"commit": commit.strip(), "dirty": bool(changes), "digest": code_digest}
 
 
 def digest(blobs: dict[str, str]) -> str:
@@ -72,8 +72,8 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("commit", "dirty", "digest", "measuring")}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {key: content[key] for key in ("commit", "dirty", "digest", "measuring")}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{path}: not what `python -m src.measure.sources` writes; write it again or remove it"
@@ -82,10 +82,10 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def main() -> None:
     """Writes `FILE` for a machine without git."""
-    found = sources() | {"measuring": sources(further=MEASURING)["digest"]}
-    (ROOT / FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
-    changed = ", with uncommitted changes" if found["dirty"] else ""
-    print(f"wrote {FILE}: commit {found['commit']}{changed}, digest {found['digest']}")
+    state = sources() | {"measuring": sources(further=MEASURING)["digest"]}
+    (ROOT / FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    changed = ", with uncommitted changes" if state["dirty"] else ""
+    print(f"wrote {FILE}: commit {state['commit']}{changed}, digest {state['digest']}")
 
 
 if __name__ == "__main__":
