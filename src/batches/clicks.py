@@ -79,7 +79,7 @@ class ClickLayout:
         """The blocks in the order of the buffer: the second has the numericals, the last one the labels."""
         ids = []
         for name, dtype in DTYPES.items():
-            chosen = tuple(i for i, own in enumerate(self.dtypes) if own == name)
+            chosen = tuple(i for i, table_dtype in enumerate(self.dtypes) if table_dtype == name)
             ids.append(Block(dtype, sum(self.tables[i].hotness for i in chosen), chosen))
         return ids[0], Block(torch.float16, self.num_numerical), ids[1], ids[2], Block(torch.uint8, 1)
 
