@@ -59,7 +59,7 @@ def main() -> None:
         "rows/s": f"{options.rows / seconds:,.0f}",
         "rows/s per worker": f"{options.rows / seconds / options.workers:,.0f}",
         "rows per core second": f"{options.rows / cpu:,.0f}",
-        "peak memory": f"{memory.peak / 2**30:.2f} GiB ({memory.own / 2**30:.2f} of it this process)",
+        "peak memory": f"{memory.peak / 2**30:.2f} GiB ({memory.parent / 2**30:.2f} of it this process)",
         "machine": f"{cpu_count()} cores",
     }
     for row in (columns, ["---"] * len(columns), columns.values()):
@@ -74,7 +74,7 @@ def cpu_seconds() -> float:
 class PeakMemory:
     """Measures the peak memory in bytes of this process and its children, sampled every 0.1 s in a thread."""
 
-    peak = own = 0
+    peak = parent = 0
 
     def __enter__(self) -> "PeakMemory":
         self._stop = threading.Event()
@@ -89,13 +89,13 @@ class PeakMemory:
     def _watch(self) -> None:
         process = psutil.Process()
         while not self._stop.wait(0.1):
-            own = process.memory_full_info().pss
-            total = own
+            parent = process.memory_full_info().pss
+            total = parent
             for child in process.children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     total += child.memory_full_info().pss
             if total > self.peak:
-                self.peak, self.own = total, own
+                self.peak, self.parent = total, parent
 
 
 def write_days(folder: Path, rows: int, compressed: bool) -> int:

@@ -46,9 +46,9 @@ def main() -> None:
     for name, (dtype, matmul) in PRECISIONS.items():
         torch.set_float32_matmul_precision(matmul)
         for batch in batches(chosen):
-            found = [*rows_of(batch, dtype), *attentions(batch, dtype)] if set(chosen) & {"padded", "packed"} else []
-            found += [layer_row(batch, dtype)] if "layers" in chosen else []
-            for row in found:
+            rows = [*rows_of(batch, dtype), *attentions(batch, dtype)] if set(chosen) & {"padded", "packed"} else []
+            rows += [layer_row(batch, dtype)] if "layers" in chosen else []
+            for row in rows:
                 print(f"| {' | '.join(cells(row, name, batch.ids.numel()))} |", flush=True)
 
 
@@ -62,20 +62,20 @@ def lengths_of_sst2() -> Tensor:
 def batches(chosen: Iterable[str]) -> list[Tokens]:
     """Padded batches of long and of short sentences, and a packed batch."""
     short, labels = lengths_of_sst2(), torch.zeros(SENTENCES, dtype=torch.int64)
-    found: list[Tokens] = []
+    tokens: list[Tokens] = []
     if "padded" in chosen or "layers" in chosen:
         for lengths in (torch.full_like(short, LENGTH), short):
             ids = torch.randint(1, SIZES.vocab_size, (SENTENCES, LENGTH), dtype=torch.int32)
             ids *= torch.arange(LENGTH) < lengths[:, None]
-            found.append(PaddedTokens(ids.cuda(), lengths.cuda(), labels.cuda()))
+            tokens.append(PaddedTokens(ids.cuda(), lengths.cuda(), labels.cuda()))
     if "packed" in chosen or "layers" in chosen:
         real, missing = int(short.sum()), -int(short.sum()) % MULTIPLE
         positions = torch.cat([torch.arange(int(length)) for length in short] + [torch.zeros(missing)]).int()
         ids = torch.randint(1, SIZES.vocab_size, (real + missing,), dtype=torch.int32)
         ids[real:] = 0
         starts = torch.cat([torch.zeros(1), short.cumsum(0)]).int()
-        found.append(PackedTokens(ids.cuda(), positions.cuda(), starts.cuda(), labels.cuda(), LONGEST))
-    return found
+        tokens.append(PackedTokens(ids.cuda(), positions.cuda(), starts.cuda(), labels.cuda(), LONGEST))
+    return tokens
 
 
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
@@ -119,7 +119,7 @@ def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     fused: Any = dispatch.kernels()
     sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.seeded([0.1], batch.labels)[0]
     q, k, v, out, grad = (torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype) for _ in range(5))
-    found = []
+    rows = []
     for first in (False, True):
         options = fused.attention.AttentionOptions(sentences, HEADS, drop, first)
         of_q, above = (q[: sentences.count], grad[: sentences.count]) if first else (q, grad)
@@ -131,8 +131,8 @@ def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
                 a, b, k, v, out[: len(b)], c, d, e)
         )  # fmt: skip
         work = 4 * DIM * pairs(sentences, first)
-        found.append(Row(f"attention{' of first tokens' * first}", forward, backward, flops=(work, 2.5 * work)))
-    return found
+        rows.append(Row(f"attention{' of first tokens' * first}", forward, backward, flops=(work, 2.5 * work)))
+    return rows
 
 
 def pairs(sentences: Sentences, first: bool) -> int:

@@ -68,7 +68,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     def update() -> None:
         fused.tables.apply(weights, tables, order, gradient.transpose(0, 1), rule)
 
-    found = [
+    measured = [
         Row("look up", device_ms(lambda: fused.tables.look_up(weights, tables, clicks.ids, batch, dtype)), None,
             bytes=(vectors * (4 + size), 0)),
         Row("order ids", device_ms(lambda: fused.tables.row_order(tables, clicks.ids, batch)), None),
@@ -77,7 +77,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     ]  # fmt: skip
     forward, both = timed(lambda d, s: fused.interaction.dot_features(d, s, overflow), [dense, sparse])
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
-    found.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
+    measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
     x = clicks.numerical.to(dtype)
     for name, mlp, inputs in (("bottom MLP", network.bottom, x), ("top MLP", network.top, None)):
         if inputs is None:
@@ -85,8 +85,8 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         macs = sum(a * b for a, b in zip(mlp.widths[:-1], mlp.widths[1:], strict=True)) * batch
         unwanted = 0 if inputs.requires_grad else mlp.widths[0] * mlp.widths[1] * batch
         forward, both = timed(lambda x, *p, mlp=mlp: fused.mlp.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
-        found.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
-    return found
+        measured.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
+    return measured
 
 
 def parameters(mlp: Any) -> list[Tensor]:

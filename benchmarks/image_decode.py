@@ -54,7 +54,7 @@ def by_pillow(data: bytes) -> np.ndarray:
 def decoders() -> dict[str, Callable[[bytes], Any]]:
     """Returns the functions to time, which take one file's bytes."""
     draws = np.random.default_rng(0).random(NUM_DRAWS)
-    found: dict[str, Callable[[bytes], Any]] = {
+    functions: dict[str, Callable[[bytes], Any]] = {
         "decoded whole, simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),
         "decoded whole, Pillow": lambda data: np.asarray(Image.open(io.BytesIO(data))),
         "224 x 224 of the centre, Reprise": lambda data: decode(data, SIZE),
@@ -64,8 +64,8 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
     if find_spec("cv2"):
         cv2: Any = import_module("cv2")
         cv2.setNumThreads(0)
-        found["decoded whole, OpenCV"] = lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    return found
+        functions["decoded whole, OpenCV"] = lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    return functions
 
 
 def rate(decoder: Callable[[bytes], Any], files: list[bytes], repeats: int = 3) -> float:

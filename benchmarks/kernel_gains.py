@@ -84,10 +84,10 @@ def flash_backward(
 ) -> None:
     heads, result, rest = saved.pop(logs.data_ptr())
     above = grad.unflatten(0, (result.shape[0], -1)).unflatten(2, (options.num_heads, -1)).transpose(1, 2)
-    found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         above, *heads, result, logs, *rest[:4], options.drop.p, False, *rest[4:6]
     )
-    for target, gradient in zip(grads, found, strict=True):
+    for target, gradient in zip(grads, gradients, strict=True):
         target.copy_(gradient.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
@@ -150,10 +150,10 @@ def stem_backward(g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight
     gradient = (p * g + q * out + r).to(g.dtype).permute(0, 3, 1, 2)
     kernel = weight.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
     inputs = images.permute(0, 3, 1, 2).to(g.dtype)
-    found = torch.ops.aten.convolution_backward(
+    of_weight = torch.ops.aten.convolution_backward(
         gradient, inputs, kernel, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
     )[1]
-    return found.permute(0, 2, 3, 1).flatten(1).float()
+    return of_weight.permute(0, 2, 3, 1).flatten(1).float()
 
 
 DLRM = "src.models.dlrm"
@@ -240,9 +240,9 @@ def base_of(name: str) -> str:
 def replace(path: str, function: Any) -> None:
     """Puts `function` in the place of module.name or module.Class.name."""
     owner, _, name = path.rpartition(".")
-    found = resolve_name(owner)
-    assert hasattr(found, name), path
-    setattr(found, name, function)
+    holder = resolve_name(owner)
+    assert hasattr(holder, name), path
+    setattr(holder, name, function)
 
 
 def run_without(name: str, arguments: list[str]) -> None:
@@ -270,14 +270,14 @@ def table(out: Path) -> None:
 
 
 def main(out: Path, arguments: list[str]) -> None:
-    options = [each for each in arguments if "=" in each]
-    patterns = [each for each in arguments if "=" not in each]
+    options = [word for word in arguments if "=" in word]
+    patterns = [word for word in arguments if "=" not in word]
     for name in PIECES:
         if not any(fnmatch(name, pattern) for pattern in patterns):
             continue
         folders = f"output_dir={out / name.replace(' ', '_')}", f"output_root={out / 'hydra'}"
-        own = [*BARE, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
-        command = [sys.executable, "-m", "benchmarks.kernel_gains", "run", name, *own]
+        words = [*BARE, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
+        command = [sys.executable, "-m", "benchmarks.kernel_gains", "run", name, *words]
         ended = subprocess.run(command, capture_output=True, text=True)
         print(name, "done" if ended.returncode == 0 else ended.stdout[-1500:] + ended.stderr[-3000:], flush=True)
     table(out)

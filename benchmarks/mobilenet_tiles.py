@@ -47,15 +47,15 @@ def main() -> None:
     fused: Any = dispatch.kernels()
     tried = {group: choices(fused, group, dtype) for group in groups()}
     with fused.precompile.record_launches() as launches:
-        for group, found in tried.items():
-            for choice in found:
+        for group, options in tried.items():
+            for choice in options:
                 for batch in batches:
                     with chosen(fused, group, dtype, choice):
                         call(fused, group, batch, dtype, "meta")()
     print(f"{torch.cuda.get_device_name()}, {name}, batches {batches}: {len(launches)} kernels to compile", flush=True)
     fused.precompile.compile_all(launches)
-    for group, found in tried.items():
-        report(group.key(dtype), timed(fused, group, found, batches, dtype))
+    for group, options in tried.items():
+        report(group.key(dtype), timed(fused, group, options, batches, dtype))
 
 
 def groups() -> Iterator[Group]:
@@ -123,10 +123,10 @@ def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) 
 
 
 def timed(
-    fused: Any, group: Group, found: list[Any], batches: list[int], dtype: torch.dtype
+    fused: Any, group: Group, options: list[Any], batches: list[int], dtype: torch.dtype
 ) -> dict[Any, tuple[float, ...]]:
     """Milliseconds of each configuration for each batch; infinity if it fails, such as for lack of shared memory."""
-    times: dict[Any, list[float]] = {choice: [] for choice in found}
+    times: dict[Any, list[float]] = {choice: [] for choice in options}
     for batch in batches:
         run = call(fused, group, batch, dtype, "cuda")
         for choice, so_far in times.items():
@@ -136,7 +136,7 @@ def timed(
                 except Exception as error:  # Triton raises several classes
                     print(f"# {group.key(dtype)} {choice}: {str(error).splitlines()[0]}")
                     so_far.append(torch.inf)
-    return {choice: tuple(found) for choice, found in times.items()}
+    return {choice: tuple(measured) for choice, measured in times.items()}
 
 
 def report(key: tuple[Any, ...], times: dict[Any, tuple[float, ...]]) -> None:

@@ -67,8 +67,8 @@ def our_name(theirs: str) -> str:
 
 def weights_of(original: nn.Module) -> dict[str, Tensor]:
     """Returns weights and running statistics by our names."""
-    found = {name: value for name, value in original.state_dict().items() if not name.endswith(NOT_OURS)}
-    return {our_name(name): value.argmax(1) if name.endswith("w_p") else value for name, value in found.items()}
+    tensors = {name: value for name, value in original.state_dict().items() if not name.endswith(NOT_OURS)}
+    return {our_name(name): value.argmax(1) if name.endswith("w_p") else value for name, value in tensors.items()}
 
 
 def as_original(original: nn.Module, ours: nn.Module) -> nn.Module:
@@ -88,7 +88,7 @@ def molecules(size: int, config: Any, encode: Any) -> tuple[tuple[Tensor, Tensor
     upper = torch.randint(0, config.num_edge_features, (size, atoms, atoms), dtype=torch.uint8).triu(1)
     edges = upper + upper.transpose(1, 2)
     numbers = np.array(list(config.dataset_config.code_to_atomic.values()), dtype=np.uint8)[nodes.numpy()]
-    pairs = [encode((each, bonds), config) for each, bonds in zip(numbers, edges.numpy(), strict=True)]
+    pairs = [encode((atomic, bonds), config) for atomic, bonds in zip(numbers, edges.numpy(), strict=True)]
     x, adj = (torch.from_numpy(np.stack(part)).double() for part in zip(*pairs, strict=True))
     return (nodes, edges), (x, adj)
 
@@ -116,18 +116,18 @@ def start_as_devices(
     from moflow.model.utils import initialize  # pyright: ignore[reportMissingImports]
 
     count = len(models)
-    parts = list(zip(*(each.chunk(count) for each in (adj, x, *drawn)), strict=True))
-    barrier, given, own = threading.Barrier(count), [torch.empty(0)] * count, threading.local()
+    parts = list(zip(*(tensor.chunk(count) for tensor in (adj, x, *drawn)), strict=True))
+    barrier, values, local = threading.Barrier(count), [torch.empty(0)] * count, threading.local()
 
     def mean(value: Tensor, _world: int) -> Tensor:
-        given[own.index] = value
+        values[local.index] = value
         barrier.wait()
-        total = torch.stack(given).sum(0)
+        total = torch.stack(values).sum(0)
         barrier.wait()
         return total / count
 
     def process(index: int) -> None:
-        own.index, own.noise = index, list(parts[index][2:])
+        local.index, local.noise = index, list(parts[index][2:])
         try:
             with torch.no_grad(), autocast():
                 initialize(models[index], parts[index][:2])
@@ -138,7 +138,7 @@ def start_as_devices(
     with (
         patch.object(basic, "get_world_size", lambda: count),
         patch.object(basic, "reduce_tensor", mean),
-        patch.object(torch, "rand_like", lambda like: own.noise.pop(0).view_as(like)),
+        patch.object(torch, "rand_like", lambda like: local.noise.pop(0).view_as(like)),
         ThreadPoolExecutor(count) as pool,
     ):
         list(pool.map(process, range(count)))
@@ -151,17 +151,17 @@ def statistics(network: nn.Module) -> dict[str, Tensor]:
 def original_step(model: nn.Module, loss: nn.Module, x: Tensor, adj: Tensor, drawn: list[Tensor], group: int) -> Tensor:
     """Adds the gradients of a batch that devices of `group` molecules share; returns the bits of atoms and bonds."""
     before, shares = statistics(model), len(x) // group
-    kept, found = before, torch.zeros(2, dtype=torch.float64)
+    kept, total = before, torch.zeros(2, dtype=torch.float64)
     for index in range(shares):
         part = slice(index * group, (index + 1) * group)
-        with noise(*(each[part] for each in drawn)):
-            bits = torch.stack([each.squeeze() for each in loss(*model(adj[part], x[part]))])
+        with noise(*(tensor[part] for tensor in drawn)):
+            bits = torch.stack([value.squeeze() for value in loss(*model(adj[part], x[part]))])
         (bits.sum() / shares).backward()
-        found += bits.detach() / shares
+        total += bits.detach() / shares
         kept = statistics(model) if index == 0 else kept
         model.load_state_dict(before, strict=False)
     model.load_state_dict(kept, strict=False)
-    return found
+    return total
 
 
 def differ(ours: Tensor, theirs: Tensor) -> bool:
@@ -197,7 +197,9 @@ def main() -> None:
     batch, (x, adj) = molecules(asked.batch, config, transform_fn)
     drawn = [torch.rand_like(x), torch.rand_like(adj)]
     networks = ours.networks_of_devices(asked.batch // asked.group)
-    start_as_devices([theirs, *(as_original(Original(config).double(), each) for each in networks[1:])], x, adj, drawn)
+    start_as_devices(
+        [theirs, *(as_original(Original(config).double(), network) for network in networks[1:])], x, adj, drawn
+    )
     with noise(*drawn), patch.object(ours, "networks_of_devices", lambda _count: networks):
         ours.initialize(*batch)
     del networks
@@ -216,22 +218,22 @@ def main() -> None:
         drawn = [torch.rand_like(x), torch.rand_like(adj)]
         expected = original_step(theirs, loss, x, adj, drawn, asked.group)
         with noise(*drawn):
-            found = torch.stack(ours.bits_per_dim(ours(*batch)))
-        found.sum().backward()
+            bits = torch.stack(ours.bits_per_dim(ours(*batch)))
+        bits.sum().backward()
         norms = [clip_grad_norm_(part, 1.0) for part in (theirs.parameters(), learned)]
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        print(f"step {step}: bits of atoms and bonds {found.tolist()}, NVIDIA's {expected.tolist()}; "
+        print(f"step {step}: bits of atoms and bonds {bits.tolist()}, NVIDIA's {expected.tolist()}; "
               f"gradient norms {norms[1].item()}, {norms[0].item()}", flush=True)  # fmt: skip
-        wrong += [f"step {step}"] if differ(found, expected) or differ(norms[1], norms[0]) else []
+        wrong += [f"step {step}"] if differ(bits, expected) or differ(norms[1], norms[0]) else []
 
     whole = asked.group == asked.batch
-    own = ours.state_dict()
+    weights = ours.state_dict()
     wrong += [name for name, value in weights_of(theirs).items()
-              if (whole or "running" not in name) and differ(own[name], value)]  # fmt: skip
+              if (whole or "running" not in name) and differ(weights[name], value)]  # fmt: skip
     wrong += ["ln_var"] if differ(ours.ln_var, loss.ln_var) else []
-    theirs.load_state_dict({name: own[our_name(name)] for name in statistics(theirs)}, strict=False)  # as in ours
+    theirs.load_state_dict({name: weights[our_name(name)] for name in statistics(theirs)}, strict=False)  # as in ours
     z = 0.3 * torch.randn(16, config.z_dim, dtype=torch.float64)
     parts = z.split([x[0].numel(), adj[0].numel()], 1)
     with torch.no_grad():

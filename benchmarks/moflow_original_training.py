@@ -96,7 +96,7 @@ class Theirs:
         from moflow.data.transform import transform_fn  # pyright: ignore[reportMissingImports]
 
         numbers = np.array(list(self.config.dataset_config.code_to_atomic.values()), dtype=np.uint8)
-        nodes, edges = (each[:16].cpu() for each in batch)
+        nodes, edges = (tensor[:16].cpu() for tensor in batch)
         bonds, atoms = self.inputs((nodes, edges))
         for index, pair in enumerate(zip(numbers[nodes.numpy()], edges.numpy(), strict=True)):
             x, adj = transform_fn(pair, self.config)
@@ -106,12 +106,12 @@ class Theirs:
     def bits(self, batch: Batch, graph: bool) -> Tensor:
         adj, x = self.inputs(batch)
         if self.model.training:
-            return torch.stack([each.squeeze() for each in self.loss(*self.model(adj, x, with_cuda_graph=graph))])
+            return torch.stack([value.squeeze() for value in self.loss(*self.model(adj, x, with_cuda_graph=graph))])
         # In evaluation its forward adds no noise: call its two flows with what it adds in training.
         width = self.model.noise_scale
         z_atom, logdet_atom = self.model.atom_model(adj, x + torch.rand_like(x) * width)
         z_bond, logdet_bond = self.model.bond_model(adj + torch.rand_like(adj) * width)
-        return torch.stack([each.squeeze() for each in self.loss(z_atom, z_bond, logdet_atom, logdet_bond)])
+        return torch.stack([value.squeeze() for value in self.loss(z_atom, z_bond, logdet_atom, logdet_bond)])
 
     def sample(self, count: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         ln_var, device = self.ln_var.item(), self.ln_var.device
@@ -119,10 +119,10 @@ class Theirs:
             self.model, self.config, device=device, ln_var=ln_var, temp=temperature, batch_size=count
         )
         self.sampled = adj, numbers
-        known = np.array(list(self.config.dataset_config.code_to_atomic.values()))
+        atomic_numbers = np.array(list(self.config.dataset_config.code_to_atomic.values()))
         edges = adj.astype(np.uint8)
         edges[:, np.arange(edges.shape[1]), np.arange(edges.shape[1])] = 0  # its construct_mol reads none of these
-        return np.searchsorted(known, numbers).astype(np.uint8), edges
+        return np.searchsorted(atomic_numbers, numbers).astype(np.uint8), edges
 
     def ours(self) -> MoFlow:
         """Returns our network with these weights, for evaluation."""
@@ -138,18 +138,18 @@ class Theirs:
         """
         from moflow.utils import check_validity, convert_predictions_to_mols  # pyright: ignore[reportMissingImports]
 
-        network, found = self.ours(), dict[str, float]()
+        network, figures = self.ours(), dict[str, float]()
         for name, autocast in (("ours_validity", torch.is_autocast_enabled(self.ln_var.device.type)),
                                ("ours_fp32_validity", False)):  # fmt: skip
             with torch.autocast(self.ln_var.device.type, torch.float16, autocast):
-                arrays = [[each.cpu().numpy() for each in network.sample(SAMPLED, temperature)] for _ in range(4)]
+                arrays = [[part.cpu().numpy() for part in network.sample(SAMPLED, temperature)] for _ in range(4)]
             smiles = [text for nodes, edges in arrays for text in scorer.build(nodes, edges).result()]
-            found[name] = 100 * sum(text is not None for text in smiles) / len(smiles)
+            figures[name] = 100 * sum(text is not None for text in smiles) / len(smiles)
         nodes, edges = self.sample(SAMPLED, temperature)
         by_ours = scorer.build(nodes, edges).result()
-        by_theirs = [check_validity([each])["valid_smiles"] for each in convert_predictions_to_mols(*self.sampled)]
-        return found | {"judged_differently": sum(
-            (text is None) != (not own) for text, own in zip(by_ours, by_theirs, strict=True))}  # fmt: skip
+        by_theirs = [check_validity([mol])["valid_smiles"] for mol in convert_predictions_to_mols(*self.sampled)]
+        return figures | {"judged_differently": sum(
+            (text is None) != (not verdict) for text, verdict in zip(by_ours, by_theirs, strict=True))}  # fmt: skip
 
 
 class Ours:
@@ -212,18 +212,18 @@ class Training:
     def gradients(self, batch: Batch) -> Tensor:
         """Sets `grads` to this share's part of the mean over all groups, times the loss scale; returns its bits."""
         graph = self.device.type == "cuda" and self.asked.network == "theirs" and self.steps >= EAGER_STEPS
-        groups = list(zip(*(each.split(self.asked.group) for each in batch), strict=True))
+        groups = list(zip(*(tensor.split(self.asked.group) for tensor in batch), strict=True))
         kept, bits = list[Tensor](), torch.zeros(2).to(self.flat)
         self.flat.zero_()
         for group in groups:
             with self.autocast(graph):
-                found = self.trained.bits(group, graph)
-            self.scaler.scale(found.sum() / (len(groups) * self.world)).backward()
+                group_bits = self.trained.bits(group, graph)
+            self.scaler.scale(group_bits.sum() / (len(groups) * self.world)).backward()
             found_grads = [parameter.grad for parameter in self.parameters]
             torch._foreach_add_(self.grads, found_grads)  # pyright: ignore
             for parameter in self.parameters:
                 parameter.grad = None  # it may lie in the graph's memory, which the next group overwrites
-            bits += found.detach() / len(groups)
+            bits += group_bits.detach() / len(groups)
             kept = kept or [buffer.clone() for buffer in self.buffers]  # after the first group
         for buffer, value in zip(self.buffers, kept, strict=True):
             buffer.copy_(value)
@@ -246,22 +246,22 @@ def judged(training: Training, data: MolecularData, held_out: Batch, scorer: Sco
     """Returns held-out bits and scores of generated molecules on the rank with a scorer, None on the others."""
     training.share_statistics()
     training.trained.modules.eval()
-    found: dict[str, float] | None = None
+    figures: dict[str, float] | None = None
     if scorer is not None:
         with torch.no_grad(), training.autocast():
-            parts = list(zip(*(each.split(SAMPLED) for each in held_out), strict=True))
+            parts = list(zip(*(tensor.split(SAMPLED) for tensor in held_out), strict=True))
             bits = torch.stack([training.trained.bits(part, False) * len(part[0]) for part in parts]).sum(0)
             pending = [scorer.build(*training.trained.sample(SAMPLED, training.asked.temperature))
                        for _ in range(-(-training.asked.molecules // SAMPLED))]  # fmt: skip
             checked = training.trained.checked(scorer, training.asked.temperature)
-        smiles = [text for each in pending for text in each.result()]
+        smiles = [text for future in pending for text in future.result()]
         scores = scorer.score(smiles, SAMPLED, pool=len(smiles))
         atom, bond = (bits / len(held_out[0])).tolist()
-        found = {"val_bits_atom": atom, "val_bits_bond": bond} | {
+        figures = {"val_bits_atom": atom, "val_bits_bond": bond} | {
             name: scores[name] for name in ("validity", "uniqueness", "nuv", "pool_uniqueness")
         } | checked  # fmt: skip
     training.trained.modules.train()
-    return found
+    return figures
 
 
 def arguments() -> argparse.Namespace:
@@ -298,8 +298,8 @@ def own_device() -> torch.device:
 
 def train(asked: argparse.Namespace, rank: int, world: int) -> None:
     data, device = load(asked.data, split_file=asked.split), own_device()
-    nodes, edges = (torch.from_numpy(np.array(each)).to(device) for each in (data.nodes, data.edges))
-    rows, held = (torch.from_numpy(np.asarray(each)).to(device) for each in (data.train_index, data.valid_index))
+    nodes, edges = (torch.from_numpy(np.array(array)).to(device) for array in (data.nodes, data.edges))
+    rows, held = (torch.from_numpy(np.asarray(array)).to(device) for array in (data.train_index, data.valid_index))
     held = held[: asked.group if asked.steps else None]
 
     torch.manual_seed(asked.seed)
@@ -330,12 +330,12 @@ def train(asked: argparse.Namespace, rank: int, world: int) -> None:
         atom, bond = bits.tolist()
         line = {"epoch": epoch, "seconds": round(time.perf_counter() - began, 1), "bits_atom": atom,
                 "bits_bond": bond, "ln_var": trained.ln_var.item()}  # fmt: skip
-        found = judged(training, data, (nodes[held], edges[held]), scorer)
-        if found is not None:
-            lines.append(line | found)
+        figures = judged(training, data, (nodes[held], edges[held]), scorer)
+        if figures is not None:
+            lines.append(line | figures)
             print(", ".join(f"{key} {value:.4g}" for key, value in lines[-1].items()), flush=True)
             if asked.out is not None:
-                write_csv(asked.out, list(lines[0]), [list(each.values()) for each in lines])
+                write_csv(asked.out, list(lines[0]), [list(row.values()) for row in lines])
     if scorer is not None:
         scorer.close()
         if asked.weights is not None:

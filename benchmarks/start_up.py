@@ -43,9 +43,9 @@ def cpu_seconds(kind: str) -> float:
 
 def main(rounds: int) -> None:
     """Prints each kind's times, measured in turn, and their least."""
-    found = [[cpu_seconds(kind) for kind in KINDS] for _ in range(rounds)]
-    for kind, times in zip(KINDS, zip(*found, strict=True), strict=True):
-        print(f"{kind:24} {' '.join(f'{each:5.2f}' for each in times)}   least {min(times):.2f} s")
+    measured = [[cpu_seconds(kind) for kind in KINDS] for _ in range(rounds)]
+    for kind, times in zip(KINDS, zip(*measured, strict=True), strict=True):
+        print(f"{kind:24} {' '.join(f'{seconds:5.2f}' for seconds in times)}   least {min(times):.2f} s")
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
     for line in machine_code.splitlines():
         if label := LABEL.match(line):
             labels[label[1]] = len(code)
-        elif found := ADDRESS.match(line):
-            code.append(Instruction(*found.groups()))
+        elif address := ADDRESS.match(line):
+            code.append(Instruction(*address.groups()))
     return code, labels
 
 
@@ -140,12 +140,13 @@ def main() -> None:
         codes = pool.map(disassembled, kernels)
     for kernel, code in zip(kernels, codes, strict=True):
         using += "HGMMA" in code
-        found = list(findings(code))
-        if found:
+        not_waiting = list(findings(code))
+        if not_waiting:
             early += 1
-            first = found[0].instruction
+            first = not_waiting[0].instruction
             print(
-                f"{kernel}: {len(found)} instructions do not wait, first {first.address} {first.name} {first.operands}"
+                f"{kernel}: {len(not_waiting)} instructions do not wait, "
+                f"first {first.address} {first.name} {first.operands}"
             )
     print(f"{len(kernels)} kernels, {using} with wgmma, {early} that do not wait for it")
     sys.exit(1 if early else 0)

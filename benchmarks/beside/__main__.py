@@ -38,12 +38,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small networks: rehearses the command on any machine")
     parser.add_argument("--peers", default="*", help="only peers whose name matches, for example '*graph*'")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a side may take to answer (600)")
-    given = parser.parse_intermixed_args(arguments)
-    given.out = given.out or Path("outputs/beside") / given.model
-    return given
+    asked = parser.parse_intermixed_args(arguments)
+    asked.out = asked.out or Path("outputs/beside") / asked.model
+    return asked
 
 
-def compare(given: argparse.Namespace) -> int:
+def compare(asked: argparse.Namespace) -> int:
     """Runs the chosen cases; returns 1 if none of them has a ratio."""
     from dataclasses import replace
 
@@ -52,26 +52,26 @@ def compare(given: argparse.Namespace) -> int:
     from benchmarks.beside.sides import Wanted
     from src.report.beside import table
 
-    patterns = [word for word in given.words if "=" not in word]
-    options = [word for word in given.words if "=" in word]
-    chosen = [case for case in CASES[given.model] if not patterns or any(fnmatch(case.name, p) for p in patterns)]
+    patterns = [word for word in asked.words if "=" not in word]
+    options = [word for word in asked.words if "=" in word]
+    chosen = [case for case in CASES[asked.model] if not patterns or any(fnmatch(case.name, p) for p in patterns)]
     if not chosen:
-        names = ", ".join(case.name for case in CASES[given.model])
-        raise UserError(f"{' '.join(patterns)}: no case of {given.model} has this name; there are {names}")
-    if given.rounds < 1 or given.seconds <= 0 or (given.steps is not None and given.steps < 1):
+        names = ", ".join(case.name for case in CASES[asked.model])
+        raise UserError(f"{' '.join(patterns)}: no case of {asked.model} has this name; there are {names}")
+    if asked.rounds < 1 or asked.seconds <= 0 or (asked.steps is not None and asked.steps < 1):
         raise UserError("--rounds, --seconds and --steps must be above 0")
-    if given.reference is not None and not given.reference.is_dir():
-        raise UserError(f"--reference {given.reference}: no such folder; clone NVIDIA/DeepLearningExamples there")
-    wanted = Wanted(given.out, given.rounds, given.seconds, given.steps, given.tiny,
-                    given.reference, options, given.limit)  # fmt: skip
+    if asked.reference is not None and not asked.reference.is_dir():
+        raise UserError(f"--reference {asked.reference}: no such folder; clone NVIDIA/DeepLearningExamples there")
+    wanted = Wanted(asked.out, asked.rounds, asked.seconds, asked.steps, asked.tiny,
+                    asked.reference, options, asked.limit)  # fmt: skip
     comparisons = []
     for case in chosen:
-        case = replace(case, peers=tuple(peer for peer in case.peers if fnmatch(peer.name, given.peers)))
-        case = case.rehearsed() if given.tiny else case
-        print(f"{given.model} {case.name}", flush=True)
+        case = replace(case, peers=tuple(peer for peer in case.peers if fnmatch(peer.name, asked.peers)))
+        case = case.rehearsed() if asked.tiny else case
+        print(f"{asked.model} {case.name}", flush=True)
         sides = run_case(case, wanted, lambda line: print(line, flush=True))
         comparisons.append(write_case(case, sides, wanted))
-        path = write_page(wanted.out, given.model, comparisons)  # after each case, for a run that is cut short
+        path = write_page(wanted.out, asked.model, comparisons)  # after each case, for a run that is cut short
         print(table(comparisons[-1:]), flush=True)
     print(f"wrote {path}")  # pyright: ignore[reportPossiblyUnboundVariable]
     return 0 if any(side.ours_over_it for comparison in comparisons for side in comparison.sides) else 1

@@ -58,13 +58,13 @@ class Case:
         """Returns the arguments of our side's command, without the folders of its output."""
         batch = ("hp.batch_size={}" if self.kind == "train" else "batch_size={}").format(self.batch(tiny))
         common = TRAIN if self.kind == "train" else PREDICT
-        given = [f"model={self.model}", f"precision={self.precision}", *common, *self.options]
-        return [*given, batch, *(self.tiny if tiny else ())]
+        options = [f"model={self.model}", f"precision={self.precision}", *common, *self.options]
+        return [*options, batch, *(self.tiny if tiny else ())]
 
     def data(self, tiny: bool) -> list[str]:
         """Returns the options of train.py that choose the data."""
-        own = [each for each in (*self.options, *(self.tiny if tiny else ())) if is_of_data(each)]
-        return [f"model={self.model}", f"hp.batch_size={self.batch(tiny)}", *own]
+        options = [option for option in (*self.options, *(self.tiny if tiny else ())) if is_of_data(option)]
+        return [f"model={self.model}", f"hp.batch_size={self.batch(tiny)}", *options]
 
 
 def is_of_data(option: str) -> bool:

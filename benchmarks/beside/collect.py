@@ -74,8 +74,8 @@ def checked(comparison: Comparison, path: Path) -> Comparison:
     if comparison.git.commit is None or comparison.git.dirty:
         raise UserError(f"{path}: of changed or unknown code; measure a commit (python -m src.measure.sources)")
     if chip(comparison) not in CHOICES["hardware"]:
-        known = ", ".join(CHOICES["hardware"])
-        raise UserError(f"{path}: measured on {chip(comparison) or 'a CPU'}; rows may be of one of {known}")
+        names = ", ".join(CHOICES["hardware"])
+        raise UserError(f"{path}: measured on {chip(comparison) or 'a CPU'}; rows may be of one of {names}")
     if comparison.rounds < FEWEST_ROUNDS:
         raise UserError(f"{path}: of {comparison.rounds} rounds; measure {FEWEST_ROUNDS} or more")
     for side in comparison.sides:
@@ -89,8 +89,8 @@ def checked(comparison: Comparison, path: Path) -> Comparison:
 def chip(comparison: Comparison) -> str:
     """Returns the name in conf/hardware of the GPU, or the names of GPUs that have none or differ."""
     names = sorted(set(comparison.gpus))
-    known = hardware_of_gpu(names[0]) if len(names) == 1 else None
-    return str(known.name) if known else ", ".join(names)
+    hardware = hardware_of_gpu(names[0]) if len(names) == 1 else None
+    return str(hardware.name) if hardware else ", ".join(names)
 
 
 def tables_of(model: str, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def tables_of(model: str, comparisons: Sequence[Comparison]) -> list[dict[str, A
         "batch_per": "global" if model in GLOBAL_BATCH else "device",
     }
     return [
-        {"source": source, "shared": shared, "columns": list(COLUMNS), "rows": found} for source, found in rows.items()
+        {"source": source, "shared": shared, "columns": list(COLUMNS), "rows": cells} for source, cells in rows.items()
     ]
 
 

@@ -23,7 +23,7 @@ class GpuState:
     def read(self) -> dict[str, Any]:
         """Returns SM clock in MHz, power in W, temperature in degrees Celsius and the reasons of throttling."""
         nvml, handle = self._nvml, self._handle
-        found: dict[str, Any] = {}
+        reading: dict[str, Any] = {}
         for name, ask in {
             "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
@@ -31,10 +31,10 @@ class GpuState:
             "throttled": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         }.items():
             try:
-                found[name] = ask()
+                reading[name] = ask()
             except (nvml.NVMLError, AttributeError):  # a machine may refuse one, a version of NVML lack one
-                found[name] = None
-        return found
+                reading[name] = None
+        return reading
 
     @contextmanager
     def watched(self) -> Iterator[dict[str, Any]]:
@@ -58,15 +58,15 @@ class GpuState:
 
 def summarised(readings: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns {min, mean, max} of each figure, and in words every reason of throttling that was seen."""
-    found: dict[str, Any] = {"readings": len(readings)}
+    summary: dict[str, Any] = {"readings": len(readings)}
     for name in ("sm_mhz", "power_w", "celsius"):
-        known = [each[name] for each in readings if each[name] is not None]
-        found[name] = {"min": min(known), "mean": sum(known) / len(known), "max": max(known)} if known else None
+        values = [reading[name] for reading in readings if reading[name] is not None]
+        summary[name] = {"min": min(values), "mean": sum(values) / len(values), "max": max(values)} if values else None
     bits = 0
-    for each in readings:
-        bits |= each["throttled"] or 0
-    found["throttled"] = [words for bit, words in REASONS.items() if bits & bit]
-    return found
+    for reading in readings:
+        bits |= reading["throttled"] or 0
+    summary["throttled"] = [words for bit, words in REASONS.items() if bits & bit]
+    return summary
 
 
 @contextmanager
@@ -76,5 +76,5 @@ def watched(uuid: str | None) -> Iterator[dict[str, Any]]:
     if uuid is not None:
         with suppress(Exception):  # NVML's own errors, and a machine without its library
             state = GpuState(uuid)
-    with state.watched() if state is not None else nullcontext({}) as found:
-        yield found
+    with state.watched() if state is not None else nullcontext({}) as figures:
+        yield figures

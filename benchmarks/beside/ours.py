@@ -63,10 +63,10 @@ def predict(arguments: list[str]) -> None:
         if not timed.samples:
             link.say_ready(includes=INCLUDES["predict"])
             wait(0)
-        for found in plain(timed, batches, samples):
+        for output in plain(timed, batches, samples):
             if link.step(timed.samples):
                 wait(timed.samples)
-            yield found
+            yield output
 
     prediction.TimedBatches.over = over  # type: ignore[method-assign]
     sys.argv = ["predict.py", *arguments]

@@ -70,12 +70,12 @@ def serve(job: Job, function: str, link: Link) -> None:
                 break
 
 
-def main(given: str) -> None:
+def main(description: str) -> None:
     """Serves what the parent describes; tells it of any error in one line."""
     link = Link()
     try:
-        asked = json.loads(given)
-        case = next(each for each in CASES[asked["model"]] if each.name == asked["case"])
+        asked = json.loads(description)
+        case = next(case for case in CASES[asked["model"]] if case.name == asked["case"])
         case = case.rehearsed() if asked["tiny"] else case
         job = Job(case, asked["variant"], asked["reference"], asked["tiny"], asked["data"])
         serve(job, asked["function"], link)

@@ -22,25 +22,25 @@ from src.system.files import write_text
 
 def throughput_of(side: Side) -> float:
     """Returns the median of the turns' samples per second."""
-    return statistics.median(each["throughput"] for each in side.rounds)
+    return statistics.median(turn["throughput"] for turn in side.rounds)
 
 
 def state_of(side: Side) -> dict[str, Any]:
     """Returns min and max of the GPU's figures over the rounds, and all reasons of throttling."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in ("sm_mhz", "power_w", "celsius"):
-        known = [each["gpu"][name] for each in side.rounds if each["gpu"].get(name)]
-        if known:
-            found[name] = {"min": min(each["min"] for each in known), "max": max(each["max"] for each in known)}
-    reasons = {reason for each in side.rounds for reason in each["gpu"].get("throttled", ())}
-    return found | {"throttled": sorted(reasons)} if found else found
+        ranges = [turn["gpu"][name] for turn in side.rounds if turn["gpu"].get(name)]
+        if ranges:
+            figures[name] = {"min": min(span["min"] for span in ranges), "max": max(span["max"] for span in ranges)}
+    reasons = {reason for turn in side.rounds for reason in turn["gpu"].get("throttled", ())}
+    return figures | {"throttled": sorted(reasons)} if figures else figures
 
 
 def record_of(side: Side, case: Case, wanted: Wanted, when: str) -> dict[str, Any]:
     """Returns the record of a side: the keys of a run's record where both have them."""
     about = dict(side.about)
-    found = about.pop("environment", None) or environment([])
-    found["command"] = shlex.join(["python", *side.command[1:]])
+    machine = about.pop("environment", None) or environment([])
+    machine["command"] = shlex.join(["python", *side.command[1:]])
     status = "done" if side.error is None and side.rounds else "failed"
     return {
         "side": side.name,
@@ -51,11 +51,11 @@ def record_of(side: Side, case: Case, wanted: Wanted, when: str) -> dict[str, An
         "error": side.error,
         "unit": case.unit,
         "throughput": throughput_of(side) if side.rounds else None,
-        "step_time_s": statistics.median(each["step_s"] for each in side.rounds) if side.rounds else None,
+        "step_time_s": statistics.median(turn["step_s"] for turn in side.rounds) if side.rounds else None,
         "rounds": side.rounds,
         "gpu": state_of(side),
         "measured_at": when,
-        "environment": found,
+        "environment": machine,
         **about,
         **side.ended,
     }  # fmt: skip
@@ -72,14 +72,14 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> Comparison:
     rows = []
     for side, record in zip(sides, records, strict=True):
         row = {name: record.get(name) for name in ("side", "status", "error", "mem", "gpu", "final_loss")}
-        row["throughputs"] = [each["throughput"] for each in side.rounds]
-        row["turns"] = [{name: each[name] for name in ("steps", "samples", "seconds")} for each in side.rounds]
+        row["throughputs"] = [turn["throughput"] for turn in side.rounds]
+        row["turns"] = [{name: turn[name] for name in ("steps", "samples", "seconds")} for turn in side.rounds]
         kept = {name: record.get(name) for name in ("includes", "reference", "versions")}
         rows.append(row | kept | {"differs": record.get("differs", []), "command": record["environment"]["command"]})
     rows += [row_left_out(peer) for peer in case.peers if peer.reference and wanted.reference is None]
     if ours is not None:
         rows[0]["own_rate"] = own_rate(folder / "ours/result.json")
-    found = environment([])
+    machine = environment([])
     content = {
         "case": records[0]["case"] | {"name": case.name, "kind": case.kind, "unit": case.unit, "note": case.note},
         "sides": rows,
@@ -89,7 +89,7 @@ def write_case(case: Case, sides: list[Side], wanted: Wanted) -> Comparison:
         "measured_at": when,
         "command": shlex.join(["python", "-m", "benchmarks.beside", *sys.argv[1:]]),
         "git": sources(further=MEASURING),
-        **{name: found[name] for name in ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "libraries")},
+        **{name: machine[name] for name in ("gpus", "driver", "cuda", "cudnn", "cpu", "cpu_cores", "libraries")},
     }
     comparison = from_turns(typed(json.loads(json.dumps(content))))
     plain = asdict(comparison)

@@ -103,11 +103,11 @@ class Wanted:
 def our_command(case: Case, wanted: Wanted, folder: Path) -> list[str]:
     """Returns the command of our side: train.py with a callback, or predict.py in turns."""
     folders = [f"output_dir={folder / 'ours'}", f"output_root={folder / 'hydra'}"]
-    given = [*case.command(wanted.tiny), *wanted.options, *folders]
+    options = [*case.command(wanted.tiny), *wanted.options, *folders]
     if case.kind == "train":
-        return [sys.executable, "train.py", *given, CALLBACK]
+        return [sys.executable, "train.py", *options, CALLBACK]
     if case.kind == "predict":
-        return [sys.executable, "-m", "benchmarks.beside.ours", *given]
+        return [sys.executable, "-m", "benchmarks.beside.ours", *options]
     return peer_command(case, Peer(OURS, "convolution:ours"), wanted)
 
 

@@ -33,16 +33,16 @@ def batches(
     datamodule.device = device
     datamodule.prepare_data()
     datamodule.setup("fit")
-    found = []
-    while len(found) < count:
-        before = len(found)
+    pool = []
+    while len(pool) < count:
+        before = len(pool)
         for batch in datamodule.loader("train", train=True, batch_size=job.batch_size):
-            found += [batch] if keep(batch) else []
-            if len(found) == count:
+            pool += [batch] if keep(batch) else []
+            if len(pool) == count:
                 break
-        if len(found) == before:
+        if len(pool) == before:
             raise RuntimeError("the training split has no batch")
-    return datamodule, found
+    return datamodule, pool
 
 
 def set_precision(precision: str) -> None:
@@ -74,9 +74,9 @@ def training_step(
     def step(batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(precision, device):
-            found = loss(batch)
-        remember_loss(found)
-        scaler.scale(found).backward()
+            value = loss(batch)
+        remember_loss(value)
+        scaler.scale(value).backward()
         scaler.step(optimizer)
         scaler.update()
 

@@ -32,7 +32,7 @@ def hugging_face_training(job: Job, device: torch.device) -> Prepared:
     options = fused(device, capturable=True)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-5, weight_decay=0.0, **options)
     _, pool = batches(job, device)
-    logits: Any = partial(packed_logits, network) if attention == "packed" else lambda **given: network(**given).logits
+    logits: Any = partial(packed_logits, network) if attention == "packed" else lambda **batch: network(**batch).logits
     if "compiled" in job.variant and device.type == "cuda":
         logits = torch.compile(logits)
 

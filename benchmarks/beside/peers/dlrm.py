@@ -86,15 +86,15 @@ def table_batched(tables: list[int], half: bool, device: torch.device) -> Any:
     on_gpu = device.type == "cuda"
     place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
     computing = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
-    found = SplitTableBatchedEmbeddingBagsCodegen(
+    embedding = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, DIM, place, computing) for rows in tables],
         optimizer=EmbOptimType.EXACT_SGD,
         learning_rate=RATE / (LOSS_SCALE if half else 1),
         output_dtype=SparseType.FP16 if half and on_gpu else SparseType.FP32,
         device=device,
     )
-    found.init_embedding_weights_uniform(-0.01, 0.01)
-    return found
+    embedding.init_embedding_weights_uniform(-0.01, 0.01)
+    return embedding
 
 
 def nvidia(job: Job, device: torch.device) -> Prepared:
@@ -138,8 +138,8 @@ def nvidia(job: Job, device: torch.device) -> Prepared:
         remember_loss(loss)
 
     clicks = [batch.clicks() for batch in pool]
-    ids = [each.ids.view(len(datamodule.layout.tables), -1).t().contiguous().long() for each in clicks]
-    ready = [(each.numerical.float(), own, each.labels) for each, own in zip(clicks, ids, strict=True)]
+    ids = [batch.ids.view(len(datamodule.layout.tables), -1).t().contiguous().long() for batch in clicks]
+    ready = [(batch.numerical.float(), batch_ids, batch.labels) for batch, batch_ids in zip(clicks, ids, strict=True)]
     return Prepared(
         over(step, ready),
         "copying the batch into its graph, casts, loss scaling, SGD of layers and tables; clicks lie on the GPU",

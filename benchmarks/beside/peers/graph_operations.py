@@ -93,15 +93,15 @@ def install() -> None:
     modules = {name: ModuleType(name) for name in ("dgl", "dgl.ops", "dgl.nn", "dgl.nn.pytorch", "dgl.data")}
     for name, module in modules.items():
         module.__path__ = []  # type: ignore[attr-defined]
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         if parent:
-            setattr(modules[parent], own, module)
-    given = {
+            setattr(modules[parent], child, module)
+    contents = {
         "dgl": {"DGLGraph": DGLGraph},
         "dgl.ops": {"copy_e_sum": copy_e_sum, "e_dot_v": e_dot_v, "edge_softmax": edge_softmax},
         "dgl.nn.pytorch": {"MaxPooling": MaxPooling, "AvgPooling": MaxPooling},
         "dgl.data": {"QM9EdgeDataset": object},
     }
-    for name, values in given.items():
+    for name, values in contents.items():
         vars(modules[name]).update(values)
     sys.modules.update(modules)

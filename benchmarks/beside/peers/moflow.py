@@ -68,8 +68,8 @@ def training(job: Job, device: torch.device) -> Prepared:
             step(batch, False)
         return over(lambda batch: step(batch, device.type == "cuda"), pool)
 
-    found = Once(with_graphs) if job.variant == "graph" else over(lambda batch: step(batch, False), pool)
-    return Prepared(found, "casts, loss scaling, clipping, optimizer; one-hot molecules lie on the GPU", PACKAGES,
+    run = Once(with_graphs) if job.variant == "graph" else over(lambda batch: step(batch, False), pool)
+    return Prepared(run, "casts, loss scaling, clipping, optimizer; one-hot molecules lie on the GPU", PACKAGES,
                     [APEX], reference=identity(folder))  # fmt: skip
 
 
@@ -115,10 +115,10 @@ def config_of(job: Job) -> Any:
 def inputs(job: Job, config: Any, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Returns batches of ours as it takes them: one-hot bonds [batch, 4, 40, 40] and atoms [batch, 40, 10]."""
     _, pool = batches(job, device)
-    found = []
+    pairs = []
     for nodes, edges in pool:
         more = config.max_num_nodes - nodes.shape[1]
         atoms = F.one_hot(F.pad(nodes, (0, more)).long(), config.num_node_features).float()
         bonds = F.one_hot(F.pad(edges, (0, more, 0, more)).long(), config.num_edge_features).float()
-        found.append((bonds.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), atoms))
-    return found
+        pairs.append((bonds.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), atoms))
+    return pairs

@@ -32,10 +32,10 @@ def folder_of(job: Job) -> Path:
 
 def identity(folder: Path) -> dict[str, Any]:
     """Returns a digest of the folder's code, and the commit; None for code that differs from that of the commit."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(path for kind in KINDS for path in folder.rglob(f"*.{kind}")):
-        found.update(f"{path.relative_to(folder).as_posix()} ".encode() + hashlib.sha256(path.read_bytes()).digest())
-    digest = found.hexdigest()[:16]
+        hashed.update(f"{path.relative_to(folder).as_posix()} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    digest = hashed.hexdigest()[:16]
     commit = COMMIT if DIGESTS.get(folder.name) == digest else None
     return {"repository": "NVIDIA/DeepLearningExamples", "folder": folder.name, "commit": commit, "digest": digest}
 
@@ -46,9 +46,9 @@ class Anything(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = type(name, (), {"__init__": lambda self, *_, **__: None, "__call__": lambda self, *_, **__: None})
-        setattr(self, name, found)
-        return found
+        member = type(name, (), {"__init__": lambda self, *_, **__: None, "__call__": lambda self, *_, **__: None})
+        setattr(self, name, member)
+        return member
 
 
 def stand_in(names: Iterable[str]) -> None:
@@ -57,6 +57,6 @@ def stand_in(names: Iterable[str]) -> None:
         module = Anything(name)
         module.__path__ = []  # type: ignore[attr-defined]
         sys.modules[name] = module
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         if parent in sys.modules:
-            setattr(sys.modules[parent], own, module)
+            setattr(sys.modules[parent], child, module)

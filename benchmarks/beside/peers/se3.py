@@ -84,14 +84,14 @@ def prepared(job: Job, device: torch.device) -> tuple[Any, Any, list[tuple[Any, 
     set_precision(job.case.precision)
     if device.type == "cuda":
         fetch_more_into_l2()
-    datamodule, found = batches(job, device, keep=lambda batch: batch.count == job.batch_size)
-    pool = [as_taken(batch, datamodule.mean, datamodule.std) for batch in found]
+    datamodule, ours = batches(job, device, keep=lambda batch: batch.count == job.batch_size)
+    pool = [as_taken(batch, datamodule.mean, datamodule.std) for batch in ours]
     torch.manual_seed(0)
     sizes = TINY if job.tiny else SIZES
     model = SE3TransformerPooled(
-        fiber_in=Fiber({0: found[0].node_features.shape[1]}),
+        fiber_in=Fiber({0: ours[0].node_features.shape[1]}),
         fiber_out=Fiber({0: sizes["num_degrees"] * sizes["num_channels"]}),
-        fiber_edge=Fiber({0: found[0].edge_features.shape[1]}),
+        fiber_edge=Fiber({0: ours[0].edge_features.shape[1]}),
         output_dim=1, tensor_cores=True, pooling="max", norm=True, use_layer_norm=True, low_memory=False, **sizes,
     )  # fmt: skip
     return folder, model.to(device).train(), pool
