@@ -1,1 +1,1 @@
-"""The peers: each module's functions take a Job and a device and return a Prepared."""
+"""The peers: each module's functions take an Assignment and a device and return a Prepared."""

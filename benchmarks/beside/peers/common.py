@@ -10,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from benchmarks.beside.peer import Job
+from benchmarks.beside.assignment import Assignment
 from src.config import schema
 from src.config.instantiate import instantiate
 from src.config.settings import CONF
@@ -21,14 +21,14 @@ AUTOCAST = {"amp": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def batches(
-    job: Job, device: torch.device, count: int = POOL, keep: Callable[[Any], bool] = lambda _: True
+    assignment: Assignment, device: torch.device, count: int = POOL, keep: Callable[[Any], bool] = lambda _: True
 ) -> tuple[Any, list[Any]]:
     """Returns our datamodule, and `count` of its training batches, those to `keep`, which lie on the device."""
     from src.config.complete import complete
 
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = complete(compose("train", [*job.data, "logger=none", "output_dir=none"]))
+        config = complete(compose("train", [*assignment.data, "logger=none", "output_dir=none"]))
     datamodule = instantiate(config.datamodule)
     datamodule.device = device
     datamodule.prepare_data()
@@ -36,7 +36,7 @@ def batches(
     pool = []
     while len(pool) < count:
         before = len(pool)
-        for batch in datamodule.loader("train", train=True, batch_size=job.batch_size):
+        for batch in datamodule.loader("train", train=True, batch_size=assignment.batch_size):
             pool += [batch] if keep(batch) else []
             if len(pool) == count:
                 break

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.beside.peer import Job, Prepared
+from benchmarks.beside.assignment import Assignment, Prepared
 from benchmarks.beside.peers.common import Once, autocast, in_graph, set_precision
 from benchmarks.beside.peers.graph_operations import SumAtDestination
 
@@ -22,57 +22,57 @@ INCLUDES = "radial network, gathering, sum at the destination, gradients; geomet
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def ours(job: Job, device: torch.device) -> Prepared:
+def ours(assignment: Assignment, device: torch.device) -> Prepared:
     """Runs our ConvSE3 with its kernels."""
     from src.batches.molecular_graphs import Graph
     from src.models.se3_transformer.conv import ConvSE3, Geometry
     from src.models.se3_transformer.fiber import Fiber
 
-    set_precision(job.case.precision)
-    src, dst, positions = ring(job.batch_size)
+    set_precision(assignment.case.precision)
+    src, dst, positions = ring(assignment.batch_size)
     graph = Graph.build(positions, src, dst, [len(positions)])
     graph = Graph(*(tensor.to(device) for tensor in graph[:7]), distinct=True)
-    fiber = Fiber.create(DEGREES, channels(job))
+    fiber = Fiber.create(DEGREES, channels(assignment))
     layer: Any = ConvSE3(fiber, fiber, SCALARS - 1, DEGREES - 1, use_layer_norm=True).to(device)
-    scalars = torch.randn(job.batch_size, SCALARS - 1, device=device)
-    with autocast(job.case.precision, device):
+    scalars = torch.randn(assignment.batch_size, SCALARS - 1, device=device)
+    with autocast(assignment.case.precision, device):
         geometry = Geometry.of(graph, scalars, DEGREES - 1, "fast")
     features = torch.randn(len(positions), fiber.num_features, device=device, requires_grad=True)
-    step = forward_and_backward(lambda: layer(features, geometry), features, layer, job, device)
+    step = forward_and_backward(lambda: layer(features, geometry), features, layer, assignment, device)
     return Prepared(Once(lambda: in_graph(step, device)), INCLUDES, ["triton"])
 
 
-def equivariant(job: Job, device: torch.device) -> Prepared:
+def equivariant(assignment: Assignment, device: torch.device) -> Prepared:
     """Runs the tensor product of a library: e3nn, e3nn compiled, cuequivariance or openequivariance."""
     from e3nn import o3
 
-    set_precision(job.case.precision)
-    product, weights, packages, differs = PRODUCTS[job.variant.split()[0]](job, device)
-    if "compiled" in job.variant and device.type == "cuda":
+    set_precision(assignment.case.precision)
+    product, weights, packages, differs = PRODUCTS[assignment.variant.split()[0]](assignment, device)
+    if "compiled" in assignment.variant and device.type == "cuda":
         product = torch.compile(product)
-    src, dst, positions = (tensor.to(device) for tensor in ring(job.batch_size))
+    src, dst, positions = (tensor.to(device) for tensor in ring(assignment.batch_size))
     harmonics = o3.spherical_harmonics(list(range(2 * DEGREES - 1)), positions[dst] - positions[src], normalize=True)
     offsets = nn.functional.pad(dst.bincount(minlength=len(positions)).cumsum(0), (1, 0))
     radial = nn.Sequential(
         nn.Linear(SCALARS, HIDDEN), nn.LayerNorm(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN),
         nn.ReLU(), nn.Linear(HIDDEN, weights, bias=False),
     ).to(device)  # fmt: skip
-    scalars = torch.randn(job.batch_size, SCALARS, device=device)
-    features = torch.randn(len(positions), channels(job) * DEGREES**2, device=device, requires_grad=True)
+    scalars = torch.randn(assignment.batch_size, SCALARS, device=device)
+    features = torch.randn(len(positions), channels(assignment) * DEGREES**2, device=device, requires_grad=True)
 
     def convolution() -> Tensor:
         messages = product(features[src], harmonics, radial(scalars))
         return SumAtDestination.apply(messages, offsets, dst)
 
-    step = forward_and_backward(convolution, features, radial, job, device)
+    step = forward_and_backward(convolution, features, radial, assignment, device)
     return Prepared(Once(lambda: in_graph(step, device)), INCLUDES, packages, [NO_ATTENTION, *differs])
 
 
 NO_ATTENTION = "the library has the convolution's tensor product; it has no attention and no norm of this network"
 
 
-def channels(job: Job) -> int:
-    return 2 if job.tiny else CHANNELS
+def channels(assignment: Assignment) -> int:
+    return 2 if assignment.tiny else CHANNELS
 
 
 def ring(edges: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,32 +84,32 @@ def ring(edges: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def forward_and_backward(
-    layer: Callable[[], Tensor], features: Tensor, module: nn.Module, job: Job, device: torch.device
+    layer: Callable[[], Tensor], features: Tensor, module: nn.Module, assignment: Assignment, device: torch.device
 ) -> Callable[[], Any]:
     leaves = [features, *module.parameters()]
-    with torch.no_grad(), autocast(job.case.precision, device):
+    with torch.no_grad(), autocast(assignment.case.precision, device):
         above = torch.randn_like(layer())
 
     def step() -> None:
-        with autocast(job.case.precision, device):
+        with autocast(assignment.case.precision, device):
             out = layer()
         torch.autograd.grad(out, leaves, above)
 
     return step
 
 
-def irreps(job: Job) -> tuple[str, str]:
+def irreps(assignment: Assignment) -> tuple[str, str]:
     """Returns the irreps of features and harmonics. All are even: the network is of SO(3) and knows no parity."""
-    features = " + ".join(f"{channels(job)}x{degree}e" for degree in range(DEGREES))
+    features = " + ".join(f"{channels(assignment)}x{degree}e" for degree in range(DEGREES))
     return features, " + ".join(f"1x{degree}e" for degree in range(2 * DEGREES - 1))
 
 
-def of_e3nn(job: Job, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
+def of_e3nn(assignment: Assignment, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
     import e3nn
     from e3nn import o3
 
-    features, harmonics = irreps(job)
-    if "compiled" in job.variant:
+    features, harmonics = irreps(assignment)
+    if "compiled" in assignment.variant:
         e3nn.set_optimization_defaults(jit_mode="eager")  # torch.compile cannot look into TorchScript
     product: Any = o3.FullyConnectedTensorProduct(
         features, harmonics, features, internal_weights=False, shared_weights=False
@@ -117,16 +117,16 @@ def of_e3nn(job: Job, device: torch.device) -> tuple[Any, int, list[str], list[s
     return product.to(device), product.weight_numel, ["e3nn", "opt-einsum-fx"], []
 
 
-def of_cuequivariance(job: Job, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
+def of_cuequivariance(assignment: Assignment, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
     import cuequivariance as cue  # pyright: ignore[reportMissingImports]
     import cuequivariance_torch as cuet  # pyright: ignore[reportMissingImports]
 
-    features, harmonics = (cue.Irreps("SO3", text.replace("e", "")) for text in irreps(job))
+    features, harmonics = (cue.Irreps("SO3", text.replace("e", "")) for text in irreps(assignment))
     product = cuet.FullyConnectedTensorProduct(
         features, harmonics, features, layout=cue.mul_ir, internal_weights=False, shared_weights=False, device=device,
         method="fused_tp" if device.type == "cuda" else "naive",
     )  # fmt: skip
-    half = job.case.precision == "amp"
+    half = assignment.case.precision == "amp"
 
     def call(x: Tensor, sh: Tensor, w: Tensor) -> Tensor:
         dtype = torch.float16 if half else torch.float32
@@ -136,11 +136,11 @@ def of_cuequivariance(job: Job, device: torch.device) -> tuple[Any, int, list[st
     return call, product.weight_numel, packages, ["its kernel of tensor products computes in float32"]
 
 
-def of_openequivariance(job: Job, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
+def of_openequivariance(assignment: Assignment, device: torch.device) -> tuple[Any, int, list[str], list[str]]:
     import openequivariance as oeq  # pyright: ignore[reportMissingImports]
     from e3nn import o3
 
-    features, harmonics = (o3.Irreps(text) for text in irreps(job))
+    features, harmonics = (o3.Irreps(text) for text in irreps(assignment))
     example: Any = o3.FullyConnectedTensorProduct(
         features, harmonics, features, internal_weights=False, shared_weights=False
     )

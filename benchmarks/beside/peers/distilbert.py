@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.beside.peer import Job, Prepared
+from benchmarks.beside.assignment import Assignment, Prepared
 from benchmarks.beside.peers.common import Once, batches, fused, in_graph, over, set_precision, training_step
 from src.batches.tokens import PackedTokens, PaddedTokens
 
@@ -17,33 +17,33 @@ ATTENTION = {"sdpa": "sdpa", "eager attention": "eager", "flash attention 2": "f
 Inputs = tuple[dict[str, Any], Tensor]
 
 
-def hugging_face_training(job: Job, device: torch.device) -> Prepared:
+def hugging_face_training(assignment: Assignment, device: torch.device) -> Prepared:
     """Trains DistilBertForSequenceClassification with random weights and AdamW; variants name attention and how."""
     from transformers.models.auto.modeling_auto import AutoModelForSequenceClassification
     from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 
-    set_precision(job.case.precision)
-    attention = next(name for words, name in ATTENTION.items() if job.variant.startswith(words))
+    set_precision(assignment.case.precision)
+    attention = next(name for words, name in ATTENTION.items() if assignment.variant.startswith(words))
     if attention == "packed":
         register_packed()
-    sizes: dict[str, Any] = {"num_labels": 2, **(TINY if job.tiny else {})}
+    sizes: dict[str, Any] = {"num_labels": 2, **(TINY if assignment.tiny else {})}
     config = DistilBertConfig(**sizes)
     network = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).to(device).train()
     options = fused(device, capturable=True)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-5, weight_decay=0.0, **options)
-    _, pool = batches(job, device)
+    _, pool = batches(assignment, device)
     logits: Any = partial(packed_logits, network) if attention == "packed" else lambda **batch: network(**batch).logits
-    if "compiled" in job.variant and device.type == "cuda":
+    if "compiled" in assignment.variant and device.type == "cuda":
         logits = torch.compile(logits)
 
     def loss(batch: Inputs) -> Tensor:
         return F.cross_entropy(logits(**batch[0]).float(), batch[1])
 
-    step = training_step(loss, optimizer, job.case.precision, device)
+    step = training_step(loss, optimizer, assignment.case.precision, device)
     inputs = [packed(batch) if attention == "packed" else padded(batch, attention) for batch in pool]
-    eager = over(step, inputs[:1] if "graph" in job.variant else inputs)
+    eager = over(step, inputs[:1] if "graph" in assignment.variant else inputs)
     return Prepared(
-        Once(lambda: in_graph(eager, device)) if "graph" in job.variant else eager,
+        Once(lambda: in_graph(eager, device)) if "graph" in assignment.variant else eager,
         "casts, loss scaling, dropout, optimizer; token ids lie on the GPU",
         ["transformers", "flash-attn", "triton"],
         [PACKED] if attention == "packed" else [],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.beside.peer import Job, Prepared
+from benchmarks.beside.assignment import Assignment, Prepared
 from benchmarks.beside.peers.common import (
     Once,
     batches,
@@ -35,17 +35,17 @@ HALF = ["-DCUDA_HAS_FP16=1", "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_C
         "-D__CUDA_NO_HALF2_OPERATORS__"]  # fmt: skip # as its setup.py has them
 
 
-def torchrec_training(job: Job, device: torch.device) -> Prepared:
+def torchrec_training(assignment: Assignment, device: torch.device) -> Prepared:
     """Trains with FBGEMM's table-batched embedding, whose backward pass updates the tables, and TorchRec's layers."""
     from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
 
-    set_precision(job.case.precision)
-    datamodule, pool = batches(job, device)
+    set_precision(assignment.case.precision)
+    datamodule, pool = batches(assignment, device)
     tables = [table.cardinality for table in datamodule.layout.tables]
-    half = job.case.precision == "amp"
+    half = assignment.case.precision == "amp"
     embedding = table_batched(tables, half, device)
     count = len(tables)
-    compiled = "compiled" in job.variant and device.type == "cuda"
+    compiled = "compiled" in assignment.variant and device.type == "cuda"
     layers: list[Any] = [
         DenseArch(datamodule.layout.num_numerical, BOTTOM, device),
         InteractionArch(count).to(device),
@@ -54,7 +54,7 @@ def torchrec_training(job: Job, device: torch.device) -> Prepared:
     bottom, interaction, top = (torch.compile(layer) if compiled else layer for layer in layers)
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimizer = torch.optim.SGD(parameters, RATE, **fused(device))
-    offsets = torch.arange(count * job.batch_size + 1, dtype=torch.int32, device=device)
+    offsets = torch.arange(count * assignment.batch_size + 1, dtype=torch.int32, device=device)
 
     def loss(batch: Any) -> Tensor:
         embedded = embedding(batch.ids, offsets).view(-1, count, DIM)
@@ -62,8 +62,8 @@ def torchrec_training(job: Job, device: torch.device) -> Prepared:
         logits = top(interaction(dense, embedded.to(dense.dtype)))
         return F.binary_cross_entropy_with_logits(logits.squeeze(-1).float(), batch.labels)
 
-    step = training_step(loss, optimizer, job.case.precision, device, scale=LOSS_SCALE)
-    graphed = "graph" in job.variant
+    step = training_step(loss, optimizer, assignment.case.precision, device, scale=LOSS_SCALE)
+    graphed = "graph" in assignment.variant
     clicks = [b._replace(numerical=b.numerical.float()) for b in (batch.clicks() for batch in pool)]
     eager = over(step, clicks[:1] if graphed else clicks)
     return Prepared(
@@ -97,11 +97,11 @@ def table_batched(tables: list[int], half: bool, device: torch.device) -> Any:
     return embedding
 
 
-def nvidia(job: Job, device: torch.device) -> Prepared:
+def nvidia(assignment: Assignment, device: torch.device) -> Prepared:
     """Trains as its scripts/main.py does, with its CUDA extensions and its CudaGraphWrapper."""
-    folder, amp, on_gpu = folder_of(job), job.case.precision == "amp", device.type == "cuda"
-    set_precision(job.case.precision)
-    datamodule, pool = batches(job, device)
+    folder, amp, on_gpu = folder_of(assignment), assignment.case.precision == "amp", device.type == "cuda"
+    set_precision(assignment.case.precision)
+    datamodule, pool = batches(assignment, device)
     model = nvidia_model(folder, [table.cardinality for table in datamodule.layout.tables], amp, device)
     from dlrm.scripts.main import CudaGraphWrapper  # pyright: ignore[reportMissingImports]
 
@@ -117,7 +117,7 @@ def nvidia(job: Job, device: torch.device) -> Prepared:
 
     def forward_backward(network: Any, numerical: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.float16, amp):
-            loss = loss_of(network(numerical, ids, [job.batch_size]).squeeze(), labels)
+            loss = loss_of(network(numerical, ids, [assignment.batch_size]).squeeze(), labels)
         scaler.scale(loss).backward()
         return loss
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.beside.peer import Job, Prepared
+from benchmarks.beside.assignment import Assignment, Prepared
 from benchmarks.beside.peers.common import (
     Once,
     autocast,
@@ -25,35 +25,35 @@ PACKAGES = ["rdkit", "scipy"]
 APEX = "torch's fused Adam and clip_grad_norm_ in place of apex's"
 
 
-def training(job: Job, device: torch.device) -> Prepared:
+def training(assignment: Assignment, device: torch.device) -> Prepared:
     """Trains as its runtime/train.py does; the variant is graph (its make_graphed_callables), jit or eager."""
-    folder = folder_of(job)
+    folder = folder_of(assignment)
     stand_in(["dllogger"])
     from moflow.model.model import MoFlow, MoFlowLoss  # pyright: ignore[reportMissingImports]
     from moflow.model.utils import initialize  # pyright: ignore[reportMissingImports]
 
     torch._C._jit_set_autocast_mode(True)
-    set_precision(job.case.precision)
-    config = config_of(job)
-    pool = inputs(job, config, device)
+    set_precision(assignment.case.precision)
+    config = config_of(assignment)
+    pool = inputs(assignment, config, device)
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())
     torch.manual_seed(0)
     model, loss_module = MoFlow(config).to(device), MoFlowLoss(config).to(device)
-    with autocast(job.case.precision, device):
+    with autocast(assignment.case.precision, device):
         initialize(model, pool[0])
     model.to(memory_format=torch.channels_last)
-    if job.variant == "jit":
+    if assignment.variant == "jit":
         model.bond_model, model.atom_model = (torch.jit.script(m) for m in (model.bond_model, model.atom_model))
     with torch.no_grad():
         model(*pool[0])
     options = fused(device)
     optimizer = torch.optim.Adam([*model.parameters(), *loss_module.parameters()], 5e-4, betas=(0.9, 0.99), **options)
-    scaler = torch.amp.GradScaler(device.type, enabled=job.case.precision == "amp")
+    scaler = torch.amp.GradScaler(device.type, enabled=assignment.case.precision == "amp")
 
     def step(batch: tuple[Tensor, Tensor], graphed: bool) -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.float16, job.case.precision == "amp", cache_enabled=not graphed):
+        with torch.autocast(device.type, torch.float16, assignment.case.precision == "amp", cache_enabled=not graphed):
             of_atoms, of_bonds = loss_module(*model(*batch, with_cuda_graph=graphed))
             loss = of_atoms + of_bonds
         remember_loss(loss)
@@ -68,35 +68,35 @@ def training(job: Job, device: torch.device) -> Prepared:
             step(batch, False)
         return over(lambda batch: step(batch, device.type == "cuda"), pool)
 
-    run = Once(with_graphs) if job.variant == "graph" else over(lambda batch: step(batch, False), pool)
+    run = Once(with_graphs) if assignment.variant == "graph" else over(lambda batch: step(batch, False), pool)
     return Prepared(run, "casts, loss scaling, clipping, optimizer; one-hot molecules lie on the GPU", PACKAGES,
                     [APEX], reference=identity(folder))  # fmt: skip
 
 
-def generation(job: Job, device: torch.device) -> Prepared:
+def generation(assignment: Assignment, device: torch.device) -> Prepared:
     """Generates as its runtime/generate.py does, untrained; the variant is jit or eager."""
-    folder = folder_of(job)
+    folder = folder_of(assignment)
     stand_in(["dllogger"])
     from moflow.model.model import MoFlow  # pyright: ignore[reportMissingImports]
     from moflow.runtime.generate import infer  # pyright: ignore[reportMissingImports]
 
     torch._C._jit_set_autocast_mode(True)
-    set_precision(job.case.precision)
-    config = config_of(job)
+    set_precision(assignment.case.precision)
+    config = config_of(assignment)
     torch.manual_seed(0)
     model = MoFlow(config).to(device, memory_format=torch.channels_last).eval()
-    if job.variant == "jit":
+    if assignment.variant == "jit":
         model.bond_model, model.atom_model = (torch.jit.script(m) for m in (model.bond_model, model.atom_model))
 
     def step() -> None:
-        with autocast(job.case.precision, device):
-            infer(model, config, device=device, ln_var=0, temp=0.3, batch_size=job.batch_size)
+        with autocast(assignment.case.precision, device):
+            infer(model, config, device=device, ln_var=0, temp=0.3, batch_size=assignment.batch_size)
 
     return Prepared(step, "its infer(): random numbers, the reverse pass, atoms and bonds on the host", PACKAGES,
                     reference=identity(folder))  # fmt: skip
 
 
-def config_of(job: Job) -> Any:
+def config_of(assignment: Assignment) -> Any:
     """Returns its configuration for ZINC-250k, or one with small layers."""
     from moflow.config import (  # pyright: ignore[reportMissingImports]
         ZINC250K_CONFIG,
@@ -106,15 +106,15 @@ def config_of(job: Job) -> Any:
         ModelConfig,
     )
 
-    if not job.tiny:
+    if not assignment.tiny:
         return ZINC250K_CONFIG
     small = ModelConfig(AtomFlowConfig(3, [8], [8, 8]), BondFlowConfig([8, 8], 2, 20, n_flow=2))
     return Config(ZINC250K_CONFIG.dataset_config, small, ZINC250K_CONFIG.max_num_nodes)
 
 
-def inputs(job: Job, config: Any, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def inputs(assignment: Assignment, config: Any, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Returns batches of ours as it takes them: one-hot bonds [batch, 4, 40, 40] and atoms [batch, 40, 10]."""
-    _, pool = batches(job, device)
+    _, pool = batches(assignment, device)
     pairs = []
     for nodes, edges in pool:
         more = config.max_num_nodes - nodes.shape[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.beside.peer import Job
+from benchmarks.beside.assignment import Assignment
 
 COMMIT = "729963d"
 FOLDERS = {
@@ -20,12 +20,12 @@ DIGESTS = {"MoFlow": "37e751153a5cdbf4", "SE3Transformer": "e702c67a948671c9", "
 KINDS = ("py", "cpp", "cu", "cuh", "h")
 
 
-def folder_of(job: Job) -> Path:
+def folder_of(assignment: Assignment) -> Path:
     """Returns the folder of the model in the clone, which is importable from then on."""
-    assert job.reference is not None
-    folder = Path(job.reference) / FOLDERS[job.case.model]
+    assert assignment.reference is not None
+    folder = Path(assignment.reference) / FOLDERS[assignment.case.model]
     if not folder.is_dir():
-        raise FileNotFoundError(f"--reference {job.reference} has no {FOLDERS[job.case.model]}")
+        raise FileNotFoundError(f"--reference {assignment.reference} has no {FOLDERS[assignment.case.model]}")
     sys.path.insert(0, str(folder))
     return folder
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.beside.peer import Job, Prepared
+from benchmarks.beside.assignment import Assignment, Prepared
 from benchmarks.beside.peers import graph_operations
 from benchmarks.beside.peers.common import (
     Once,
@@ -30,17 +30,17 @@ INSTALLED = "the installed e3nn in place of 0.3.3, for spherical harmonics and W
 L2_FETCH_LIMIT, L2_FETCH_BYTES = 5, 128  # cudaLimitMaxL2FetchGranularity, and what its scripts set it to
 
 
-def training(job: Job, device: torch.device) -> Prepared:
+def training(assignment: Assignment, device: torch.device) -> Prepared:
     """Trains as its runtime/training.py does; the variant is eager, or one CUDA graph, which is ours."""
-    folder, model, pool = prepared(job, device)
+    folder, model, pool = prepared(assignment, device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.1, **fused(device, capturable=True))
 
     def loss(batch: tuple[Any, ...]) -> Tensor:
         *inputs, target = batch
         return nn.functional.l1_loss(model(*inputs), target)
 
-    step = training_step(loss, optimizer, job.case.precision, device)
-    graphed = "graph" in job.variant
+    step = training_step(loss, optimizer, assignment.case.precision, device)
+    graphed = "graph" in assignment.variant
     eager = over(step, pool[:1] if graphed else pool)
     return Prepared(
         Once(lambda: in_graph(eager, device)) if graphed else eager,
@@ -51,17 +51,17 @@ def training(job: Job, device: torch.device) -> Prepared:
     )
 
 
-def prediction(job: Job, device: torch.device) -> Prepared:
+def prediction(assignment: Assignment, device: torch.device) -> Prepared:
     """Predicts as its runtime/inference.py does; the variant is eager, or one CUDA graph, which is ours."""
-    folder, model, pool = prepared(job, device)
+    folder, model, pool = prepared(assignment, device)
     model.eval()
 
     @torch.inference_mode()
     def step(batch: tuple[Any, ...]) -> None:
-        with autocast(job.case.precision, device):
+        with autocast(assignment.case.precision, device):
             model(*batch[:-1])
 
-    graphed = "graph" in job.variant
+    graphed = "graph" in assignment.variant
     eager = over(step, pool[:1] if graphed else pool)
     return Prepared(
         Once(lambda: in_graph(eager, device)) if graphed else eager,
@@ -72,22 +72,22 @@ def prediction(job: Job, device: torch.device) -> Prepared:
     )
 
 
-def prepared(job: Job, device: torch.device) -> tuple[Any, Any, list[tuple[Any, ...]]]:
+def prepared(assignment: Assignment, device: torch.device) -> tuple[Any, Any, list[tuple[Any, ...]]]:
     """Returns the folder of the clone, the network, and batches on the device."""
-    folder = folder_of(job)
+    folder = folder_of(assignment)
     graph_operations.install()
     if device.type != "cuda":
         torch.cuda.nvtx.range = lambda *_: nullcontext()  # torch for CPUs has no such marks
     from se3_transformer.model.fiber import Fiber  # pyright: ignore[reportMissingImports]
     from se3_transformer.model.transformer import SE3TransformerPooled  # pyright: ignore[reportMissingImports]
 
-    set_precision(job.case.precision)
+    set_precision(assignment.case.precision)
     if device.type == "cuda":
         fetch_more_into_l2()
-    datamodule, ours = batches(job, device, keep=lambda batch: batch.count == job.batch_size)
+    datamodule, ours = batches(assignment, device, keep=lambda batch: batch.count == assignment.batch_size)
     pool = [as_taken(batch, datamodule.mean, datamodule.std) for batch in ours]
     torch.manual_seed(0)
-    sizes = TINY if job.tiny else SIZES
+    sizes = TINY if assignment.tiny else SIZES
     model = SE3TransformerPooled(
         fiber_in=Fiber({0: ours[0].node_features.shape[1]}),
         fiber_out=Fiber({0: sizes["num_degrees"] * sizes["num_channels"]}),
