@@ -123,8 +123,8 @@ def _xyz(path: Path, text: str, charge: int) -> Iterator[Record]:
         comment, atoms = lines[start + 1], lines[start + 2 : start + 2 + count]
         pairs = {key: value.strip("\"'") for key, value in PAIR.findall(comment)}
         frame_charge = _number(stated := pairs.pop("charge", charge))
-        if frame_charge is None or abs(frame_charge) > MOST_CHARGE:
-            limits = f"{-MOST_CHARGE} to {MOST_CHARGE}"
+        if frame_charge is None or abs(frame_charge) > MOST_CHARGE or frame_charge % 1:
+            limits = f"a whole number of {-MOST_CHARGE} to {MOST_CHARGE}"
             raise UserError(f"{path} line {start + 2}: charge={stated} is not allowed; expected {limits}")
         content = (atoms, pairs.pop("Properties", ""), round(frame_charge))
         yield Record(f"frame {frame}", "xyz", content, _numbers(pairs.items()))

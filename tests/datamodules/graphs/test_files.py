@@ -225,7 +225,12 @@ def test_a_planar_molecule_marked_as_3d_is_accepted() -> None:
         ("a.smi", "C" * 2_000_000, "is longer than 2,000 characters"),
         ("a.xyz", "1001\n\n" + "H 0 0 0\n" * 1001, "has 1,001 atoms; at most 1,000 are read"),
         ("a.xyz", "2\n\nH 0 0 0\nH 1e20 0 0\n", "has atom 2 more than 100,000 angstrom from the origin"),
-        ("a.xyz", "1\ncharge=inf\nH 0 0 0\n", "a.xyz line 2: charge=inf is not allowed; expected -100 to 100"),
+        (
+            "a.xyz",
+            "1\ncharge=inf\nH 0 0 0\n",
+            "a.xyz line 2: charge=inf is not allowed; expected a whole number of -100 to 100",
+        ),
+        ("a.xyz", "1\ncharge=0.4\nH 0 0 0\n", "a.xyz line 2: charge=0.4 is not allowed; expected a whole number"),
         ("a.xyz", "9" * 5000 + "\n\nH 0 0 0\n", "a.xyz line 1: expected a number of atoms, found '999"),
     ],
 )
