@@ -6,15 +6,13 @@ names is the batch of one device, `fp` the precision that was run; Paddle's own 
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from src.errors import UserError
 from src.report.record import Record
-from src.system.reading import parsed_json
 
 # Paddle's directions are 0 (computer vision), 1 (language) and 2 (recommendation). We add 3 for molecules, and 4 for
 # models whose yaml in conf/model has no `paddle`.
@@ -33,7 +31,7 @@ class Mission(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleRecord:
-    """Paddle's fields, in its order. `index` 1 is a speed; UNIT is None in old files, which lack it."""
+    """Paddle's fields, in its order. `index` 1 is a speed."""
 
     log_file: str
     model_name: str
@@ -44,7 +42,7 @@ class PaddleRecord:
     gpu_num: int
     FINAL_RESULT: float | int
     JOB_FAIL_FLAG: int
-    UNIT: str | None = None
+    UNIT: str
 
     def to_json(self) -> str:
         """Returns the record as one line of JSON for Paddle's database."""
@@ -81,21 +79,3 @@ def mission_of(model: str) -> Mission:
     file = MODELS / f"{model}.yaml"
     config: Any = OmegaConf.load(file) if file.exists() else {}
     return Mission(**config["paddle"]) if "paddle" in config else Mission("other", model, "其他", OTHERS)
-
-
-def parse_paddle(text: str) -> PaddleRecord:
-    """Returns the record in a Paddle result file; accepts the misspelt FILNAL_RESULT of some of its scripts.
-
-    Raises UserError for text that is not a JSON object and for a field that is missing or unknown.
-    """
-    data = parsed_json(text, "Paddle record: it", "give a result file")
-    if not isinstance(data, dict):
-        raise UserError("Paddle record: not a JSON object: give a result file")
-    if "FILNAL_RESULT" in data:
-        data["FINAL_RESULT"] = data.pop("FILNAL_RESULT")
-    names = [f.name for f in fields(PaddleRecord)]
-    if unknown := sorted(set(data) - set(names)):
-        raise UserError(f"Paddle record: unknown field '{unknown[0]}': the fields are {', '.join(names)}")
-    if missing := [name for name in names if name not in data and name != "UNIT"]:
-        raise UserError(f"Paddle record: field '{missing[0]}' is missing: give the file of a complete run")
-    return PaddleRecord(**data)

@@ -33,7 +33,6 @@ from src.measure import cpu_peaks
 from src.models.distilbert import convert, weights
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.se3_transformer.checkpoint import read_tensors
-from src.report.paddle import parse_paddle
 from src.system.reading import read_npy
 from tests.support.click_rows import click_rows
 from tests.support.sst2_rows import PIECES
@@ -147,10 +146,6 @@ def checked_sums(path: Path) -> None:
 
 def peaks(path: Path) -> None:
     assert all(0 < peak < float("inf") for both in cpu_peaks.read(path).values() for peak in both)
-
-
-def paddle(path: Path) -> None:
-    parse_paddle(path.read_text("utf-8", "replace"))
 
 
 @cache
@@ -344,5 +339,4 @@ READERS: dict[str, Reader] = {
     "checked.json": (checked_stamp, "new.json", lambda: [noted()[STAMP]]),
     "checked.bin": (checked_sums, "new.bin", lambda: [noted()[SUMS]]),
     "cpu_peaks": (peaks, "peaks.json", lambda: [PEAKS]),
-    "paddle": (paddle, "paddle.json", lambda: [b'{"model_branch": "x", "FINAL_RESULT": 3.5}']),
 }

@@ -110,7 +110,6 @@ PLACES: dict[str, str] = {
     "src/report/in_turn.py": "comparison",
     "src/report/json_files.py": "record",
     "src/report/paddle.py:mission_of": CODE,
-    "src/report/paddle.py:parse_paddle": "paddle",
     "src/report/pages.py": CODE,
     "src/report/record.py": "record",
     "src/report/stability.py": CODE,
