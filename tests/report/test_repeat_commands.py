@@ -25,6 +25,7 @@ SEPARATOR = "\x1f"
 FOLDERS = re.compile(r"data_root|output_(dir|root)|ckpt_path|datamodule\.data_dir|.*\.(dirpath|save_dir)")
 FILES = {"datamodule.raw": None, "datamodule.vocabulary": "distilbert-base-uncased", "datamodule.source": ...,
          "datamodule.source.split_file": "official", "model.task.weights": ...}  # fmt: skip
+WITHOUT_A_KEY = ("callbacks.rng._target_",)  # what every run has now
 OF_A_CHECKPOINT = ("datamodule.", "model.task.", "model.hp.", "precision.")
 
 
@@ -113,7 +114,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any], overrides: list[st
     """
     ours = {"model.task.elements": theirs["model.task.elements"], **ours} if "model.task.elements" in theirs else ours
     found = []
-    for key in sorted(ours.keys() | theirs.keys()):
+    for key in sorted((ours.keys() | theirs.keys()).difference(WITHOUT_A_KEY)):
         own, kept = ours.get(key, "absent"), theirs.get(key, "absent")
         if FOLDERS.fullmatch(key) or own == kept or (kept == "absent" and not is_given(key, overrides)):
             continue
