@@ -71,16 +71,16 @@ def _against(options: argparse.Namespace) -> int:
     below = 0.97 if options.fail_below is None else options.fail_below
     checks = regressions.check(load(options.runs), load(options.against), below)
     put(views[options.format](checks), options.output)
-    return int(any(each.regressed for each in checks))
+    return int(any(check.regressed for check in checks))
 
 
-def _ratio(given: str) -> float:
+def _ratio(value: str) -> float:
     try:
-        if 0 < (ratio := float(given)) <= 1:
+        if 0 < (ratio := float(value)) <= 1:
             return ratio
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{given!r} is not a ratio above 0 and up to 1")
+    raise argparse.ArgumentTypeError(f"{value!r} is not a ratio above 0 and up to 1")
 
 
 def stability_options(parser: argparse.ArgumentParser) -> None:
@@ -131,17 +131,17 @@ def published_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_published(options: argparse.Namespace) -> int:
-    known = list(dict.fromkeys(row.model for row in rows()))
-    if options.model not in (None, *known):
-        raise UserError(f"no published rows of the model '{options.model}': there are those of {', '.join(known)}")
+    models = list(dict.fromkeys(row.model for row in rows()))
+    if options.model not in (None, *models):
+        raise UserError(f"no published rows of the model '{options.model}': there are those of {', '.join(models)}")
     parts = []
-    for model in known if options.model is None else [options.model]:
+    for model in models if options.model is None else [options.model]:
         words = "\n".join(f"- {name.capitalize()}: {text}" for name, text in about(model).items())
         parts.append(f"## {model}\n\n{words}\n")
         for kind in ("train", "predict"):
-            own = rows(model, kind)
-            if own:
-                table = Table(model, kind, own[0].unit, [published_row(row) for row in own])
+            entries = rows(model, kind)
+            if entries:
+                table = Table(model, kind, entries[0].unit, [published_row(row) for row in entries])
                 parts.append(f"### {model}, {kind}\n\n{section(table)}")
     put("\n".join(parts), options.output)
     return 0
@@ -165,4 +165,4 @@ def run_verify(options: argparse.Namespace) -> int:
             print(f"{folder}/digests.txt: {seal(folder)} files added")
     verified = verify(options.runs)
     print(described(verified))
-    return int(any(each.wrong for each in verified))
+    return int(any(result.wrong for result in verified))

@@ -69,8 +69,8 @@ class Figures:
 
     def names(self) -> dict[str, Any]:
         """Returns the public functions by their names."""
-        own = [name for name in dir(type(self)) if name[0] != "_" and name not in ("names", "file", "record")]
-        return {name: getattr(self, name) for name in own if callable(getattr(self, name))}
+        attributes = [name for name in dir(type(self)) if name[0] != "_" and name not in ("names", "file", "record")]
+        return {name: getattr(self, name) for name in attributes if callable(getattr(self, name))}
 
     def file(self, name: str) -> Path:
         return self.folder / "records" / f"{name}.json"
@@ -92,18 +92,20 @@ class Figures:
     def quality(self, name: str, style: str = "") -> Figure:
         """The final metric."""
         metric = self.record(name).final_metric
-        known = METRICS.get(metric.name, ".4f") if metric else ""
-        return self._figure(name, metric.value if metric else None, style or known)
+        default = METRICS.get(metric.name, ".4f") if metric else ""
+        return self._figure(name, metric.value if metric else None, style or default)
 
     def metric(self, name: str, key: str, style: str = ".4f", factor: float = 1.0) -> Figure:
         """A metric of the last evaluation, in another unit where `factor` is one."""
-        found = [row[key] for row in self.record(name).history if key in row]
-        return self._figure(name, found[-1] if found else None, style, factor)
+        values = [row[key] for row in self.record(name).history if key in row]
+        return self._figure(name, values[-1] if values else None, style, factor)
 
     def judged(self, name: str, key: str, group: str, style: str = ".1f") -> Figure:
         """A figure of a prediction's quality, such as the `nuv` of the molecules as `drawn`."""
-        found = [each.value for each in self.record(name).quality or () if (each.name, each.group) == (key, group)]
-        return self._figure(name, found[-1] if found else None, style)
+        values = [
+            figure.value for figure in self.record(name).quality or () if (figure.name, figure.group) == (key, group)
+        ]
+        return self._figure(name, values[-1] if values else None, style)
 
     def gpus(self, *names: str) -> str:
         """The GPUs that each of the runs used: H200, or 2 x H100. Raises UserError for runs of several kinds."""
@@ -146,7 +148,7 @@ class Figures:
         """
         one = one or f"{name.rpartition('_x')[0]}_x1"
         for what, of in (("commit", commit_of), ("machine", machine_of)):
-            both = [of(self.record(each)) for each in (name, one)]
+            both = [of(self.record(record_name)) for record_name in (name, one)]
             if both[0] != both[1]:
                 raise UserError(f"{name} is of {what} {both[0]}, {one} of {both[1]}: measure both in one run")
         speed_up = self.rate(name).value / self.rate(one).value
@@ -187,8 +189,8 @@ class Figures:
         for cell in cells:
             if isinstance(cell, Figure) and cell.of:
                 run = self.record(record)
-                own = (run.ranks, *batches(run.case.batch_size, run.case.batch_per, run.ranks), run.case.precision)
-                _check_alike(record, own, cell.of)
+                ours = (run.ranks, *batches(run.case.batch_size, run.case.batch_per, run.ranks), run.case.precision)
+                _check_alike(record, ours, cell.of)
         return "|".join(
             ["", *(f" {cell} " if str(cell) else " " for cell in (case, figure, self.commit(record), *cells)), ""]
         )
@@ -200,9 +202,9 @@ class Figures:
         """
         fields = {"trainer": "1x1", "measured": False, **fields}
         names = [name] if name else RATES
-        known = [row for row in rows(model, kind) if source in row.source and any(map(row.figure, names))]
-        row = _one(known, fields)
-        return _of_row(row, next(each for each in names if row.figure(each)))
+        candidates = [row for row in rows(model, kind) if source in row.source and any(map(row.figure, names))]
+        row = _one(candidates, fields)
+        return _of_row(row, next(figure_name for figure_name in names if row.figure(figure_name)))
 
     def published_row(self, figure: Figure) -> str:
         """A table's row of a published figure: its case, its GPUs, the figure and its source."""
@@ -225,15 +227,15 @@ class Figures:
 
         Behind it are the GPU, the precision and the samples.
         """
-        known = [point for point in published_points(model) if point.kind == "weak" and source in point.source]
-        found = _one(known, {"samples": samples, "config": config, "precision": precision})
+        points = [point for point in published_points(model) if point.kind == "weak" and source in point.source]
+        chosen = _one(points, {"samples": samples, "config": config, "precision": precision})
         case = f"{_gpu(config.split()[0])}, {PRECISIONS.get(precision, precision)}, batch {samples:,}"
-        return Figure(found.speed_up, ".2f", suffix=f"x ({case})")
+        return Figure(chosen.speed_up, ".2f", suffix=f"x ({case})")
 
     def beside(self, model: str) -> str:
         """The table of ours and the fastest other code of each case, timed in one run; nothing where there is none."""
-        found = self._comparisons(model)
-        return summary(found) if found else ""
+        comparisons = self._comparisons(model)
+        return summary(comparisons) if comparisons else ""
 
     def speed_ups(self, *verbs: str, model: str = "*") -> list[Figure]:
         """How many times as fast ours is as the fastest other code, of every case that does this: train, predict ..."""
@@ -292,8 +294,8 @@ class Figures:
 
     def papers(self, name: str) -> str:
         """The table in src/published/papers/`name`.yaml."""
-        found = paper_table(name)
-        columns, lines = found["columns"], found["rows"]
+        table = paper_table(name)
+        columns, lines = table["columns"], table["rows"]
         texts = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
         return "\n".join(
             f"| {' | '.join(map(str, line))} |".replace("|  |", "| |").replace("|  |", "| |") for line in texts
@@ -301,9 +303,9 @@ class Figures:
 
     def paper(self, name: str, method: str, column: str) -> str:
         """The cell of a method in the table in src/published/papers/`name`.yaml."""
-        found = paper_table(name)
-        cells = [cell for row in found["rows"] if row[0] == method
-                 for title, cell in zip(found["columns"], row, strict=True) if title == column]  # fmt: skip
+        table = paper_table(name)
+        cells = [cell for row in table["rows"] if row[0] == method
+                 for title, cell in zip(table["columns"], row, strict=True) if title == column]  # fmt: skip
         if len(cells) != 1:
             raise UserError(f"papers/{name}.yaml has {len(cells)} cells of {method!r} under {column!r}, one is needed")
         return str(cells[0])
@@ -351,10 +353,10 @@ class Figures:
         return Figure(value, style, factor, record=name)
 
 
-def _check_alike(name: str, own: tuple[int, float, float, str], row: PublishedRow) -> None:
+def _check_alike(name: str, ours: tuple[int, float, float, str], row: PublishedRow) -> None:
     theirs = (row.world_size, *batches(row.batch_size, row.batch_per, row.world_size), row.true_precision)
-    if own != theirs:
-        texts = [f"{gpus} GPUs, batch {each:,.0f} each, {precision}" for gpus, each, _, precision in (own, theirs)]
+    if ours != theirs:
+        texts = [f"{gpus} GPUs, batch {batch:,.0f} each, {precision}" for gpus, batch, _, precision in (ours, theirs)]
         raise UserError(f"{name} is of {texts[0]}, but {row.source} of {texts[1]}: print it with published_row")
 
 
@@ -388,7 +390,7 @@ def _one(choice: Sequence[Row], fields: dict[str, Any]) -> Row:
     """Returns the one row with these fields."""
     matching = [row for row in choice if all(getattr(row, name) == value for name, value in fields.items())]
     if len(matching) != 1:
-        given = ", ".join(f"{name}={value}" for name, value in fields.items())
+        conditions = ", ".join(f"{name}={value}" for name, value in fields.items())
         sources = "; ".join(shortened(row.source, 80) for row in matching) or "none"
-        raise UserError(f"{len(matching)} published rows have {given}, one is needed: {sources}")
+        raise UserError(f"{len(matching)} published rows have {conditions}, one is needed: {sources}")
     return matching[0]

@@ -76,7 +76,7 @@ def read_job(folder: Path) -> Job:
         data = read_json(file)
         if not isinstance(data, dict):
             raise ValueError(f"a job is a JSON object, this is a {type(data).__name__}")
-        optional = [each.name for each in fields(Job) if each.name not in ("key", "overrides", "command", "cwd")]
+        optional = [f.name for f in fields(Job) if f.name not in ("key", "overrides", "command", "cwd")]
         job = build(Job, data, optional=optional)
         if job.state not in STATES:
             raise ValueError(f"key 'state' is {job.state!r}, expected {', '.join(STATES)}")
@@ -87,16 +87,16 @@ def read_job(folder: Path) -> Job:
 
 def job_folders(sweep: Path) -> dict[str, Path]:
     """Returns the folders of a sweep's jobs by the jobs' keys, in the order of their numbers."""
-    found = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
-    return {read_job(folder).key: folder for folder in sorted(found, key=lambda folder: int(folder.name))}
+    folders = [file.parent for file in sweep.glob("*/job.json") if file.parent.name.isdigit()]
+    return {read_job(folder).key: folder for folder in sorted(folders, key=lambda folder: int(folder.name))}
 
 
 def differing_overrides(jobs: Sequence[Job]) -> list[dict[str, str]]:
     """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
-    given = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
-    keys = dict.fromkeys(key for overrides in given for key in overrides)
-    differing = [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
-    return [{key: overrides.get(key, "") for key in differing} for overrides in given]
+    by_job = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
+    keys = dict.fromkeys(key for overrides in by_job for key in overrides)
+    differing = [key for key in keys if len({overrides.get(key) for overrides in by_job}) > 1]
+    return [{key: overrides.get(key, "") for key in differing} for overrides in by_job]
 
 
 def label(overrides: Mapping[str, str]) -> str:

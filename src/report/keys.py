@@ -33,27 +33,27 @@ def compared_config(record: Record) -> dict[str, str]:
     """Returns the values, as texts, of the config keys that can change the result, and of the case."""
     case = record.case
     values = {"trainer": case.trainer, "hardware": case.hardware, "hp.batch_size": case.batch_size}
-    found = {key: text(value) for key, value in values.items()}
+    config = {key: text(value) for key, value in values.items()}
     for key, value in flat(record.config):
         if not any(key == other or key.startswith(f"{other}.") for other in NOT_COMPARED):
-            found[key] = text(value)
+            config[key] = text(value)
     for name in NAMED:
-        found[f"{name}.name"] = {"model": case.model, "datamodule": case.datamodule, "precision": case.precision}[name]
-    found["callbacks"] = ", ".join(sorted(map(str, mapping(record.config.get("callbacks")))))
-    return found
+        config[f"{name}.name"] = {"model": case.model, "datamodule": case.datamodule, "precision": case.precision}[name]
+    config["callbacks"] = ", ".join(sorted(map(str, mapping(record.config.get("callbacks")))))
+    return config
 
 
 def environment(record: Record) -> dict[str, str]:
     """Returns what a record says of its machine, libraries and commit, as texts by key."""
-    known = record.environment
-    found = {key: text(known[key]) for key in MACHINE if known.get(key) is not None}
-    found |= {str(key): text(value) for key, value in mapping(known.get("libraries")).items()}
-    git = mapping(known.get("git"))
+    values = record.environment
+    texts = {key: text(values[key]) for key in MACHINE if values.get(key) is not None}
+    texts |= {str(key): text(value) for key, value in mapping(values.get("libraries")).items()}
+    git = mapping(values.get("git"))
     if git.get("commit"):
-        found["commit"] = str(git["commit"])[:10]
+        texts["commit"] = str(git["commit"])[:10]
     if git.get("dirty"):
-        found["uncommitted changes"] = "yes"
-    return found
+        texts["uncommitted changes"] = "yes"
+    return texts
 
 
 def mapping(value: Any) -> dict[Any, Any]:

@@ -40,13 +40,13 @@ def load(paths: Sequence[Path]) -> Loaded:
         if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
             raise UserError(f"{path}: this folder cannot be read (Permission denied)")
         jobs = list(job_folders(path).values()) if path.is_dir() else []
-        found = list(_records_of(path, jobs))
+        record_files = list(_records_of(path, jobs))
         without += _without_record(jobs)
-        if not found and not jobs:
+        if not record_files and not jobs:
             empty.append(path)
-        elif path not in found and not jobs:
+        elif path not in record_files and not jobs:
             empty += _without_result(path)
-        for file in found:
+        for file in record_files:
             files.setdefault((file / "result.json" if file.is_dir() else file).resolve(), file)
     if not files:
         _refuse(paths, len(without))
@@ -54,11 +54,11 @@ def load(paths: Sequence[Path]) -> Loaded:
         folders = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
         more = f" and {len(empty) - NAMED} more" if len(empty) > NAMED else ""
         print(f"note: {folders} without a record left out: {', '.join(map(str, empty[:NAMED]))}{more}", file=sys.stderr)
-    known = {file: read_record(file) for file in files.values()}
-    for file, other in gone_on_with(known).items():
-        del known[file]
+    records = {file: read_record(file) for file in files.values()}
+    for file, other in gone_on_with(records).items():
+        del records[file]
         print(f"note: {_label(file)} left out: {_label(other)} is the same run and got further", file=sys.stderr)
-    return Loaded([(_label(file), record) for file, record in known.items()], list(known), without)
+    return Loaded([(_label(file), record) for file, record in records.items()], list(records), without)
 
 
 def gone_on_with(records: Mapping[Path, Record]) -> dict[Path, Path]:
@@ -67,12 +67,12 @@ def gone_on_with(records: Mapping[Path, Record]) -> dict[Path, Path]:
     Of one run and config the record with the most steps stays. A run that was gone on with under another config stays
     if it ended normally: it is a result of its own.
     """
-    found = {}
+    replacements = {}
     for file, record in records.items():
         others = {path: other for path, other in records.items() if path != file and _replaces(other, record)}
         if others:
-            found[file] = max(others, key=lambda path: progress(others[path]))
-    return found
+            replacements[file] = max(others, key=lambda path: progress(others[path]))
+    return replacements
 
 
 def _replaces(other: Record, record: Record) -> bool:
@@ -99,7 +99,7 @@ def _records_of(path: Path, jobs: Sequence[Path]) -> Iterator[Path]:
 
 
 def _without_result(path: Path) -> list[Path]:
-    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     return [folder for folder in folders if not has_record(folder)]
 
 

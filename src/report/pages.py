@@ -19,11 +19,11 @@ def made_pages(folder: Path) -> dict[Path, str]:
     Raises UserError that names the template's line for whatever is wrong in it.
     """
     templates = folder.parent / "templates"
-    root, found = folder.parent.parent, {}
+    root, pages = folder.parent.parent, {}
     for file in sorted(templates.rglob("*.jinja")):
         page = file.relative_to(templates).with_suffix("")
-        found[root / page] = NOTE.format(file.relative_to(root).as_posix()) + _made(file, Figures(folder, page))
-    return found
+        pages[root / page] = NOTE.format(file.relative_to(root).as_posix()) + _made(file, Figures(folder, page))
+    return pages
 
 
 def _made(file: Path, figures: Figures) -> str:
@@ -45,8 +45,8 @@ def _made(file: Path, figures: Figures) -> str:
 
 def _line(error: BaseException) -> int:
     """Returns the line of the template in which a call failed: the innermost one that jinja compiled."""
-    found, place = 0, error.__traceback__
+    line, place = 0, error.__traceback__
     while place:
-        found = place.tb_lineno if place.tb_frame.f_code.co_filename == "<template>" else found
+        line = place.tb_lineno if place.tb_frame.f_code.co_filename == "<template>" else line
         place = place.tb_next
-    return found
+    return line

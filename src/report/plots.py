@@ -30,10 +30,10 @@ def run_pictures(folder: Path, record: Record, curves: Sequence[str]) -> dict[st
     if record.phases_s and record.samples:
         files["where the time went"] = folder / "phases.png"
         phases_picture(record, files["where the time went"])
-    known = {name for row in record.history for name, value in row.items() if value is not None}
-    if found := [name for name in curves if name in known]:
+    metrics = {name for row in record.history for name, value in row.items() if value is not None}
+    if drawn := [name for name in curves if name in metrics]:
         files["curves"] = folder / "curves.png"
-        history_picture([record], files["curves"], found)
+        history_picture([record], files["curves"], drawn)
     return files
 
 
@@ -42,17 +42,17 @@ def phases_picture(record: Record, path: Path) -> None:
 
     Raises UserError where the file cannot be written, ValueError where the record has no phases.
     """
-    found = shares(record)
-    if not found:
+    phases = shares(record)
+    if not phases:
         raise ValueError("the record has no phases to draw")
-    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
+    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in phases)
     decimals = 0 if wall >= 1000 else 1 if wall >= 100 else 2
-    rows = len(found)
+    rows = len(phases)
     height = 1.6 + 0.3 * rows
     picture = Figure(figsize=(6.4, height), dpi=150, facecolor="white")
     bar = picture.add_axes((0.04, 1 - 1.25 / height, 0.92, 0.42 / height))
     start = 0.0
-    for phase in found:
+    for phase in phases:
         width = max(phase.share, 0.0)
         bar.barh(0, width, left=start, height=1, color=COLOURS[phase.name], edgecolor="white", linewidth=0.8)
         start += width
@@ -64,7 +64,7 @@ def phases_picture(record: Record, path: Path) -> None:
     legend = picture.add_axes((0.04, 0.15 / height, 0.92, 0.3 * rows / height))
     legend.set(xlim=(0, 1), ylim=(rows, 0))
     legend.axis("off")
-    for i, phase in enumerate(found):
+    for i, phase in enumerate(phases):
         middle = i + 0.5
         legend.scatter(0.012, middle, s=90, marker="s", color=COLOURS[phase.name], linewidths=0)
         legend.text(0.035, middle, phase.title, va="center", size=10, color=INK)
@@ -145,11 +145,11 @@ def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path
     Grey are the target, and the published means and standard deviations. Raises UserError where there is nothing to
     draw, or the file cannot be written.
     """
-    curves = [(int(each.at.removeprefix("epoch ")), each) for each in spreads if each.at.startswith("epoch ")]
-    own, final = {each.metric for each in spreads if each.at.startswith("step ")}, records[0].final_metric
-    metrics = [final.name] if final and final.name in own else []
-    names = dict.fromkeys(each.metric for _, each in curves)
-    metrics += [name for name in names if name in own and name not in metrics]
+    curves = [(int(spread.at.removeprefix("epoch ")), spread) for spread in spreads if spread.at.startswith("epoch ")]
+    evaluated, final = {spread.metric for spread in spreads if spread.at.startswith("step ")}, records[0].final_metric
+    metrics = [final.name] if final and final.name in evaluated else []
+    names = dict.fromkeys(spread.metric for _, spread in curves)
+    metrics += [name for name in names if name in evaluated and name not in metrics]
     if not metrics:
         raise UserError(
             f"the runs of {records[0].case.model} have no evaluations to draw: train with fit.eval_every_n_epochs"
@@ -159,7 +159,7 @@ def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path
     for axes, metric in zip(panels, metrics, strict=True):
         if final and final.name == metric and final.target is not None:
             axes.axhline(final.target, color="#999999", linewidth=1.2, linestyle="--", label=f"target {final.target:g}")
-        if points := [(epoch, each.mean, each.sd or 0.0) for epoch, each in curves if each.metric == metric]:
+        if points := [(epoch, spread.mean, spread.sd or 0.0) for epoch, spread in curves if spread.metric == metric]:
             epochs, means, deviations = zip(*points, strict=True)
             label = f"published: mean and standard deviation of {curves[0][1].n}"
             grey: dict[str, Any] = {"color": "#999999", "linewidth": 1.6, "marker": "s", "markersize": 5, "capsize": 3}
@@ -182,11 +182,11 @@ def stability_picture(records: Sequence[Record], spreads: Sequence[Spread], path
 
 def _by_epoch(record: Record, metric: str) -> tuple[list[float], list[float]]:
     """Returns the epochs trained at each evaluation, and the metric there."""
-    found = sorted((step, value) for (name, step), value in evaluations(record).items() if name == metric)
+    points = sorted((step, value) for (name, step), value in evaluations(record).items() if name == metric)
     # an evaluation within an epoch, or after training, has fewer steps to the epochs begun
     reached = [(row.get("step") or 0, row.get("epoch") or 0) for row in record.history]
     steps = max((step / (epoch + 1) for step, epoch in reached if step > 0 and epoch >= 0), default=1.0)
-    return [step / steps for step, _ in found], [value for _, value in found]
+    return [step / steps for step, _ in points], [value for _, value in points]
 
 
 def _hardware(point: Point) -> str:

@@ -235,7 +235,7 @@ class Times:
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
     *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on", "times"),
-    *(f"times.{each.name}" for each in fields(Times)),
+    *(f"times.{f.name}" for f in fields(Times)),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {

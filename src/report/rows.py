@@ -119,11 +119,11 @@ def published_rows(records: list[Record]) -> list[Row]:
 
     These are the rows with a record's trainer (nodes x devices), or all rows of its model if there are none.
     """
-    found: list[PublishedRow] = []
+    published: list[PublishedRow] = []
     for record in records:
         every = nearest_rows(asdict(record.case), record.kind)
-        found += [row for row in every if row.trainer == record.case.trainer] or every
-    return [published_row(row) for i, row in enumerate(found) if row not in found[:i]]
+        published += [row for row in every if row.trainer == record.case.trainer] or every
+    return [published_row(row) for i, row in enumerate(published) if row not in published[:i]]
 
 
 def over_full(rows: Sequence[Row]) -> list[Row]:
@@ -132,15 +132,15 @@ def over_full(rows: Sequence[Row]) -> list[Row]:
     Where several rows are that case there is no ratio. Runs of one config and commit are compared; of published rows
     those of one source, by their rates as corrected.
     """
-    found: dict[tuple[str, ...], list[Row]] = {}
+    by_case: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.status in ("done", "published"):
-            found.setdefault((_true_precision(row), *_case_key(row)), []).append(row)
-    return [_with_ratio(row, found) for row in rows]
+            by_case.setdefault((_true_precision(row), *_case_key(row)), []).append(row)
+    return [_with_ratio(row, by_case) for row in rows]
 
 
 def _with_ratio(row: Row, every: Mapping[tuple[str, ...], Sequence[Row]]) -> Row:
-    full = next((own for name in FULL if (own := every.get((name, *_case_key(row))))), [])
+    full = next((rows for name in FULL if (rows := every.get((name, *_case_key(row))))), [])
     rate, reference = _rate(row), _rate(full[0]) if len(full) == 1 else None
     if _true_precision(row) in FULL or rate is None or reference is None or rate[0] != reference[0]:
         return row

@@ -86,7 +86,7 @@ def scaling(runs: Sequence[tuple[str, Record]], published: bool = True) -> list[
             "with the same batch per device (weak scaling) or the same global batch (strong)"
         )
     models = list(dict.fromkeys(point.model for point in points))
-    return points + [each for model in models if published for each in published_points(model)]
+    return points + [point for model in models if published for point in published_points(model)]
 
 
 def speed_ups(runs: Sequence[tuple[str, Record]]) -> list[Point]:
@@ -147,7 +147,9 @@ def comparison_key(record: Record, kind: Kind) -> Hashable:
 
 def same_network(first: Record, second: Record) -> bool:
     """Returns whether the networks have the same options, as far as both records know these."""
-    one, other = (((each.config.get("model") or {}).get("task") or {}).get("network") or {} for each in (first, second))
+    one, other = (
+        ((record.config.get("model") or {}).get("task") or {}).get("network") or {} for record in (first, second)
+    )
     return all(one[key] == other[key] for key in one.keys() & other.keys())
 
 
@@ -166,7 +168,7 @@ def point_of(kind: Kind, source: str, record: Record, single: Sequence[tuple[str
     same_commit, same_machine, one = alike(fastest)
     other = [f"of commit {(commit_of(fastest) or 'unknown')[:7]}"] if not same_commit else []
     other += ["of another machine"] if not same_machine else []
-    single_source = next(name for name, each in single if each is fastest)
+    single_source = next(name for name, run in single if run is fastest)
     if other:
         source = f"{source}; one device: {', '.join(other)}"
     samples = batches(case.batch_size, case.batch_per, record.ranks)[kind == "strong"]
@@ -185,24 +187,24 @@ def published_points(model: str) -> list[Point]:
     def rate(row: PublishedRow) -> float | None:
         return row.best("p_core") or row.best("throughput")
 
-    known = [row for row in rows(model, "train") if rate(row) and row.batch_size]
-    found = []
+    entries = [row for row in rows(model, "train") if rate(row) and row.batch_size]
+    points = []
     for kind in ("weak", "strong"):
 
         def key(row: PublishedRow, kind: Kind = kind) -> Hashable:
             kept = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
             return row.source, row.variant, row.hardware, row.precision, kept
 
-        for row, single in with_single_device(known, key, lambda row: row.world_size):
-            own, one = rate(row), rate(single[0])
-            assert own and one
+        for row, single in with_single_device(entries, key, lambda row: row.world_size):
+            many, one = rate(row), rate(single[0])
+            assert many and one
             samples = batches(row.batch_size, row.batch_per, row.world_size)[kind == "strong"]
             config = f"{row.hardware.replace('_', '-').upper()} {row.trainer}"
-            found.append(
-                Point(model, config, row.true_precision, kind, row.world_size, samples, own, own / one, row.source,
+            points.append(
+                Point(model, config, row.true_precision, kind, row.world_size, samples, many, many / one, row.source,
                       is_published=True, single=f"the publisher's {single[0].trainer}")
             )  # fmt: skip
-    return found
+    return points
 
 
 def scaling_table(points: Sequence[Point]) -> str:

@@ -58,8 +58,8 @@ def stability(loaded: Loaded) -> list[Spread]:
             raise UserError(f"{source} has the seed {seed} of {seeds[seed]}: give each seed once")
         seeds[seed] = source
     records = [record for _, record in runs]
-    found = [*_whole(records), *_by_step(records)]
-    return found + published(first.case.model, {each.metric for each in found})
+    spreads = [*_whole(records), *_by_step(records)]
+    return spreads + published(first.case.model, {spread.metric for spread in spreads})
 
 
 def ended(loaded: Loaded) -> list[tuple[str, Record]]:
@@ -76,46 +76,46 @@ def published(model: str, metrics: set[str]) -> list[Spread]:
         return []
     tables = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(tables, list)
-    found = []
+    spreads = []
     for table in tables:
         shared = {key: value for key, value in table.items() if key not in ("columns", "rows")}
         for row in table["rows"]:
             values = shared | dict(zip(table["columns"], row, strict=True))
-            found.append(build(Spread, values, optional=[f.name for f in fields(Spread)]))
-    return [each for each in found if each.metric.partition(" of ")[0] in metrics]
+            spreads.append(build(Spread, values, optional=[f.name for f in fields(Spread)]))
+    return [spread for spread in spreads if spread.metric.partition(" of ")[0] in metrics]
 
 
 def stability_table(spreads: Sequence[Spread], view: str) -> str:
     """Returns the spreads as Markdown, or as csv with figures at full length."""
     if view == "csv":
-        return csv_text([[f.name for f in fields(Spread)], *(list(asdict(each).values()) for each in spreads)])
+        return csv_text([[f.name for f in fields(Spread)], *(list(asdict(spread).values()) for spread in spreads)])
     lines: list[list[str]] = [[*HEADERS]]
-    for each in spreads:
-        values = (each.mean, each.sd, each.min, each.max, each.median)
+    for spread in spreads:
+        values = (spread.mean, spread.sd, spread.min, spread.max, spread.median)
         texts = ["/" if value is None else number(value) for value in values]
-        lines.append([each.metric, each.at, str(each.n), *texts, each.source])
+        lines.append([spread.metric, spread.at, str(spread.n), *texts, spread.source])
     text = [header in ("metric", "at", "source") for header in HEADERS]
     legend = "sd is the sample standard deviation over n runs (n - 1)."
     return "\n".join([*aligned(lines, text), "", legend]) + "\n"
 
 
 def _whole(records: Sequence[Record]) -> list[Spread]:
-    own = [figures(record) for record in records]
-    found = []
+    by_run = [figures(record) for record in records]
+    spreads = []
     for quantity in quantities(records[0]):
-        values = [float(each[quantity.name] or 0) for each in own if each[quantity.name] is not None]
+        values = [float(run[quantity.name] or 0) for run in by_run if run[quantity.name] is not None]
         if quantity.name in FIGURES and values:
-            found.append(_spread(header(quantity), "the end", values))
-    return found
+            spreads.append(_spread(header(quantity), "the end", values))
+    return spreads
 
 
 def _by_step(records: Sequence[Record]) -> list[Spread]:
     """Returns the spreads of the evaluations' metrics, at each step at which every run was evaluated."""
     every = [evaluations(record) for record in records]
-    metrics = dict.fromkeys(metric for own in every for metric, _ in own)
-    shared = set.intersection(*(set(own) for own in every))
+    metrics = dict.fromkeys(metric for values in every for metric, _ in values)
+    shared = set.intersection(*(set(values) for values in every))
     return [
-        _spread(metric, f"step {step}", [own[metric, step] for own in every])
+        _spread(metric, f"step {step}", [values[metric, step] for values in every])
         for metric in metrics
         for step in sorted(step for name, step in shared if name == metric)
     ]

@@ -149,8 +149,8 @@ def as_csv(all_tables: Sequence[Table]) -> str:
         for row in table.rows:
             figures = [row.figures.get(name) for name in FIGURES]
             corrected = "; ".join(f"{name}={correction.value}" for name, correction in row.corrected.items())
-            own = (getattr(row, name) for name in head[3:])
-            lines.append([table.model, table.kind, table.unit, *own, *figures, corrected or None, row.note or None])
+            labels = (getattr(row, name) for name in head[3:])
+            lines.append([table.model, table.kind, table.unit, *labels, *figures, corrected or None, row.note or None])
     return csv_text(lines)
 
 

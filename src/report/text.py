@@ -80,21 +80,21 @@ def _is_untimed(record: Record) -> bool:
 
 def _quality(record: Record) -> str:
     """Returns a line for each figure of how good predictions are, and a table of those with a group."""
-    alone = [each for each in record.quality or () if each.value is not None and not each.group]
-    texts = [[each.name, number(each.value or 0), each.unit, each.of] for each in alone]
+    alone = [figure for figure in record.quality or () if figure.value is not None and not figure.group]
+    texts = [[figure.name, number(figure.value or 0), figure.unit, figure.of] for figure in alone]
     width = max((len(value) for _, value, _, _ in texts), default=0)
     lines = [f"  {line}" for line in _aligned([[name, value.rjust(width), *rest] for name, value, *rest in texts])]
-    lines += _by_group([each for each in record.quality or () if each.group])
+    lines += _by_group([figure for figure in record.quality or () if figure.group])
     return "\n".join(["Quality", *lines]) if lines else ""
 
 
 def _by_group(figures: Sequence[Quality]) -> list[str]:
     """Returns a line for each figure with a column for each group, then of what the first figure of each is."""
-    groups = {each.group: each.of.partition(", ")[2].removeprefix("of ") for each in reversed(figures)}
-    columns = list(dict.fromkeys(each.group for each in figures))
-    values = {(each.name, each.group): each.value for each in figures}
+    groups = {figure.group: figure.of.partition(", ")[2].removeprefix("of ") for figure in reversed(figures)}
+    columns = list(dict.fromkeys(figure.group for figure in figures))
+    values = {(figure.name, figure.group): figure.value for figure in figures}
     lines = [["", "", *columns]] if figures else []
-    for name, unit in dict.fromkeys((each.name, each.unit) for each in figures):
+    for name, unit in dict.fromkeys((figure.name, figure.unit) for figure in figures):
         row = (values.get((name, group)) for group in columns)
         lines.append([name, unit, *("/" if value is None else number(value) for value in row)])
     return [f"  {line}" for line in _aligned(lines)] + [f"  {group}: {groups[group]}" for group in columns]
@@ -131,24 +131,24 @@ def _rates(record: Record) -> str:
         ("exposed", _milli(exposed), "ms", "per steady step: communication that compute did not hide"),
         ("energy", energy.samples_per_joule if energy else None, f"{record.unit}/J", "trained per joule"),
     ]
-    known = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]
-    names, width = (max((len(row[i]) for row in known), default=0) for i in (0, 1))
+    printed = [(name, number(value), unit, words) for name, value, unit, words in rows if value is not None]
+    names, width = (max((len(row[i]) for row in printed), default=0) for i in (0, 1))
     names = max(names + 1, 12)
-    lines = [f"  {name:<{names}}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in known]
+    lines = [f"  {name:<{names}}{value:>{width}} {unit:<12}  {words}" for name, value, unit, words in printed]
     lines += [f"  above the {name}: an error of measurement, no share" for name in (used.impossible if used else ())]
     return "\n".join(["Rates", *map(_short, lines)]) if lines else ""
 
 
 def _phases(record: Record) -> str:
-    found = shares(record)
-    if not found:
+    phases = shares(record)
+    if not phases:
         return ""
-    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in found)
-    bars = ["█" * round(min(1.0, max(0.0, phase.share)) * BAR) for phase in found]
-    titles = max(25, *(len(phase.title) + 1 for phase in found))
+    wall = record.phases_s.get("wall") or sum(phase.seconds for phase in phases)
+    bars = ["█" * round(min(1.0, max(0.0, phase.share)) * BAR) for phase in phases]
+    titles = max(25, *(len(phase.title) + 1 for phase in phases))
     lines = [
         f"  {phase.title:<{titles}}{phase.seconds:>10.2f} s {phase.share:>7.1%}  {bar}".rstrip()
-        for phase, bar in zip(found, bars, strict=True)
+        for phase, bar in zip(phases, bars, strict=True)
     ]
     return "\n".join([f"Where {wall:.1f} s{of_one_rank(record)} went", *lines])
 

@@ -95,13 +95,13 @@ def backfill(record: Record, files: Mapping[str, Path], **place: Any) -> str:
 
 def rows(record: Record) -> dict[int, dict[str, Any]]:
     """Returns what the history has at each step, in their order: losses, metrics and the axes of W&B's charts."""
-    found: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, dict[str, Any]] = {}
     for row in record.history:
         axes = {"samples": samples_of(record, row), "seconds": seconds_of(record, row), "epoch": row.get("epoch")}
         others = {key: value for key, value in row.items() if key not in ("step", "time_s", *AXES)}
-        own = {key: value for key, value in (others | axes).items() if value is not None}
-        found.setdefault(int(row.get("step") or 0), {}).update(own)
-    return dict(sorted(found.items()))
+        values = {key: value for key, value in (others | axes).items() if value is not None}
+        by_step.setdefault(int(row.get("step") or 0), {}).update(values)
+    return dict(sorted(by_step.items()))
 
 
 def identity(record: Record) -> str:
@@ -125,8 +125,8 @@ def _files(path: Path) -> dict[str, Path]:
         path = path.parent
     if not path.is_dir():
         return {"record": path}
-    others = [*sorted(path.glob("*.png")), *sorted(each for each in path.glob("*.csv") if each.name != "metrics.csv")]
-    return {"record": path / "result.json", **{each.stem: each for each in others}}
+    others = [*sorted(path.glob("*.png")), *sorted(file for file in path.glob("*.csv") if file.name != "metrics.csv")]
+    return {"record": path / "result.json", **{file.stem: file for file in others}}
 
 
 def _logged(folder: Path) -> Path | None:

@@ -37,7 +37,7 @@ def described(kind: str, model: str, tags: Sequence[str], overrides: Sequence[st
         folder: of the run. The name of a sweep's job has the overrides that the jobs differ in.
     """
     jobs = job_folders(folder.absolute().parent) if (folder / "job.json").exists() else {}
-    every = dict(zip(jobs.values(), differing_overrides([read_job(each) for each in jobs.values()]), strict=True))
+    every = dict(zip(jobs.values(), differing_overrides([read_job(path) for path in jobs.values()]), strict=True))
     typed = [text.lstrip("+") for text in overrides if not text.startswith("~") and _tells(text)]
     named = label(every.get(folder.absolute(), {})) or " ".join(typed)
     sweep = folder.absolute().parent.name if jobs else None
@@ -86,8 +86,8 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
 
     plain = record.to_dict()
     run.config.update({key: plain[key] for key in ("config", "case", "environment")}, allow_val_change=True)
-    known = {name: value for name, value in figures(record).items() if value is not None}
-    shown: dict[str, Any] = {"final figures": _figures(record, known)}
+    values = {name: value for name, value in figures(record).items() if value is not None}
+    shown: dict[str, Any] = {"final figures": _figures(record, values)}
     for name, path in files.items():
         if path.suffix == ".png":
             shown[name] = wandb.Image(str(path))
@@ -96,7 +96,7 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
     step = max((row.get("step") or 0 for row in record.history), default=0)
     if step >= run.step:  # else the run has it from before
         run.log(shown, step=step, commit=True)
-    run.summary.update({FIGURES + name: value for name, value in known.items()})
+    run.summary.update({FIGURES + name: value for name, value in values.items()})
     run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
     if record.utilisation and record.utilisation.impossible:
         run.summary["utilisation.error"] = f"above the {' and the '.join(record.utilisation.impossible)}"
@@ -107,12 +107,12 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
     run.log_artifact(artifact)
 
 
-def _figures(record: Record, known: Mapping[str, float]) -> Any:
+def _figures(record: Record, values: Mapping[str, float]) -> Any:
     """Returns the table of the figures that comparisons have, in their units."""
     import wandb
 
-    shown = [each for each in quantities(record) if each.name in known]
-    rows = [[each.title, known[each.name] * each.factor, each.unit] for each in shown]
+    shown = [quantity for quantity in quantities(record) if quantity.name in values]
+    rows = [[quantity.title, values[quantity.name] * quantity.factor, quantity.unit] for quantity in shown]
     return wandb.Table(columns=["figure", "value", "unit"], data=rows)
 
 

@@ -43,9 +43,9 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     config, partial = differing(configs)
     names = _names(config, len(members))
     groups = [_group(group, i, config, names[i]) for i, group in enumerate(members)]
-    known = [each for each in quantities(first) if any(each.name in group.estimates for group in groups)]
+    measured = [quantity for quantity in quantities(first) if any(quantity.name in group.estimates for group in groups)]
     groups = [_with_differences(group, groups[0]) for group in groups]
-    metric = known[0] if known and known[0].name == "metric" else None
+    metric = measured[0] if measured and measured[0].name == "metric" else None
     target = first.final_metric.target if first.final_metric else None
     environments = [joined([environment(record) for _, record in group]) for group in members]
     machine, _ = differing(environments)
@@ -58,7 +58,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
         kind=first.kind,
         unit=first.unit,
-        quantities=known,
+        quantities=measured,
         groups=groups,
         metric=metric.name if metric else None,
         target=target,
@@ -70,7 +70,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         curves=_curves(members, curves),
         published=published_rows(done) if published and done else [],
         axes=varied,
-        parallel=parallel(varied, groups, known),
+        parallel=parallel(varied, groups, measured),
         scaling=points,
         pictures=drawn,
         left_out=left_out,
@@ -91,10 +91,10 @@ def _check_same(source: str, first: Record, other: str, record: Record) -> None:
 
 def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
     """Returns the runs by config, whatever their seed, in the order of their first."""
-    found: dict[tuple[tuple[str, str], ...], list[tuple[str, Record]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[str, Record]]] = {}
     for source, record in runs:
-        found.setdefault(tuple(sorted(compared_config(record).items())), []).append((source, record))
-    return list(found.values())
+        groups.setdefault(tuple(sorted(compared_config(record).items())), []).append((source, record))
+    return list(groups.values())
 
 
 def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -> Group:
@@ -103,7 +103,7 @@ def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -
             reason=_reason(record), command=str(record.environment.get("command") or ""))
         for source, record in members
     ]  # fmt: skip
-    varied = {each.key: each.values[index] for each in config}
+    varied = {difference.key: difference.values[index] for difference in config}
     case, done = members[0][1].case, [record for _, record in members if record.status == "done"]
     return Group(
         name=name or f"{case.model}, {case.precision}",
@@ -118,7 +118,7 @@ def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -
 
 def _names(config: Sequence[Difference], count: int) -> list[str]:
     """Returns the groups' names, of the values that tell them apart; long numbers are rounded if that still does."""
-    keys = [(each.key.rpartition(".")[2], each.values) for each in naming(config)]
+    keys = [(difference.key.rpartition(".")[2], difference.values) for difference in naming(config)]
     full = [" ".join(f"{key}={values[i]}" for key, values in keys) for i in range(count)]
     rounded = [" ".join(f"{key}={_rounded(values[i])}" for key, values in keys) for i in range(count)]
     return rounded if len(set(rounded)) == len(set(full)) else full
@@ -134,7 +134,8 @@ def _with_differences(group: Group, base: Group) -> Group:
     if group is base:
         return group
     return replace(
-        group, estimates={name: against(own, base.estimates.get(name)) for name, own in group.estimates.items()}
+        group,
+        estimates={name: against(estimate, base.estimates.get(name)) for name, estimate in group.estimates.items()},
     )
 
 
@@ -149,43 +150,46 @@ def _warnings(
     members: Sequence[Runs], groups: Sequence[Group], config: Sequence[Difference], machine: Sequence[Difference],
     partial: Sequence[str],
 ) -> list[str]:  # fmt: skip
-    found = []
-    keys = {each.key for each in config}
-    deciding = [each.key for each in machine if each.key in DECIDING]
+    warnings = []
+    keys = {difference.key for difference in config}
+    deciding = [difference.key for difference in machine if difference.key in DECIDING]
     if deciding:
-        found.append(f"The groups ran with different {', '.join(deciding)}: a difference in speed may be of these.")
+        warnings.append(f"The groups ran with different {', '.join(deciding)}: a difference in speed may be of these.")
     for group, runs in zip(groups, members, strict=True):
         inside, _ = differing([environment(record) for _, record in runs])
-        mixed = [each.key for each in inside if each.key in DECIDING]
+        mixed = [difference.key for difference in inside if difference.key in DECIDING]
         if mixed:
-            found.append(f"The runs of '{group.name}' differ in {', '.join(mixed)}.")
+            warnings.append(f"The runs of '{group.name}' differ in {', '.join(mixed)}.")
     if "datamodule" in keys:
-        found.append("The groups were trained on different data sets: their metrics cannot be compared.")
-    several = [group.name for group in groups[1:] if sum(_varies(each, group, groups[0]) for each in config) > 1]
+        warnings.append("The groups were trained on different data sets: their metrics cannot be compared.")
+    several = [
+        group.name for group in groups[1:] if sum(_varies(difference, group, groups[0]) for difference in config) > 1
+    ]
     if several:
         differ = "differs" if len(several) == 1 else "differ"
         which = f"{len(several)} of the {len(groups) - 1} other groups {differ}"
-        found.append(
+        warnings.append(
             f"{which if len(groups) > 2 else 'The second group differs'} from the first in more than one key of the "
-            f"config ({', '.join(each.key for each in config)}): the difference cannot be put down to one of them."
+            f"config ({', '.join(difference.key for difference in config)}): the difference cannot be put "
+            "down to one of them."
         )
     single = [group for group in groups if group.done == 1]
     if single:
         who = "Each group is" if len(single) == len(groups) else f"{_count(len(single), 'group')} {_be(len(single))}"
-        found.append(f"{who} a single run: without a spread, a difference may be chance.")
+        warnings.append(f"{who} a single run: without a spread, a difference may be chance.")
     if any((record.environment.get("git") or {}).get("dirty") for runs in members for _, record in runs):
-        found.append("Some runs were made of code with uncommitted changes.")
+        warnings.append("Some runs were made of code with uncommitted changes.")
     unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
     if unknown:
-        found.append(f"{_count(unknown, 'run')} cannot tell whether the code had uncommitted changes.")
+        warnings.append(f"{_count(unknown, 'run')} cannot tell whether the code had uncommitted changes.")
     for group, runs in zip(groups, members, strict=True):
         used = [record.utilisation for _, record in runs if record.utilisation]
-        for name in dict.fromkeys(name for each in used for name in each.impossible):
-            found.append(f"Runs of '{group.name}' are above the {name}: an error of measurement, no share.")
+        for name in dict.fromkeys(name for utilisation in used for name in utilisation.impossible):
+            warnings.append(f"Runs of '{group.name}' are above the {name}: an error of measurement, no share.")
     if partial:
         some = ", ".join(partial[:6]) + (f" and {len(partial) - 6} more" if len(partial) > 6 else "")
-        found.append(f"Only some runs have the config keys {some}: they are of different versions of the code.")
-    return found
+        warnings.append(f"Only some runs have the config keys {some}: they are of different versions of the code.")
+    return warnings
 
 
 def _varies(difference: Difference, group: Group, base: Group) -> bool:
@@ -211,46 +215,48 @@ def naming(config: Sequence[Difference]) -> list[Difference]:
     """Returns the first differing keys whose values together tell every group from the others."""
     kept: list[Difference] = []
     told: set[tuple[str, ...]] = {()}
-    for each in config:
-        now = set(zip(*(key.values for key in (*kept, each)), strict=True))
+    for difference in config:
+        now = set(zip(*(key.values for key in (*kept, difference)), strict=True))
         if len(now) > len(told):
-            kept, told = [*kept, each], now
+            kept, told = [*kept, difference], now
     return kept
 
 
 def _mean_phases(records: Sequence[Record]) -> dict[str, float]:
-    known = [record.phases_s for record in records if record.phases_s]
-    return {name: fmean(float(each.get(name) or 0) for each in known) for name in PHASES} if known else {}
+    times = [record.phases_s for record in records if record.phases_s]
+    return {name: fmean(float(seconds.get(name) or 0) for seconds in times) for name in PHASES} if times else {}
 
 
 def _mean_percentiles(records: Sequence[Record]) -> dict[str, float]:
     """Returns the means of each percentile over the runs that have it."""
     times = [record.steady.step_time_s if record.steady else record.latency_s for record in records]
-    every = {name: [own for each in times if (own := getattr(each, name, None)) is not None] for name in PERCENTILES}
+    every = {
+        name: [value for time in times if (value := getattr(time, name, None)) is not None] for name in PERCENTILES
+    }
     return {name: fmean(values) for name, values in every.items() if values}
 
 
 def _scaling(runs: Runs, published: bool) -> list[Point]:
-    own = speed_ups([(source, record) for source, record in runs if record.status == "done"])
-    models = list(dict.fromkeys(point.model for point in own))
-    return own + [point for model in models if published for point in published_points(model)]
+    points = speed_ups([(source, record) for source, record in runs if record.status == "done"])
+    models = list(dict.fromkeys(point.model for point in points))
+    return points + [point for model in models if published for point in published_points(model)]
 
 
 def _curves(members: Sequence[Runs], wanted: Sequence[str] | None) -> list[Curve]:
     """Returns the curves of the wanted metrics, those of all runs of one metric beside each other."""
     names = list(wanted) if wanted is not None else _usual_curves(members)
-    found = []
+    curves = []
     for metric in names:
         for i, runs in enumerate(members):
             for source, record in runs:
                 rows = [(row, value) for row in record.history if (value := row.get(metric)) is not None]
                 if rows:
-                    found.append(
+                    curves.append(
                         Curve(group=i, source=source, metric=metric, values=[float(value) for _, value in rows],
                               samples=[samples_of(record, row) for row, _ in rows],
                               seconds=[seconds_of(record, row) for row, _ in rows])
                     )  # fmt: skip
-    return found
+    return curves
 
 
 def _usual_curves(members: Sequence[Runs]) -> list[str]:

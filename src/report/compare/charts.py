@@ -67,8 +67,8 @@ def look(group: int) -> tuple[str, str, str]:
 
 def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
     """Returns a quantity over the first that there is of some others, a point for each run; None without points."""
-    known = {each.name: each for each in comparison.quantities}
-    rate, metric = next((known[each] for each in over if each in known), None), known.get(name)
+    quantities = {quantity.name: quantity for quantity in comparison.quantities}
+    rate, metric = next((quantities[other] for other in over if other in quantities), None), quantities.get(name)
     if metric is None or rate is None:
         return None
     values = [
@@ -97,9 +97,9 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     ]
     if not values:
         return None
-    known = [phase for phase in PHASES if any(TITLES[phase] == each["phase"] for each in values)]
+    phases = [phase for phase in PHASES if any(TITLES[phase] == bar["phase"] for bar in values)]
     legend = {"columns": 2, "columnPadding": 28}
-    scale = {"domain": [TITLES[phase] for phase in known], "range": [PHASE_COLOURS[phase] for phase in known]}
+    scale = {"domain": [TITLES[phase] for phase in phases], "range": [PHASE_COLOURS[phase] for phase in phases]}
     return {
         "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
         "encoding": {
@@ -120,8 +120,8 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
     ]
     if not values:
         return None
-    known = list(dict.fromkeys(each["percentile"] for each in values))
-    scale = {"domain": known, "range": list(SHAPES[: len(known)])}
+    percentiles = list(dict.fromkeys(point["percentile"] for point in values))
+    scale = {"domain": percentiles, "range": list(SHAPES[: len(percentiles)])}
     y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}}
     x = number_axis("ms", "ms of a step" if comparison.kind == "train" else "ms of a batch")
     ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
@@ -138,27 +138,27 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
 
 def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any] | None:
     """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without lines."""
-    own = [curve for curve in comparison.curves if curve.metric == metric]
+    curves = [curve for curve in comparison.curves if curve.metric == metric]
     labels = names(comparison)
     values = [
         {"x": x, "y": y, "group": labels[curve.group], "run": i}
-        for i, curve in enumerate(own)
+        for i, curve in enumerate(curves)
         for x, y in zip(_places(curve, over), curve.values, strict=True)
         if x is not None
     ]
-    if len(values) <= len({each["run"] for each in values}):
+    if len(values) <= len({point["run"] for point in values}):
         return None
     title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
     unit = unit_of(metric, comparison.unit)
     y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
-    if wants_log([each["y"] for each in values]):
+    if wants_log([point["y"] for point in values]):
         y["scale"] = {"type": "log", "nice": False, "padding": 8}
     axes = {"x": number_axis("x", plain(title)), "y": y}
     lines = {
-        "mark": {"type": "line", "strokeWidth": 1.3, "point": len(own) == 1},
+        "mark": {"type": "line", "strokeWidth": 1.3, "point": len(curves) == 1},
         "encoding": {**axes, **_look(comparison, "strokeDash"), "detail": {"field": "run", "type": "nominal"}},
     }
-    ends = {each["run"]: {**each, "number": each["group"].split()[-1]} for each in values}
+    ends = {point["run"]: {**point, "number": point["group"].split()[-1]} for point in values}
     return {
         "height": 220,
         "data": {"values": values},
@@ -188,9 +188,9 @@ def _numbers(
 
 def _look(comparison: Comparison, channel: str) -> dict[str, Any]:
     """Returns the encoding of the groups by their colour, and by shape ('shape') or dash ('strokeDash')."""
-    known = names(comparison)
+    labels = names(comparison)
     looks = {"shape": list(SHAPES[: len(GLYPHS)]), "strokeDash": list(DASHES.values())}[channel]
-    scale = {"domain": known, "range": [looks[i // len(CURVES) % len(looks)] for i in range(len(known))]}
+    scale = {"domain": labels, "range": [looks[i // len(CURVES) % len(looks)] for i in range(len(labels))]}
     return {
         "color": _colour(comparison),
         channel: {"field": "group", "type": "nominal", "scale": scale, "legend": None},
@@ -198,6 +198,6 @@ def _look(comparison: Comparison, channel: str) -> dict[str, Any]:
 
 
 def _colour(comparison: Comparison) -> dict[str, Any]:
-    known = names(comparison)
-    scale = {"domain": known, "range": [look(i)[0] for i in range(len(known))]}
+    labels = names(comparison)
+    scale = {"domain": labels, "range": [look(i)[0] for i in range(len(labels))]}
     return {"field": "group", "type": "nominal", "scale": scale, "legend": None}

@@ -21,12 +21,12 @@ def differing(every: Sequence[Mapping[str, str]]) -> tuple[list[Difference], lis
     renamed = [name for name in NAMED if f"{name}.name" in common]
     common = [key for key in common if not any(key.startswith(f"{n}.") and key != f"{n}.name" for n in renamed)]
     common.sort(key=lambda key: (not key.endswith(".name"), not key.startswith(SHORT)))  # stable
-    found: dict[tuple[str, ...], Difference] = {}
+    kept: dict[tuple[str, ...], Difference] = {}
     for key in common:
-        values = tuple(each[key] for each in every)
-        own = key if key.endswith(".name") else key.rpartition(".")[2]
-        found.setdefault((own, *values), Difference(key=key.removesuffix(".name"), values=values))
-    return list(found.values()), [key for key in partial if not any(key.startswith(f"{name}.") for name in renamed)]
+        values = tuple(group[key] for group in every)
+        last = key if key.endswith(".name") else key.rpartition(".")[2]
+        kept.setdefault((last, *values), Difference(key=key.removesuffix(".name"), values=values))
+    return list(kept.values()), [key for key in partial if not any(key.startswith(f"{name}.") for name in renamed)]
 
 
 def joined(every: Sequence[Mapping[str, str]]) -> dict[str, str]:

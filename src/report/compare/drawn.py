@@ -37,23 +37,24 @@ class Chart:
 def varied(comparison: Comparison) -> list[Chart]:
     """Returns the charts of what the groups vary: final metric and rate over each key, and parallel coordinates."""
     words = "; ".join(
-        f"{group.name}: " + ", ".join(f"{each.title} {spread(group.estimates[each.name], each)}" for each in shown)
+        f"{group.name}: "
+        + ", ".join(f"{quantity.title} {spread(group.estimates[quantity.name], quantity)}" for quantity in shown)
         for group in comparison.groups
-        if (shown := [each for each in responses(comparison.quantities) if each.name in group.estimates])
+        if (shown := [quantity for quantity in responses(comparison.quantities) if quantity.name in group.estimates])
     )
     section = "What was varied"
-    found = [
+    drawn = [
         Chart(section=section, title=f"{quantity.title} over {axis.key}", spec=spec, words=words)
         for axis in comparison.axes
         for quantity in responses(comparison.quantities)
         if (spec := axis_spec(comparison, axis, quantity))
     ]
-    if found and (spec := parallel_spec(comparison)):
+    if drawn and (spec := parallel_spec(comparison)):
         title = "All keys and figures, a line for each group"
         title += ", the best one thick" if comparison.best is not None else ""
         title += "; grey and dashed: not done" if any(not group.done for group in comparison.groups) else ""
-        found.append(Chart(section=section, title=title, spec=spec, words=words, is_wide=True))
-    return found
+        drawn.append(Chart(section=section, title=title, spec=spec, words=words, is_wide=True))
+    return drawn
 
 
 def measured(comparison: Comparison) -> list[Chart]:
@@ -64,25 +65,25 @@ def measured(comparison: Comparison) -> list[Chart]:
         for line in lines[1:]
     )
     section = "Speed, accuracy and memory, a point for each run"
-    found = [
+    drawn = [
         Chart(section=section, title=title, spec=spec, words=words)
         for title, over, y in POINTS
         if (spec := charts.runs_spec(comparison, over, y))
     ]
     if spec := charts.phases_spec(comparison):
         title = "Mean seconds of each phase, a bar for each group"
-        found.append(Chart(section="Phases", title=title, spec=spec, words=_seconds(comparison)))
+        drawn.append(Chart(section="Phases", title=title, spec=spec, words=_seconds(comparison)))
     if spec := charts.times_spec(comparison):
         section, what = ("Step times", "steady steps") if comparison.kind == "train" else ("Latency", "batches")
         title = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
-        found.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
+        drawn.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
     grey = "; grey: published rows" if any(point.is_published for point in comparison.scaling) else ""
-    found += [
+    drawn += [
         Chart(section="Scaling", title=f"{title}{grey}", spec=spec, words=_efficiencies(comparison, kind))
         for kind, title in SCALING.items()
         if (spec := scaling_spec(comparison, kind))
     ]
-    return found + [
+    return drawn + [
         Chart(section="Curves", title=f"{metric} over {over}", spec=spec, words=words)
         for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
         for over in ("samples", "seconds")

@@ -55,25 +55,29 @@ def script(specs: Sequence[Mapping[str, Any]], groups: Mapping[str, str]) -> tup
 def _interactive(spec: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
     """Returns the spec with tooltips, and with zoom where both axes are numbers."""
     layers = [_with_tooltip(layer, groups) for layer in spec.get("layer", ())]
-    found = {**spec, "layer": layers} if layers else _with_tooltip(spec, groups)
-    encoding = (layers[0] if layers else found)["encoding"]
+    view = {**spec, "layer": layers} if layers else _with_tooltip(spec, groups)
+    encoding = (layers[0] if layers else view)["encoding"]
     if all(encoding[axis].get("type") == "quantitative" for axis in ("x", "y")):
-        (layers[0] if layers else found)["params"] = [ZOOM]
-    return found
+        (layers[0] if layers else view)["params"] = [ZOOM]
+    return view
 
 
 def _with_tooltip(view: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
     """Returns the view with tooltips of its values, and of the group's whole name where it draws single values."""
-    given, encoding = view["mark"], view["encoding"]
-    mark = {**(given if isinstance(given, Mapping) else {"type": given}), "tooltip": True}
+    view_mark, encoding = view["mark"], view["encoding"]
+    mark = {**(view_mark if isinstance(view_mark, Mapping) else {"type": view_mark}), "tooltip": True}
     if mark["type"] == "line" and not mark.get("point"):
         mark["point"] = {"opacity": 0, "size": 120, "tooltip": True}  # a line itself has no values to point at
-    drawn = {each["field"]: each for each in encoding.values() if isinstance(each, Mapping) and "field" in each}
-    if "group" not in drawn or "tooltip" in encoding or any("aggregate" in each for each in drawn.values()):
+    drawn = {
+        channel["field"]: channel
+        for channel in encoding.values()
+        if isinstance(channel, Mapping) and "field" in channel
+    }
+    if "group" not in drawn or "tooltip" in encoding or any("aggregate" in channel for channel in drawn.values()):
         return {**view, "mark": mark}
     told = [
-        {"field": field, "type": each["type"], "title": each.get("title") or field}
-        for field, each in drawn.items()
+        {"field": field, "type": channel["type"], "title": channel.get("title") or field}
+        for field, channel in drawn.items()
         if field not in ("group", "run", "order")
     ]
     told.append({"field": "name", "type": "nominal", "title": "group"})

@@ -107,7 +107,7 @@ def _result(comparison: Comparison) -> str:
 def _failures(comparison: Comparison) -> str:
     if not comparison.failures:
         return ""
-    lines = [[each.varied, each.status, each.reason, each.source] for each in comparison.failures]
+    lines = [[failure.varied, failure.status, failure.reason, failure.source] for failure in comparison.failures]
     table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
     return f"<h2>Not done</h2>{table}"
 
@@ -118,9 +118,9 @@ def _published(comparison: Comparison) -> str:
     lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
     caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
     listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-    known = [sum(line[i] != "/" for line in lines[1:]) for i in range(len(lines[0]) - 1)]
+    counts = [sum(line[i] != "/" for line in lines[1:]) for i in range(len(lines[0]) - 1)]
     # what most rows report is in view without scrolling
-    kept = [0, 1, 2, *sorted((i for i in range(3, len(known)) if known[i]), key=lambda i: -known[i])]
+    kept = [0, 1, 2, *sorted((i for i in range(3, len(counts)) if counts[i]), key=lambda i: -counts[i])]
     lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
     return "".join(
         [
@@ -148,14 +148,14 @@ def _sources(comparison: Comparison) -> str:
 def _pictures(comparison: Comparison) -> str:
     """Returns the models' own pictures, embedded, each with its group and run."""
     drawn = []
-    for each in comparison.pictures:
-        group = comparison.groups[each.group]
+    for picture in comparison.pictures:
+        group = comparison.groups[picture.group]
         try:
-            data = b64encode(read_bytes(Path(each.file))).decode()
+            data = b64encode(read_bytes(Path(picture.file))).decode()
         except OSError:
             continue  # removed since the comparison was built
-        alt = _text(f"{each.name} of {group.name}, drawn by the run: {each.file}")
-        title = _text(f"{each.name}, {group.name}")
+        alt = _text(f"{picture.name} of {group.name}, drawn by the run: {picture.file}")
+        title = _text(f"{picture.name}, {group.name}")
         drawn.append(f'<figure><h3>{title}</h3><img alt="{alt}" src="data:image/png;base64,{data}"></figure>')
     files = ", ".join(comparison.left_out)
     left_out = f"<p>Pictures left out, for size or number: {_text(files)}</p>" if files else ""
@@ -173,10 +173,10 @@ def _key(comparison: Comparison) -> str:
     return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
 
 
-def _charts(found: Sequence[Chart], first: int) -> str:
+def _charts(drawn: Sequence[Chart], first: int) -> str:
     """Returns the sections of charts, whose numbers begin at `first`."""
     parts = []
-    for section, group in groupby(enumerate(found, first), lambda each: each[1].section):
+    for section, group in groupby(enumerate(drawn, first), lambda pair: pair[1].section):
         members = list(group)
         narrow = "".join(_figure(i, chart) for i, chart in members if not chart.is_wide)
         wide = "".join(_figure(i, chart) for i, chart in members if chart.is_wide)
@@ -199,17 +199,19 @@ def _svg(spec: Mapping[str, Any], title: str, description: str) -> str:
 
 def _figures(comparison: Comparison) -> str:
     """Returns the table of the quantities that the result table leaves out: step times, utilisation, energy."""
-    known = [each for each in comparison.quantities if each.name not in PRINTED]
-    if not known:
+    quantities = [quantity for quantity in comparison.quantities if quantity.name not in PRINTED]
+    if not quantities:
         return ""
     base = comparison.groups[0]
     lines = [["figure", *(group.name for group in comparison.groups)]]
-    for each in known:
-        line = [header(each)]
+    for quantity in quantities:
+        line = [header(quantity)]
         for group in comparison.groups:
-            own = group.estimates.get(each.name)
-            moved = change(own, base.estimates.get(each.name))
-            line.append("/" if own is None else spread(own, each) + (f" ({moved})" if moved != "/" else ""))
+            estimate = group.estimates.get(quantity.name)
+            moved = change(estimate, base.estimates.get(quantity.name))
+            line.append(
+                "/" if estimate is None else spread(estimate, quantity) + (f" ({moved})" if moved != "/" else "")
+            )
         lines.append(line)
     table = _table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
     return f"<h2>Other figures</h2>{table}"

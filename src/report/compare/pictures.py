@@ -19,7 +19,7 @@ def pictures(groups: Sequence[Group], best: int | None) -> tuple[list[Picture], 
     Left out are pictures of more than 400 kB, and those after the twelfth. Record files alone have no pictures.
     """
     order = sorted(range(len(groups)), key=lambda i: i != best)
-    found: list[Picture] = []
+    kept: list[Picture] = []
     left_out: list[str] = []
     for i in order:
         folder = next((Path(run.source) for run in groups[i].runs if run.status == "done"), None)
@@ -28,11 +28,11 @@ def pictures(groups: Sequence[Group], best: int | None) -> tuple[list[Picture], 
         for file in sorted(folder.glob("*.png")):
             if file.stem in DRAWN or not _is_png(file):
                 continue
-            if len(found) < MOST and file.stat().st_size <= BYTES:
-                found.append(Picture(group=i, name=file.stem.replace("_", " "), file=str(file)))
+            if len(kept) < MOST and file.stat().st_size <= BYTES:
+                kept.append(Picture(group=i, name=file.stem.replace("_", " "), file=str(file)))
             else:
                 left_out.append(str(file))
-    return found, left_out
+    return kept, left_out
 
 
 def _is_png(file: Path) -> bool:

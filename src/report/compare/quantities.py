@@ -15,13 +15,13 @@ RATES = ("p_steady", "throughput")  # the first that runs have is their speed
 def quantities(record: Record) -> list[Quantity]:
     """Returns the quantities of runs like this one, in the order of their columns."""
     rate, metric = f"{record.unit}/s", record.final_metric
-    found = []
+    of_metric = []
     if metric:
-        found.append(Quantity(name="metric", title=metric.name, unit="", better=direction(record)))
-        found.append(Quantity(name="seconds_to_target", title="time to target", unit="s", better="min"))
-        found.append(Quantity(name="samples_to_target", title="samples to target", unit=record.unit, better="min"))
+        of_metric.append(Quantity(name="metric", title=metric.name, unit="", better=direction(record)))
+        of_metric.append(Quantity(name="seconds_to_target", title="time to target", unit="s", better="min"))
+        of_metric.append(Quantity(name="samples_to_target", title="samples to target", unit=record.unit, better="min"))
     return [
-        *found,
+        *of_metric,
         Quantity(name="p_steady", title="p_steady", unit=rate, better="max"),
         Quantity(name="p_core", title="p_core", unit=rate, better="max"),
         Quantity(name="p_train", title="p_train", unit=rate, better="max"),
@@ -68,22 +68,22 @@ def figures(record: Record) -> dict[str, Figure]:
 
 def estimates(every: Sequence[Mapping[str, Figure]]) -> dict[str, Estimate]:
     """Returns the estimate of each figure over the runs that have it; `every` holds the figures of each run."""
-    names = dict.fromkeys(name for own in every for name in own)
-    values = {name: [float(own[name] or 0) for own in every if own.get(name) is not None] for name in names}
+    names = dict.fromkeys(name for run in every for name in run)
+    values = {name: [float(run[name] or 0) for run in every if run.get(name) is not None] for name in names}
     return {
-        name: Estimate(values=own, mean=fmean(own), sd=stdev(own) if len(own) > 1 else None)
-        for name, own in values.items()
-        if own
+        name: Estimate(values=numbers, mean=fmean(numbers), sd=stdev(numbers) if len(numbers) > 1 else None)
+        for name, numbers in values.items()
+        if numbers
     }
 
 
-def against(own: Estimate, base: Estimate | None) -> Estimate:
+def against(estimate: Estimate, base: Estimate | None) -> Estimate:
     """Returns the estimate with its difference from a baseline's, the interval of that, and the ratio."""
     if base is None:
-        return own
-    low, high = welch_interval(own.values, base.values) or (None, None)
-    ratio = own.mean / base.mean if base.mean else None
-    return replace(own, difference=own.mean - base.mean, low=low, high=high, ratio=ratio)
+        return estimate
+    low, high = welch_interval(estimate.values, base.values) or (None, None)
+    ratio = estimate.mean / base.mean if base.mean else None
+    return replace(estimate, difference=estimate.mean - base.mean, low=low, high=high, ratio=ratio)
 
 
 def direction(record: Record) -> Direction | None:
@@ -122,6 +122,6 @@ def samples_of(record: Record, row: Mapping[str, Any]) -> float | None:
     """Returns the samples trained until a row of the history; of older rows its step's share of the run's."""
     if row.get("samples") is not None:
         return float(row["samples"])
-    last = max((each.get("step") or 0 for each in record.history), default=0)
+    last = max((entry.get("step") or 0 for entry in record.history), default=0)
     step = row.get("step")
     return None if step is None or not last or record.samples is None else record.samples * step / last

@@ -37,42 +37,42 @@ def check(new: Loaded, old: Loaded, fail_below: float) -> list[Check]:
     A case is a config: a key that only one of two runs has (another version of the code) is not compared.
     """
     before, after = _by_case(old), _by_case(new)
-    found = []
+    checks = []
     matched = False
     for name, config, runs in before:
-        same = [each for _, other, own in after if _agree(config, other) for each in own]
+        same = [record for _, other, records in after if _agree(config, other) for record in records]
         matched = matched or bool(same)
-        found += _checks(name, runs, same, fail_below)
+        checks += _checks(name, runs, same, fail_below)
     if not matched:
         raise UserError("--against: none of its runs has the config of one of the runs: give runs of the same cases")
-    return found
+    return checks
 
 
 def table(checks: Sequence[Check]) -> str:
     """Returns the checks as Markdown, the regressed ones first."""
     lines = [["case", "figure", "before", "after", "difference", "ratio", ""]]
-    for each in sorted(checks, key=lambda each: not each.regressed):
-        after = spread(each.new, each.quantity) if each.new else "not done"
+    for figure in sorted(checks, key=lambda figure: not figure.regressed):
+        after = spread(figure.new, figure.quantity) if figure.new else "not done"
         lines.append([
-            each.case, header(each.quantity), spread(each.old, each.quantity), after, change(each.new, each.old),
-            f"{each.ratio:.3f}", "**regressed**" if each.regressed else "ok",
+            figure.case, header(figure.quantity), spread(figure.old, figure.quantity), after,
+            change(figure.new, figure.old), f"{figure.ratio:.3f}", "**regressed**" if figure.regressed else "ok",
         ])  # fmt: skip
-    worse = sum(each.regressed for each in checks)
+    worse = sum(figure.regressed for figure in checks)
     verdict = f"{worse} of {len(checks)} figures regressed." if worse else f"No regression in {len(checks)} figures."
     return "\n".join([verdict, "", *aligned(lines, [True, True, False, False, False, False, True])]) + "\n"
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    return json.dumps([asdict(each) for each in checks], indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps([asdict(figure) for figure in checks], indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _by_case(loaded: Loaded) -> list[tuple[str, dict[str, str], list[Record]]]:
     """Returns name, config and records of each case, whatever their seeds."""
-    found: dict[str, tuple[dict[str, str], list[Record]]] = {}
+    cases: dict[str, tuple[dict[str, str], list[Record]]] = {}
     for _, record in loaded.runs:
         config = compared_config(record) | {"kind": record.kind}
-        found.setdefault(str(sorted(config.items())), (config, []))[1].append(record)
-    return [(_name(records[0]), config, records) for config, records in found.values()]
+        cases.setdefault(str(sorted(config.items())), (config, []))[1].append(record)
+    return [(_name(records[0]), config, records) for config, records in cases.values()]
 
 
 def _name(record: Record) -> str:
@@ -85,13 +85,17 @@ def _agree(one: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def _checks(name: str, old: Sequence[Record], new: Sequence[Record], fail_below: float) -> list[Check]:
-    before, after = (estimates([figures(each) for each in runs if each.status == "done"]) for runs in (old, new))
-    found = []
+    before, after = (estimates([figures(record) for record in runs if record.status == "done"]) for runs in (old, new))
+    checks = []
     for quantity in quantities(old[0]):
         base = before.get(quantity.name)
         if quantity.name not in GUARDED or base is None or not base.mean:
             continue
-        own = against(after[quantity.name], base) if quantity.name in after else None
-        ratio = (own.ratio if quantity.better == "max" else 1 / own.ratio) if own and own.ratio else 0.0
-        found.append(Check(case=name, quantity=quantity, old=base, new=own, ratio=ratio, regressed=ratio < fail_below))
-    return found
+        estimate = against(after[quantity.name], base) if quantity.name in after else None
+        ratio = (
+            (estimate.ratio if quantity.better == "max" else 1 / estimate.ratio) if estimate and estimate.ratio else 0.0
+        )
+        checks.append(
+            Check(case=name, quantity=quantity, old=base, new=estimate, ratio=ratio, regressed=ratio < fail_below)
+        )
+    return checks

@@ -198,7 +198,7 @@ class Comparison:
 
     def quantity(self, name: str) -> Quantity:
         """Returns the quantity of that name. Raises KeyError if no run has it."""
-        return next((each for each in self.quantities if each.name == name), None) or _missing(name)
+        return next((quantity for quantity in self.quantities if quantity.name == name), None) or _missing(name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison as plain values for JSON."""

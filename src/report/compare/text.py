@@ -38,7 +38,7 @@ def sections(comparison: Comparison) -> list[tuple[str, str]]:
         rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
         parts.append(("Published rows", section(rows).rstrip()))
     if comparison.failures:
-        lines = [[each.source, each.varied, each.status, each.reason] for each in comparison.failures]
+        lines = [[failure.source, failure.varied, failure.status, failure.reason] for failure in comparison.failures]
         parts.append(("Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)))
     for title, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
@@ -50,15 +50,15 @@ def sections(comparison: Comparison) -> list[tuple[str, str]]:
 
 def as_csv(comparison: Comparison) -> str:
     """Returns a line for each quantity of each group, in the units of its column `unit`."""
-    varied = [each.key for each in comparison.config]
+    varied = [difference.key for difference in comparison.config]
     head = ("n", "mean", "sd", "difference", "low", "high", "ratio")
     lines: list[list[Any]] = [["group", *varied, "quantity", "unit", *head]]
     for group in comparison.groups:
         for quantity in comparison.quantities:
             if quantity.name in group.estimates:
-                own = group.estimates[quantity.name]
-                scaled = [own.mean, own.sd, own.difference, own.low, own.high]
-                values = [own.n, *(None if v is None else v * quantity.factor for v in scaled), own.ratio]
+                estimate = group.estimates[quantity.name]
+                scaled = [estimate.mean, estimate.sd, estimate.difference, estimate.low, estimate.high]
+                values = [estimate.n, *(None if v is None else v * quantity.factor for v in scaled), estimate.ratio]
                 title = quantity.title if quantity.name == "metric" else quantity.name
                 keys = [group.varied[key] for key in varied]
                 lines.append([group.name, *keys, title, quantity.unit, *values])
@@ -93,8 +93,8 @@ def best_line(comparison: Comparison) -> str:
     if comparison.best is None or comparison.metric is None:
         return ""
     group, quantity = comparison.groups[comparison.best], comparison.quantity(comparison.metric)
-    own = group.estimates[comparison.metric]
-    value = f"{quantity.title} {spread(own, quantity)}, n = {own.n}"
+    estimate = group.estimates[comparison.metric]
+    value = f"{quantity.title} {spread(estimate, quantity)}, n = {estimate.n}"
     return f"Best: {group.name} ({value}), of {len(comparison.groups)} groups."
 
 
@@ -102,29 +102,35 @@ def best_runs(comparison: Comparison) -> str:
     """Returns the overrides of the best group and its runs; '' where no key is varied."""
     if comparison.best is None or not comparison.axes:
         return ""
-    given = " ".join(f"{axis.key}={axis.labels[comparison.best]}" for axis in comparison.axes)
-    return f"{given}: {', '.join(run.source for run in comparison.groups[comparison.best].runs)}"
+    overrides = " ".join(f"{axis.key}={axis.labels[comparison.best]}" for axis in comparison.axes)
+    return f"{overrides}: {', '.join(run.source for run in comparison.groups[comparison.best].runs)}"
 
 
 def result(comparison: Comparison) -> tuple[list[list[str]], int]:
     """Returns the lines of the result table, headers first, and how many columns of text it begins with."""
-    known = [each for each in comparison.quantities if each.name in PRINTED]
-    lines = [["group", "n", *map(header, known)]]
+    printed = [quantity for quantity in comparison.quantities if quantity.name in PRINTED]
+    lines = [["group", "n", *map(header, printed)]]
     for group in comparison.groups:
         failed = len(group.runs) - group.done
         count = f"{group.done}" + (f" ({failed} not done)" if failed else "")
-        lines.append([group.name, count, *(_cell(group, each) for each in known)])
+        lines.append([group.name, count, *(_cell(group, quantity) for quantity in printed)])
     return lines, 1
 
 
 def changes(comparison: Comparison) -> tuple[list[list[str]], int]:
     """Returns the lines of the table of differences from the first group, headers first, and its columns of text."""
-    known = [each for each in comparison.quantities if each.name in COMPARED]
+    compared = [quantity for quantity in comparison.quantities if quantity.name in COMPARED]
     base = comparison.groups[0]
-    lines = [["group", *(each.title for each in known)]]
+    lines = [["group", *(quantity.title for quantity in compared)]]
     for group in comparison.groups[1:]:
         lines.append(
-            [group.name, *(change(group.estimates.get(each.name), base.estimates.get(each.name)) for each in known)]
+            [
+                group.name,
+                *(
+                    change(group.estimates.get(quantity.name), base.estimates.get(quantity.name))
+                    for quantity in compared
+                ),
+            ]
         )
     return lines, 1
 
@@ -158,9 +164,7 @@ def change(estimate: Estimate | None, base: Estimate | None) -> str:
 
 def key_table(comparison: Comparison, keys: Sequence[Difference]) -> list[list[str]]:
     """Returns a table of each key's value in each group, headers first."""
-    return upright(
-        [["key", *(group.name for group in comparison.groups)], *([each.key, *each.values] for each in keys)]
-    )
+    return upright([["key", *(group.name for group in comparison.groups)], *([key.key, *key.values] for key in keys)])
 
 
 def upright(lines: list[list[str]]) -> list[list[str]]:
@@ -172,11 +176,11 @@ def upright(lines: list[list[str]]) -> list[list[str]]:
 
 
 def _cell(group: Group, quantity: Quantity) -> str:
-    own = group.estimates.get(quantity.name)
-    if own is None:
+    estimate = group.estimates.get(quantity.name)
+    if estimate is None:
         return "/"
-    few = f" (n = {own.n})" if own.n < group.done else ""
-    return spread(own, quantity) + few
+    few = f" (n = {estimate.n})" if estimate.n < group.done else ""
+    return spread(estimate, quantity) + few
 
 
 def _markdown_table(lines: Sequence[Sequence[str]], texts: int) -> str:

@@ -24,41 +24,41 @@ def axes(config: Sequence[Difference], naming: Sequence[Difference]) -> list[Axi
     keys = config if len(config) <= MOST else naming
     if not keys or len(keys[0].values) < FEWEST:
         return []
-    return [_axis(each, [other for other in keys if other is not each]) for each in keys]
+    return [_axis(key, [other for other in keys if other is not key]) for key in keys]
 
 
-def parallel(own: Sequence[Axis], groups: Sequence[Group], known: Sequence[Quantity]) -> list[Coordinate]:
+def parallel(key_axes: Sequence[Axis], groups: Sequence[Group], quantities: Sequence[Quantity]) -> list[Coordinate]:
     """Returns the axes of parallel coordinates: the keys, then the final metric and the rate; none for a single key."""
-    shown = responses(known)
-    if len(own) < 2 or not shown:
+    shown = responses(quantities)
+    if len(key_axes) < 2 or not shown:
         return []
-    keys = [_coordinate(axis.key, axis.numbers, axis.labels, axis.log) for axis in own]
-    for each in shown:
-        means = [group.estimates[each.name].mean * each.factor if each.name in group.estimates else None
+    keys = [_coordinate(axis.key, axis.numbers, axis.labels, axis.log) for axis in key_axes]
+    for quantity in shown:
+        means = [group.estimates[quantity.name].mean * quantity.factor if quantity.name in group.estimates else None
                  for group in groups]  # fmt: skip
-        keys.append(_measured(each.title, means))
+        keys.append(_measured(quantity.title, means))
     return keys
 
 
-def responses(known: Sequence[Quantity]) -> list[Quantity]:
+def responses(quantities: Sequence[Quantity]) -> list[Quantity]:
     """Returns the quantities that are drawn against varied keys: the final metric and the first rate there is."""
-    by_name = {each.name: each for each in known}
+    by_name = {quantity.name: quantity for quantity in quantities}
     rate = next((by_name[name] for name in RATES if name in by_name), None)
-    return [each for each in (by_name.get("metric"), rate) if each is not None]
+    return [quantity for quantity in (by_name.get("metric"), rate) if quantity is not None]
 
 
 def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
     numbers = [as_number(value) for value in key.values]
-    known = [value for value in numbers if value is not None]
+    finite = [value for value in numbers if value is not None]
     lines = [
-        " ".join(f"{each.key.rpartition('.')[2]}={value}" for each, value in zip(others, values, strict=True))
-        for values in zip(*(each.values for each in others), strict=True)
+        " ".join(f"{other.key.rpartition('.')[2]}={value}" for other, value in zip(others, values, strict=True))
+        for values in zip(*(other.values for other in others), strict=True)
     ] or ["" for _ in key.values]
     return Axis(
         key=key.key,
         labels=key.values,
-        numbers=known if len(known) == len(numbers) else None,
-        log=len(known) == len(numbers) and _log(known),
+        numbers=finite if len(finite) == len(numbers) else None,
+        log=len(finite) == len(numbers) and _log(finite),
         lines=lines,
     )
 
@@ -66,11 +66,11 @@ def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
 def as_number(value: str) -> float | None:
     """Returns the number that a value is, as the config writes it; None for other values."""
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
         return None
-    known = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return float(found) if known else None
+    is_number = isinstance(parsed, int | float) and not isinstance(parsed, bool) and math.isfinite(parsed)
+    return float(parsed) if is_number else None
 
 
 def _log(values: Sequence[float]) -> bool:
@@ -101,8 +101,8 @@ def _coordinate(title: str, numbers: Sequence[float] | None, labels: Sequence[st
 
 def _measured(title: str, values: Sequence[float | None], log: bool = False) -> Coordinate:
     """Returns the parallel axis of numbers, from the least to the greatest."""
-    known = [value for value in values if value is not None]
-    low, high = min(known), max(known)
+    present = [value for value in values if value is not None]
+    low, high = min(present), max(present)
     if low == high:
         places = [None if value is None else 0.5 for value in values]
         return Coordinate(title=title, places=places, ticks=[(0.5, number(low))])

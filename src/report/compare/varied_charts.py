@@ -23,19 +23,19 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
     where = axis.numbers if axis.numbers is not None else axis.labels
     runs, means = [], []
     for group, x, line in zip(comparison.groups, where, axis.lines, strict=True):
-        if (own := group.estimates.get(quantity.name)) is not None:
+        if (estimate := group.estimates.get(quantity.name)) is not None:
             at = (
                 {"x": x, "line": plain(line)} if axis.numbers is not None else {"x": plain(str(x)), "line": plain(line)}
             )
-            means.append({**at, "y": own.mean * quantity.factor})
-            runs += [{**at, "y": value * quantity.factor} for value in own.values]
-    if len({each["x"] for each in means}) < 2:
+            means.append({**at, "y": estimate.mean * quantity.factor})
+            runs += [{**at, "y": value * quantity.factor} for value in estimate.values]
+    if len({mean["x"] for mean in means}) < 2:
         return None
-    lines = list(dict.fromkeys(each["line"] for each in means))
+    lines = list(dict.fromkeys(mean["line"] for mean in means))
     named = 1 < len(lines) <= len(CURVES)
     scale = {"domain": lines, "range": list(CURVES[: len(lines)])}
     shapes = {"domain": lines, "range": [SHAPES[i % len(SHAPES)] for i in range(len(lines))]}
-    x = _key_axis(axis, [each["x"] for each in means])
+    x = _key_axis(axis, [mean["x"] for mean in means])
     y = number_axis("y", plain(header(quantity)))
     colour = (
         {"field": "line", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 24}}
@@ -53,7 +53,7 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
 
 def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
     """Returns the parallel coordinates: a line for each group, grey and dashed without a metric, the best one thick."""
-    titles = [plain(each.title) for each in comparison.parallel]
+    titles = [plain(coordinate.title) for coordinate in comparison.parallel]
     if not titles:
         return None
     rows, ticks = _parallel_rows(comparison, titles)
@@ -77,7 +77,7 @@ def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
     text = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK}
     named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
     layers.append({"data": {"values": ticks}, "mark": text, "encoding": named})
-    return {"height": 300, "width": max(420, 150 * len(titles)), "layer": [each for each in layers if each]}
+    return {"height": 300, "width": max(420, 150 * len(titles)), "layer": [layer for layer in layers if layer]}
 
 
 def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -86,21 +86,21 @@ def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[
     means = [group.estimates[judged].mean if judged in group.estimates else None for group in comparison.groups]
     rows = [
         {"axis": title, "place": place, "group": i, "value": means[i], "name": plain(comparison.groups[i].name)}
-        for title, each in zip(titles, comparison.parallel, strict=True)
-        for i, place in enumerate(each.places)
+        for title, coordinate in zip(titles, comparison.parallel, strict=True)
+        for i, place in enumerate(coordinate.places)
         if place is not None
     ]
     ticks = [
         {"axis": title, "place": place, "label": plain(label)}
-        for title, each in zip(titles, comparison.parallel, strict=True)
-        for place, label in each.ticks
+        for title, coordinate in zip(titles, comparison.parallel, strict=True)
+        for place, label in coordinate.ticks
     ]
     return rows, ticks
 
 
 def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
     """Returns the efficiencies over devices, a line for each case, published ones grey; None without own points."""
-    own: dict[str, list[dict[str, Any]]] = {}
+    ours: dict[str, list[dict[str, Any]]] = {}
     published: list[dict[str, Any]] = []
     for point in comparison.scaling:
         name = plain(f"{point.config.split()[0]} {point.precision}, {point.batch}")
@@ -112,15 +112,15 @@ def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
                 {**at, "source": point.source},
             ]
         elif point.kind == kind:
-            own.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0, "suspicious": False}]).append(at)
-    if not own:
+            ours.setdefault(name, [{**at, "devices": 1, "efficiency": 100.0, "suspicious": False}]).append(at)
+    if not ours:
         return None
-    rows = [row for line in own.values() for row in line]
+    rows = [row for line in ours.values() for row in line]
     devices = sorted({row["devices"] for row in (*rows, *published)})
     x = {**number_axis("devices", "devices"), "scale": {"type": "log", "base": 2, "padding": 12, "nice": False},
          "axis": {"values": devices, "labelExpr": "format(datum.value, '~g')"}}  # fmt: skip
     y = number_axis("efficiency", "speed-up per device, %")
-    names, looks = list(own), [look(i) for i in range(len(own))]
+    names, looks = list(ours), [look(i) for i in range(len(ours))]
     scale = {"domain": names, "range": [colour for colour, _, _ in looks]}
     dashes = {"domain": names, "range": [DASHES[dash] for _, _, dash in looks]}
     colour = {"field": "case", "type": "nominal", "scale": scale}
@@ -151,12 +151,12 @@ def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     if axis.numbers is None:
         return {"field": "x", "type": "nominal", "sort": None, "title": title, "axis": {"labelAngle": 0}}
     levels = sorted(set(values))
-    found = number_axis("x", title)
+    encoding = number_axis("x", title)
     if axis.log:
-        found["scale"] = {"type": "log", "nice": False, "padding": 12}
+        encoding["scale"] = {"type": "log", "nice": False, "padding": 12}
     if len(levels) <= LEVELS:
-        found["axis"] = {"values": levels, "labelExpr": "format(datum.value, '~g')", "labelOverlap": True}
-    return found
+        encoding["axis"] = {"values": levels, "labelExpr": "format(datum.value, '~g')", "labelOverlap": True}
+    return encoding
 
 
 def _plain_colour() -> dict[str, Any]:

@@ -60,36 +60,38 @@ def specification(made: Any) -> str:
 
 def _run_sets(wr: Any, comparison: Comparison, runs: Mapping[str, str], project: str, entity: str) -> list[Any]:
     """Returns a run set for each group, its runs in the group's colour."""
-    found = []
+    run_sets = []
     for i, group in enumerate(comparison.groups):
-        own = [runs[run.source] for run in group.runs]
-        colours = {each: wr.RunSettings(color=CURVES[i % len(CURVES)]) for each in own}
-        found.append(
-            wr.Runset(project=project, entity=entity, name=group.name, filters=f"ID in {own}", run_settings=colours)
+        ids = [runs[run.source] for run in group.runs]
+        colours = {run_id: wr.RunSettings(color=CURVES[i % len(CURVES)]) for run_id in ids}
+        run_sets.append(
+            wr.Runset(project=project, entity=entity, name=group.name, filters=f"ID in {ids}", run_settings=colours)
         )
-    return found
+    return run_sets
 
 
 def _panels(wr: Any, comparison: Comparison, pictures: Sequence[str]) -> list[Any]:
-    known = {each.name: each for each in comparison.quantities}
+    quantities = {quantity.name: quantity for quantity in comparison.quantities}
     panels = [
         wr.LinePlot(title=f"{metric} over {axis}", x=axis, y=[metric], title_x=unit, layout=wr.Layout(**SIZE))
         for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
         for axis, unit in (("samples", comparison.unit), ("seconds", "s since the first step"))
     ]
     for x, y in [(rate, y) for y in ("metric", "mem") for rate in RATES]:
-        if x in known and y in known:
-            title = f"{known[y].title} over {known[x].title}"
+        if x in quantities and y in quantities:
+            title = f"{quantities[y].title} over {quantities[x].title}"
             pair = {"x": wr.SummaryMetric(FIGURES + x), "y": wr.SummaryMetric(FIGURES + y)}
             panels.append(wr.ScatterPlot(title=title, **pair, layout=wr.Layout(**SIZE)))
-    for name in (name for name in COMPARED if name in known):
-        title = f"{known[name].title}, {known[name].unit}".rstrip(", ")
+    for name in (name for name in COMPARED if name in quantities):
+        title = f"{quantities[name].title}, {quantities[name].unit}".rstrip(", ")
         panels.append(wr.BarPlot(title=title, metrics=[FIGURES + name], layout=wr.Layout(**SIZE)))
     if comparison.config and comparison.metric:
-        columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(_config_key(each.key)), display_name=each.key)
-                   for each in comparison.config]  # fmt: skip
+        columns = [
+            wr.ParallelCoordinatesPlotColumn(metric=wr.Config(_config_key(difference.key)), display_name=difference.key)
+            for difference in comparison.config
+        ]
         last = wr.ParallelCoordinatesPlotColumn(
-            metric=wr.SummaryMetric(FIGURES + "metric"), display_name=known["metric"].title
+            metric=wr.SummaryMetric(FIGURES + "metric"), display_name=quantities["metric"].title
         )
         panels.append(wr.ParallelCoordinatesPlot(columns=[*columns, last], layout=wr.Layout(w=24, h=8)))
     if pictures:
@@ -99,4 +101,4 @@ def _panels(wr: Any, comparison: Comparison, pictures: Sequence[str]) -> list[An
 
 def _config_key(key: str) -> str:
     """Returns where a W&B run's config has a key that groups differ in."""
-    return f"case.{key}" if key in {each.name for each in fields(Case)} else f"config.{key}"
+    return f"case.{key}" if key in {f.name for f in fields(Case)} else f"config.{key}"
