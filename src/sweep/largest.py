@@ -103,8 +103,8 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(read_rows(file) | {case: row}))
     config.hp.batch_size, config.hp.lr = row["batch_size"], row["lr"]
     if started_by() is None:
-        found = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
-        print(f"fix_hp=auto: {found}{published_row_note(config)}; {file}", flush=True)
+        chosen = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
+        print(f"fix_hp=auto: {chosen}{published_row_note(config)}; {file}", flush=True)
     return config
 
 
@@ -136,8 +136,8 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         return trials[batch_size].fits
 
     def limit() -> int | None:
-        known = [settings.most, *(split_limit(trial.reason, usual.batch_per) for trial in trials.values())]
-        return min((size for size in known if size is not None), default=None)
+        limits = [settings.most, *(split_limit(trial.reason, usual.batch_per) for trial in trials.values())]
+        return min((size for size in limits if size is not None), default=None)
 
     largest(usual.batch_size, unit, fits, lambda: predicted_batch([*trials.values()], settings.margin), limit)
     good = [trial for trial in trials.values() if trial.fits]
@@ -156,19 +156,19 @@ def predicted_batch(trials: Sequence[Trial], margin: float) -> float | None:
 
     None with fewer than two, or if memory does not grow between them.
     """
-    known = sorted((t.batch_size, t.used_gib, t.total_gib) for t in trials if t.fits and t.used_gib and t.total_gib)
-    if len(known) < 2:
+    fitting = sorted((t.batch_size, t.used_gib, t.total_gib) for t in trials if t.fits and t.used_gib and t.total_gib)
+    if len(fitting) < 2:
         return None
-    (less, less_gib, _), (more, more_gib, total_gib) = known[-2:]
+    (less, less_gib, _), (more, more_gib, total_gib) = fitting[-2:]
     gib_per_sample = (more_gib - less_gib) / (more - less)
     return more + ((1 - margin) * total_gib - more_gib) / gib_per_sample if gib_per_sample > 0 else None
 
 
 def split_limit(reason: str, batch_per: str) -> int | None:
     """Returns the largest batch (per device or global) that the training split allows, if `reason` names its size."""
-    if (found := TOO_LARGE.search(reason)) is None:
+    if (match := TOO_LARGE.search(reason)) is None:
         return None
-    ranks, samples = map(int, found.groups())
+    ranks, samples = map(int, match.groups())
     return samples if batch_per == "global" else samples // ranks
 
 

@@ -93,11 +93,11 @@ class IsolatedLauncher(Launcher):
         needs a secret.
         """
         requested = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
-        known = job_folders(sweep)
-        if known and not any(requested):
-            check_secrets([*known.values()])
-            return [*known.values()], {}
-        jobs = [self._job(given) for given in requested]
+        existing = job_folders(sweep)
+        if existing and not any(requested):
+            check_secrets([*existing.values()])
+            return [*existing.values()], {}
+        jobs = [self._job(overrides) for overrides in requested]
         folders = register_jobs(sweep, jobs)
         return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
 
@@ -109,8 +109,8 @@ class IsolatedLauncher(Launcher):
                 )
         config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
         entry_point = Path(sys.argv[0]).resolve()
-        given: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra)
-        kept = [text for text in given if not OF_THE_SWEEP.match(text)]
+        hydra_overrides: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra)
+        kept = [text for text in hydra_overrides if not OF_THE_SWEEP.match(text)]
         return Job(
             key=run_key(entry_point.name, config),
             overrides=list(overrides),

@@ -39,8 +39,8 @@ class Requests:
     signals: list[signal.Signals] = field(default_factory=ending_signals)
 
     def listen(self) -> None:
-        for each in self.signals:
-            signal.signal(each, self)
+        for signum in self.signals:
+            signal.signal(signum, self)
 
     def __call__(self, *_: Any) -> None:
         self.number += 1

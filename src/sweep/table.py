@@ -33,7 +33,7 @@ def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
     """
     ranks, rows = ranks_of(jobs), []
     every = zip(jobs.items(), differing_overrides([*jobs.values()]), strict=True)
-    for (folder, job), differing in sorted(every, key=lambda each: ranks.get(each[0][0], float("inf"))):
+    for (folder, job), differing in sorted(every, key=lambda entry: ranks.get(entry[0][0], float("inf"))):
         rows.append(
             {"job": folder.name, **differing, "state": job.state, **figures(record_of(folder))}
             | {"seconds": number(round(job.seconds, 1)) if job.seconds is not None else "", "reason": job.reason or ""}
@@ -58,7 +58,7 @@ def best_line(jobs: Mapping[Path, Job]) -> str | None:
     ranks = ranks_of(jobs)
     if len(ranks) < 2:
         return None
-    folder = min(ranks, key=lambda each: ranks[each])
+    folder = min(ranks, key=lambda path: ranks[path])
     varied = dict(zip(jobs, differing_overrides([*jobs.values()]), strict=True))[folder]
     record = record_of(folder)
     assert record is not None and record.final_metric is not None and record.final_metric.value is not None
