@@ -77,14 +77,14 @@ class Divergence(pl.Callback):
         """Raises UserError on all ranks if one diverged. Waits for the device; all ranks call it after one step."""
         if self._checked_at == trainer.global_step:
             return
-        found = None if task.losses.isfinite() else "the loss"
-        found = found or first_not_finite(task)
-        on_any_rank = torch.tensor(float(found is not None), device=task.device)
+        diverged = None if task.losses.isfinite() else "the loss"
+        diverged = diverged or first_not_finite(task)
+        on_any_rank = torch.tensor(float(diverged is not None), device=task.device)
         if trainer.world_size > 1:
             distributed.all_reduce(on_any_rank, distributed.ReduceOp.MAX)
         if on_any_rank:
-            found = found or "the loss or a weight of another rank"
-            raise UserError(divergence_message(trainer, found, trainer.global_step))
+            diverged = diverged or "the loss or a weight of another rank"
+            raise UserError(divergence_message(trainer, diverged, trainer.global_step))
         if trainer.world_size > 1 and (name := first_apart(task)):
             raise UserError(
                 f"{name} differs between ranks at step {trainer.global_step}: their gradients were not averaged alike, "

@@ -52,7 +52,7 @@ class History(Measuring):
             torch.cuda.synchronize()  # the weights are copied next, which waits as long
         self._log_arrived(trainer)
         where = self._where(trainer, pl_module)
-        run = next((each.version for each in trainer.loggers if isinstance(each, WandbLogger)), None)
+        run = next((logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)), None)
         logged = {name: where[name] for name in ("samples", "seconds", "time_s")}
         checkpoint[LOGGED] = {**logged, "wandb": run or self._before.get("wandb"), "rows": packed(self.rows)}
 

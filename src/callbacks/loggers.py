@@ -127,11 +127,11 @@ def end_wandb(status: str) -> None:
 
 def _log_to_tensorboard(logger: TensorBoardLogger, record: Record, pictures: Mapping[str, Path]) -> None:
     """Writes the figures that the HParams page compares runs by, once: it shows the first metrics of a run."""
-    known = figures(record)
+    values = figures(record)
     if record.final_metric:
-        known[record.final_metric.name] = known.pop("metric")
+        values[record.final_metric.name] = values.pop("metric")
     step = max((row.get("step") or 0 for row in record.history), default=0)
-    metrics = {f"final/{name}": value for name, value in known.items() if value is not None}
+    metrics = {f"final/{name}": value for name, value in values.items() if value is not None}
     settings: Any = logger.hparams
     logger.log_hyperparams({**settings, "status": record.status}, metrics, step)
     for name, path in pictures.items():

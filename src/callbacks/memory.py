@@ -37,9 +37,9 @@ class Memory(Measuring):
     def figures(self, task: Task) -> dict[str, Any]:
         if not self._peak:
             return {}
-        known = {name: [v for v in gather(value) if v is not None] for name, value in self._peak.items()}
-        worst = {name: min if name == "free_gib" else max for name in known}
-        return {"mem": {name: worst[name](values) if values else None for name, values in known.items()}}
+        peaks = {name: [v for v in gather(value) if v is not None] for name, value in self._peak.items()}
+        worst = {name: min if name == "free_gib" else max for name in peaks}
+        return {"mem": {name: worst[name](values) if values else None for name, values in peaks.items()}}
 
 
 def peak_memory(device: torch.device) -> dict[str, float | None]:

@@ -54,11 +54,11 @@ class Profile(pl.Callback):
     def _table(self, profiler: profile, device: str) -> str:
         events = profiler.key_averages()
         time_us = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-        found = sorted(((getattr(e, time_us), e.count, e.key) for e in events), reverse=True)
-        total_us = sum(us for us, _, _ in found)
+        kernels = sorted(((getattr(e, time_us), e.count, e.key) for e in events), reverse=True)
+        total_us = sum(us for us, _, _ in kernels)
         lines = [f"{total_us / 1e3 / self.steps:.3f} ms of {device} time a step, mean of {self.steps} steps", ""]
         lines += ["ms/step  share  calls/step  mean us  kernel"]
-        for us, count, name in found[:KERNELS]:
+        for us, count, name in kernels[:KERNELS]:
             share, calls = us / total_us, count / self.steps
             lines.append(f"{us / 1e3 / self.steps:7.3f}  {share:5.1%}  {calls:10.1f}  {us / count:7.1f}  {name:.100}")
         return "\n".join(lines) + "\n"

@@ -45,8 +45,8 @@ class Progress(TQDMProgressBar):
     def _figures(self, trainer: pl.Trainer, pl_module: Task) -> dict[str, str]:
         latest = next((c.latest for c in trainer.callbacks if isinstance(c, History)), {})  # type: ignore[attr-defined]
         shown = ("loss", pl_module.final_metric.name, f"{pl_module.unit}_per_s")
-        known = {name: latest[name] for name in shown if name in latest}
-        return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in known.items()}
+        values = {name: latest[name] for name in shown if name in latest}
+        return {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for name, value in values.items()}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         super().on_train_start(trainer, pl_module)
@@ -68,8 +68,8 @@ class Progress(TQDMProgressBar):
         """
         if not self._is_training:
             return None
-        timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-        limits = [left for each in timers if (left := each.time_remaining()) is not None]
+        timers = [timer for timer in trainer.callbacks if isinstance(timer, Timer)]  # type: ignore[attr-defined]
+        limits = [left for timer in timers if (left := timer.time_remaining()) is not None]
         steps = trainer.estimated_stepping_batches - trainer.global_step
         seconds = time_left(time.monotonic() - self._begun_s, trainer.global_step - self._begun_step, steps, limits)
         return None if seconds is None else in_words(seconds)

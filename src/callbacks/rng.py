@@ -30,11 +30,11 @@ class RngState(pl.Callback):
             restore(self._before_evaluation, pl_module.device)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
-        own = rng_state(pl_module.device)
-        states: list[Any] = [own]
+        state = rng_state(pl_module.device)
+        states: list[Any] = [state]
         if trainer.world_size > 1:
             states = [None] * trainer.world_size
-            distributed.all_gather_object(states, own)
+            distributed.all_gather_object(states, state)
         checkpoint["rng_of_ranks"] = states
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:

@@ -41,9 +41,9 @@ class Throughput(Measuring):
 
     def figures(self, task: Task) -> dict[str, Any]:
         clock = task.clock
-        own = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
+        rates = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
         steady = steady_rates(clock.steps, self.warmup_steps)
-        over_ranks = {name: gather(value) for name, value in own.items()}
+        over_ranks = {name: gather(value) for name, value in rates.items()}
         total = {name: sum_or_none(values) for name, values in over_ranks.items()}
         ranks = len(over_ranks["p_core"])
         if steady:
@@ -65,22 +65,22 @@ class Throughput(Measuring):
     def _communication(self, task: Task) -> dict[str, Any] | None:
         """Returns the exposed communication of the steady steps. Every rank calls it."""
         compute = task.clock.steps.compute_s[self.warmup_steps :]
-        known = self._warmup_wait is not None and len(compute) > 0
+        is_known = self._warmup_wait is not None and len(compute) > 0
         exposed_s = (task.waiting.snapshot() - self._warmup_wait).item() / 1e9 if self._warmup_wait is not None else 0.0
-        per_step = gather(exposed_s / len(compute) if known else None)
-        shares = gather(exposed_s / sum(compute) if known else None)
+        per_step = gather(exposed_s / len(compute) if is_known else None)
+        shares = gather(exposed_s / sum(compute) if is_known else None)
         total = sum_or_none(shares)
         return None if total is None else {"exposed_s": min_mean_max(per_step), "share": total / len(shares)}
 
     def _tokens(self, task: Task, first: int, rate: float | None) -> dict[str, float | None] | None:
         """Returns the token rates of the steps from `first` on; `rate` is that over all ranks. Every rank calls it."""
         steps = slice(first, len(task.clock.steps))
-        own = sum(task.clock.steps.samples[steps])
+        rank_samples = sum(task.clock.steps.samples[steps])
         datamodule = task.trainer.datamodule  # type: ignore[attr-defined]
-        counted = datamodule.tokens(steps) if own and datamodule else None
+        counted = datamodule.tokens(steps) if rank_samples and datamodule else None
         if counted is None:
             return None
-        real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, own))
+        real, processed, samples = (sum_or_none(gather(float(value))) or 0.0 for value in (*counted, rank_samples))
         return token_rates(real, processed, samples, rate)
 
     def _utilisation(self, task: Task, rate: float) -> dict[str, Any] | None:
@@ -100,16 +100,16 @@ def gather(value: float | None) -> list[float | None]:
     if group.is_broken():
         return [value, *[None] * (distributed.get_world_size() - 1)]  # the others' values cannot be gathered
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    own = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
-    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, own)
+    tensor = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
+    parts = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, tensor)
     return [None if part.isnan().item() else float(part) for part in parts]
 
 
 def sum_or_none(values: list[float | None]) -> float | None:
     """Returns the sum over ranks; None if any rank has None."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return sum(present) if present and len(present) == len(values) else None
 
 
 def known_of_ranks(rates: Mapping[str, list[float | None]]) -> dict[str, dict[str, float]] | None:
@@ -120,5 +120,5 @@ def known_of_ranks(rates: Mapping[str, list[float | None]]) -> dict[str, dict[st
 
 def min_mean_max(values: list[float | None]) -> dict[str, float] | None:
     """Returns min, mean and max of the known values; None if none is known."""
-    known = [value for value in values if value is not None]
-    return {"min": min(known), "mean": sum(known) / len(known), "max": max(known)} if known else None
+    present = [value for value in values if value is not None]
+    return {"min": min(present), "mean": sum(present) / len(present), "max": max(present)} if present else None
