@@ -31,14 +31,14 @@ def complete(config: DictConfig) -> DictConfig:
     return config
 
 
-def complete_prediction(config: DictConfig, trained: Any = None, given: Sequence[str] = ()) -> DictConfig:
+def complete_prediction(config: DictConfig, trained: Any = None, overrides: Sequence[str] = ()) -> DictConfig:
     """Returns a prediction's config, likewise. It is not read-only: the checkpoint's model replaces its own.
 
     Args:
-        trained, given: as for `as_trained`.
+        trained, overrides: as for `as_trained`.
     """
     config.hardware = resolve_hardware(config.hardware)
-    as_trained(config, trained, given)
+    as_trained(config, trained, overrides)
     check_values("", config, PredictConfig)
     resolve(config)
     check_values("", config, PredictConfig)
@@ -79,6 +79,6 @@ def hardware_of_gpu(name: str) -> DictConfig | None:
 
 def load_hardware(name: str) -> DictConfig:
     """Returns one file of conf/hardware, checked against the schema."""
-    found = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(HARDWARE / f"{name}.yaml"))
-    assert isinstance(found, DictConfig)
-    return found
+    hardware = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(HARDWARE / f"{name}.yaml"))
+    assert isinstance(hardware, DictConfig)
+    return hardware

@@ -53,9 +53,9 @@ def explain(error: BaseException) -> str:
         return f"{key}: {first_line(cause)}"
     if isinstance(error, InterpolationKeyError) and "'table." in str(error):
         return missing_row(first_line(error))
-    if found := NO_GROUP.match(str(error)):
-        added = found[1] == "fix_hp"
-        return f"{found[1]} " + ("is added: write +fix_hp=..." if added else "is no group of this command; see --help")
+    if match := NO_GROUP.match(str(error)):
+        added = match[1] == "fix_hp"
+        return f"{match[1]} " + ("is added: write +fix_hp=..." if added else "is no group of this command; see --help")
     if "Ambiguous value" in str(error):
         key, _, value = first_line(error).partition("'")[2].rstrip("'").partition("=")
         return f"{key}={value} has several values: add -m for a sweep over them, or write '{key}=[{value}]' for a list"
@@ -95,7 +95,7 @@ def is_no_name(override: str) -> bool:
 def wrong_choice(group: str, name: str, options: Sequence[str]) -> str:
     there = ", ".join(sorted(options))
     same = [option for option in sorted(options) if name.isdecimal() and option.endswith(name)]  # 8: 1x8
-    near = f", did you mean {found!r}?" if (found := same[0] if same else nearest(name, options)) else ""
+    near = f", did you mean {guess!r}?" if (guess := same[0] if same else nearest(name, options)) else ""
     return f"there is no such {group}{near}; choose from {there}"
 
 
@@ -110,23 +110,23 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def nearest(wrong: str, known: Sequence[str]) -> str | None:
+def nearest(wrong: str, names: Sequence[str]) -> str | None:
     """Returns the closest known name, or one that begins with the wrong one."""
-    close = get_close_matches(wrong, known, n=1, cutoff=0.5)
-    return close[0] if close else next((name for name in known if name.startswith(wrong)), None)
+    close = get_close_matches(wrong, names, n=1, cutoff=0.5)
+    return close[0] if close else next((name for name in names if name.startswith(wrong)), None)
 
 
-def nearest_key(wrong: str, known: Sequence[str]) -> str:
+def nearest_key(wrong: str, keys: Sequence[str]) -> str:
     """Returns ", did you mean ...?" with what a synonym stands for, a key of that last name, or the closest; or ''."""
     last = wrong.rpartition(".")[2]
-    same = sorted((key for key in known if key.rpartition(".")[2] == last), key=lambda key: (key.count("."), key))
+    same = sorted((key for key in keys if key.rpartition(".")[2] == last), key=lambda key: (key.count("."), key))
     same = [key for key in same if key.startswith(("hp.", "fit."))] or same
     meant = SYNONYMS.get(last.lower(), "")
-    if meant.partition("=")[0] in known and meant != wrong:
-        found: str | None = meant
+    if meant.partition("=")[0] in keys and meant != wrong:
+        guess: str | None = meant
     else:
-        found = same[0] if same else nearest(wrong, known)
-    return f", did you mean {found!r}?" if found else ""
+        guess = same[0] if same else nearest(wrong, keys)
+    return f", did you mean {guess!r}?" if guess else ""
 
 
 def known_keys(error: OmegaConfBaseException) -> list[str]:

@@ -85,8 +85,8 @@ def is_of_a_mistake(record: Path) -> bool:
     """Returns whether a record is of a run that ended before its first sample, by a mistake; False for what is none."""
     try:
         check_regular(record)
-        found = json.loads(record.read_text(encoding="utf-8"))
-        return not found["samples"] and (found["error"] or {}).get("type") == "UserError"
+        content = json.loads(record.read_text(encoding="utf-8"))
+        return not content["samples"] and (content["error"] or {}).get("type") == "UserError"
     except (ValueError, KeyError, TypeError, OSError, UserError):
         return False
 

@@ -61,26 +61,26 @@ def reference() -> str:
 def _schema_rows(schema: type, prefix: str = "") -> Iterator[Row]:
     """Yields key, values, default and comment of every field; train.py alone has the sections of TrainConfig."""
     comments, hints = _field_comments(schema), get_type_hints(schema, include_extras=True)
-    sections = {each.type for each in fields(TrainConfig)} if schema is not TrainConfig else set()
-    for each in fields(schema):
-        kind = each.type
+    sections = {field.type for field in fields(TrainConfig)} if schema is not TrainConfig else set()
+    for field in fields(schema):
+        kind = field.type
         if not (is_dataclass(kind) and isinstance(kind, type)):
-            allowed, comment = words_of(hints[each.name]) if kind is not Any else "", comments.get(each.name, "")
-            yield f"`{prefix}{each.name}`", allowed, _code(_default_of(each)), comment
+            allowed, comment = words_of(hints[field.name]) if kind is not Any else "", comments.get(field.name, "")
+            yield f"`{prefix}{field.name}`", allowed, _code(_default_of(field)), comment
         elif kind in sections:
-            yield f"`{each.name}.*`", "", "", "as in train.py"
+            yield f"`{field.name}.*`", "", "", "as in train.py"
         else:
-            yield from _schema_rows(kind, f"{prefix}{each.name}.")
+            yield from _schema_rows(kind, f"{prefix}{field.name}.")
 
 
-def _default_of(each: Field[Any]) -> Any:
-    return each.default_factory() if callable(each.default_factory) else each.default
+def _default_of(field: Field[Any]) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _field_comments(schema: type) -> dict[str, str]:
     """Returns the comment behind each field, by the field's name."""
-    found = re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(schema), flags=re.MULTILINE)
-    return dict(found)
+    pairs = re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(schema), flags=re.MULTILINE)
+    return dict(pairs)
 
 
 def _summary(file: Path) -> str:

@@ -209,8 +209,8 @@ def claim(folder: str) -> str:
 
 def run_folder(folder: str, *, _root_: DictConfig) -> str:
     """Returns the `output_dir` that was given, so that Hydra's files lie there too; else a folder of the run's own."""
-    given = str(OmegaConf.to_container(_root_, resolve=False).get("output_dir") or "")  # type: ignore[union-attr]
-    if not given or given == MISSING or any(name in given for name in NEEDS_RUN_FOLDER):
+    output_dir = str(OmegaConf.to_container(_root_, resolve=False).get("output_dir") or "")  # type: ignore[union-attr]
+    if not output_dir or output_dir == MISSING or any(name in output_dir for name in NEEDS_RUN_FOLDER):
         return claim(folder)
     return str(_root_.output_dir)
 
@@ -223,7 +223,7 @@ def begun(pattern: str) -> str:
 def class_folders(folder: str) -> int:
     """Returns the number of folders in a folder of images; 1 where there is none, of which the datamodule tells."""
     try:
-        return max(1, sum(each.is_dir() and not each.name.startswith(".") for each in Path(folder).iterdir()))
+        return max(1, sum(entry.is_dir() and not entry.name.startswith(".") for entry in Path(folder).iterdir()))
     except OSError:
         return 1
 
@@ -236,7 +236,9 @@ def first(*values: Any) -> Any:
 def choices(*groups: str) -> str:
     """Returns the options of each config group, for --help."""
     names = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in groups}
-    return "\n".join(fill(f"{group}: {', '.join(each)}", 118, subsequent_indent="  ") for group, each in names.items())
+    return "\n".join(
+        fill(f"{group}: {', '.join(options)}", 118, subsequent_indent="  ") for group, options in names.items()
+    )
 
 
 def register() -> None:

@@ -53,26 +53,26 @@ def name_model(arguments: Sequence[str]) -> list[str]:
         named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
     except Exception:  # the prediction reads it again and says what is wrong
         return list(arguments)
-    known = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
-    return [*arguments[:at], *(f"{group}={name}" for group, name in known.items()), *arguments[at:]]
+    choices = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
+    return [*arguments[:at], *(f"{group}={name}" for group, name in choices.items()), *arguments[at:]]
 
 
-def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
+def as_trained(config: DictConfig, trained: Any, overrides: Sequence[str]) -> None:
     """Sets the precision and the datamodule of a prediction to those of the training; says where they differ.
 
     Args:
         trained: what `training_choices` returned, from a file that may not be trusted: values of known keys are
             taken, by their types; classes and functions are those of conf.
-        given: the command line's overrides. A precision or another datamodule that it names stays, but for the keys of
+        overrides: those of the command line. A precision or another datamodule that it names stays, but for the keys of
             OF_THE_MODEL, which the weights depend on; of the same datamodule the keys that it names.
     """
     if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
         return
-    set_data_as_trained(config, trained, given)
+    set_data_as_trained(config, trained, overrides)
     name = trained.get("precision")
     if not is_in(name, "precision"):
         return
-    if is_given("precision", given):
+    if is_given("precision", overrides):
         if config.precision.name != name:
             print(f"note: precision={config.precision.name} as given; the checkpoint was trained with {name}")
         return
@@ -83,19 +83,19 @@ def as_trained(config: DictConfig, trained: Any, given: Sequence[str]) -> None:
         print(f"note: precision={config.precision.name}; the checkpoint was trained with {name}, which a CPU has not")
 
 
-def set_data_as_trained(config: DictConfig, trained: dict[str, Any], given: Sequence[str]) -> None:
+def set_data_as_trained(config: DictConfig, trained: dict[str, Any], overrides: Sequence[str]) -> None:
     path, theirs, group = Path(config.ckpt_path or "the checkpoint"), trained["datamodule"], trained.get("group")
-    if is_given("datamodule", given) and f"datamodule={group}" not in given:
-        own = config.datamodule
-        shared = {key: theirs[key] for key in OF_THE_MODEL if key in theirs and key in own}
-        values = values_for(plain(own), shared, path, DATA)
-        put(own, {key: value for key, value in values.items() if not is_given(f"datamodule.{key}", given)})
+    if is_given("datamodule", overrides) and f"datamodule={group}" not in overrides:
+        datamodule = config.datamodule
+        shared = {key: theirs[key] for key in OF_THE_MODEL if key in theirs and key in datamodule}
+        values = values_for(plain(datamodule), shared, path, DATA)
+        put(datamodule, {key: value for key, value in values.items() if not is_given(f"datamodule.{key}", overrides)})
     elif is_in(group, "datamodule"):
         data = group_of("datamodule", group)
         values = values_for(plain(data), theirs, path, DATA)
-        not_here = [*OF_PREDICTIONS, *([] if is_here(values.get("data_dir"), given) else ["data_dir"])]
+        not_here = [*OF_PREDICTIONS, *([] if is_here(values.get("data_dir"), overrides) else ["data_dir"])]
         put(data, {key: value for key, value in values.items() if key not in not_here})
-        for text in given:
+        for text in overrides:
             key = text.partition("=")[0].lstrip("+")
             if key.startswith("datamodule."):
                 OmegaConf.update(data, key.partition(".")[2], OmegaConf.select(config, key), force_add=True)
@@ -121,11 +121,11 @@ def has_trained_data(config: DictConfig, trained: Any) -> bool:
     """Returns whether a prediction's samples and splits are those of the training, as `training_choices` told them."""
     if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
         return False
-    own = OmegaConf.to_container(config.datamodule)
-    assert isinstance(own, dict)
+    datamodule = OmegaConf.to_container(config.datamodule)
+    assert isinstance(datamodule, dict)
     here, there = (
-        {key: value for key, value in plain_values(each) if key.split(".")[0] in OF_THE_SAMPLES}
-        for each in (own, trained["datamodule"])
+        {key: value for key, value in plain_values(settings) if key.split(".")[0] in OF_THE_SAMPLES}
+        for settings in (datamodule, trained["datamodule"])
     )
     return here == there
 
@@ -139,13 +139,13 @@ def plain_values(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def is_here(folder: Any, given: Sequence[str]) -> bool:
-    return isinstance(folder, str) and not is_given("data_root", given) and Path(folder).is_dir()
+def is_here(folder: Any, overrides: Sequence[str]) -> bool:
+    return isinstance(folder, str) and not is_given("data_root", overrides) and Path(folder).is_dir()
 
 
-def is_given(key: str, given: Sequence[str]) -> bool:
+def is_given(key: str, overrides: Sequence[str]) -> bool:
     """Returns whether an override sets the key or the config group."""
-    return any(text.lstrip("+").startswith((f"{key}=", f"{key}@")) for text in given)
+    return any(text.lstrip("+").startswith((f"{key}=", f"{key}@")) for text in overrides)
 
 
 def is_in(name: Any, group: str) -> TypeGuard[str]:
@@ -157,6 +157,6 @@ def group_of(group: str, name: str) -> DictConfig:
     """Returns a choice of a config group, not resolved."""
     running = GlobalHydra.instance().is_initialized()  # by an entry point
     with nullcontext() if running else initialize_config_dir(str(CONF), version_base="1.3"):
-        found = compose(f"{group}/{name}")[group]
-    OmegaConf.set_struct(found, False)
-    return found
+        choice = compose(f"{group}/{name}")[group]
+    OmegaConf.set_struct(choice, False)
+    return choice

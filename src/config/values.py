@@ -135,12 +135,12 @@ def _check(key: str, value: Any, hint: Any) -> None:
     if isinstance(value, dict) and "_target_" in value:
         _check_call(key, value)
         return
-    section = next((each for each in members(hint) if is_dataclass(each)), None)
+    section = next((member for member in members(hint) if is_dataclass(member)), None)
     if isinstance(value, dict) and section is not None:
         _check_fields(f"{key}.", value, parameters_of(section))
     elif isinstance(value, dict) and hint is Any:
-        for name, each in value.items():
-            _check(f"{key}.{name}", each, Any)
+        for name, part in value.items():
+            _check(f"{key}.{name}", part, Any)
     elif not allows(hint, value):
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -162,15 +162,15 @@ def _check_call(key: str, value: dict[Any, Any]) -> None:
     target = target_of(key, value["_target_"])
     if "_args_" in value:  # by position: no class of ours is configured so
         return
-    given = {str(name): each for name, each in value.items() if name not in HYDRAS}
+    arguments = {str(name): argument for name, argument in value.items() if name not in HYDRAS}
     parameters = parameters_of(target)
-    _check_fields(f"{key}.", given, parameters)
+    _check_fields(f"{key}.", arguments, parameters)
     if not value.get("_partial_"):
         for name, parameter in parameters.items():
-            if parameter.is_needed and name not in given:
+            if parameter.is_needed and name not in arguments:
                 raise UserError(f"{key}.{name} has no value; give it as {key}.{name}=VALUE")
-    if target.__module__.startswith("torch.optim") and not any(map(_is_open, _leaves(given))):
-        _try_optimizer(key, target, given)
+    if target.__module__.startswith("torch.optim") and not any(map(_is_open, _leaves(arguments))):
+        _try_optimizer(key, target, arguments)
 
 
 def _check_fields(prefix: str, values: Mapping[Any, Any], parameters: Mapping[str, Parameter]) -> None:
@@ -185,12 +185,12 @@ def _check_fields(prefix: str, values: Mapping[Any, Any], parameters: Mapping[st
             )
 
 
-def _try_optimizer(key: str, target: Any, given: dict[str, Any]) -> None:
+def _try_optimizer(key: str, target: Any, arguments: dict[str, Any]) -> None:
     """Raises UserError for what torch's optimisers check themselves."""
     import torch
 
     try:
-        target([torch.nn.Parameter(torch.zeros(1))], **given)
+        target([torch.nn.Parameter(torch.zeros(1))], **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{key}: {str(error).splitlines()[0]}; correct it") from None
 
@@ -199,16 +199,16 @@ def target_of(key: str, name: Any) -> Any:
     """Returns what `_target_` names. Raises UserError unless it can be called."""
     module, _, attribute = str(name).rpartition(".")
     try:
-        found = getattr(import_module(module), attribute, None)
+        target = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise UserError(f"{key}._target_={name} needs the package {error.name}; install it with pip") from None
-        found = None
+        target = None
     except (ImportError, ValueError):
-        found = None
-    if not callable(found):
+        target = None
+    if not callable(target):
         raise UserError(f"{key}._target_={name} is no class or function; see `--cfg job` for the one that was there")
-    return found
+    return target
 
 
 @cache
@@ -221,22 +221,26 @@ def parameters_of(target: Any) -> dict[str, Parameter]:
     is_ours = target.__module__.startswith(("src.", "hydra_plugins.reprise"))
     functions = [target]
     if is_ours and isinstance(target, type):
-        functions = [vars(each)["__init__"] for each in target.__mro__[:-1] if "__init__" in vars(each)]
-    found: dict[str, Parameter] = {}
+        functions = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)]
+    parameters: dict[str, Parameter] = {}
     for function in functions:
-        own = is_ours and function.__module__.startswith("src.")
-        hints = get_type_hints(function, include_extras=True) if own else {}
+        has_types = is_ours and function.__module__.startswith("src.")
+        hints = get_type_hints(function, include_extras=True) if has_types else {}
         try:
-            arguments = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+            arguments = [
+                argument for argument in inspect.signature(function).parameters.values() if argument.name != "self"
+            ]
         except ValueError:  # of a builtin type
-            return found | {"**": Parameter(Any, False)}
-        for each in arguments:
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-                found.setdefault(each.name, Parameter(hints.get(each.name, Any), each.default is each.empty))
-        if all(each.kind != each.VAR_KEYWORD for each in arguments):
-            return found
+            return parameters | {"**": Parameter(Any, False)}
+        for argument in arguments:
+            if argument.kind in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
+                parameters.setdefault(
+                    argument.name, Parameter(hints.get(argument.name, Any), argument.default is argument.empty)
+                )
+        if all(argument.kind != argument.VAR_KEYWORD for argument in arguments):
+            return parameters
     is_open = not functions[-1].__module__.startswith("src.")
-    return found | {"**": Parameter(Any, False)} if is_open else found
+    return parameters | {"**": Parameter(Any, False)} if is_open else parameters
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -250,16 +254,16 @@ def allows(hint: Any, value: Any) -> bool:
     if hint in (None, NoneType):
         return value is None
     if hint is Any or isinstance(hint, TypeVar):
-        return all(is_number(each) or not isinstance(each, float) for each in _leaves(value))
+        return all(is_number(leaf) or not isinstance(leaf, float) for leaf in _leaves(value))
     if origin in (Union, UnionType):
-        return any(allows(each, value) for each in arguments)
+        return any(allows(member, value) for member in arguments)
     if origin is Annotated:
         base, *limits = arguments
         if MAY_BE_EMPTY in limits:
             return isinstance(value, str)
         return allows(base, value) and all(_is_within(limit, value) for limit in limits)
     if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in arguments)
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
     if hint is bool:
         return isinstance(value, bool)
     if hint in (int, float):
@@ -273,11 +277,11 @@ def _allows_collection(kind: Any, arguments: tuple[Any, ...], value: Any) -> boo
     if not isinstance(kind, type) or kind.__module__ not in ("builtins", "collections.abc"):
         return False  # an object, which a config describes with _target_
     if issubclass(kind, Mapping):
-        return isinstance(value, dict) and all(allows(arguments[1], each) for each in value.values())
+        return isinstance(value, dict) and all(allows(arguments[1], element) for element in value.values())
     if issubclass(kind, Collection):
         if isinstance(value, list) and kind is tuple and Ellipsis not in arguments:
             return len(value) == len(arguments) and all(map(allows, arguments, value))
-        return isinstance(value, list) and all(allows(arguments[0], each) for each in value)
+        return isinstance(value, list) and all(allows(arguments[0], element) for element in value)
     return False
 
 
@@ -289,8 +293,8 @@ def _is_within(limit: Any, value: Any) -> bool:
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
     else:
         yield value
 
@@ -299,12 +303,12 @@ def words_of(hint: Any) -> str:
     """Returns what a type allows, in words: "1 or more, or null"."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        words = dict.fromkeys(words_of(each) for each in sorted(arguments, key=lambda each: each is NoneType))
+        words = dict.fromkeys(words_of(member) for member in sorted(arguments, key=lambda member: member is NoneType))
         return ", or ".join(words)
     if origin is Annotated:
         if MAY_BE_EMPTY in arguments:
             return PLAIN[str]
-        limits = [each if isinstance(each, Range) else words_of(each) for each in arguments[1:]]
+        limits = [limit if isinstance(limit, Range) else words_of(limit) for limit in arguments[1:]]
         return " ".join([PLAIN[arguments[0]], *map(str, limits)] if arguments[0] in (int, float) else map(str, limits))
     if origin is Literal:
         *others, last = map(str, arguments)

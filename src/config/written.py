@@ -99,12 +99,12 @@ def as_written(key: str, value: Any, hint: Any, before: Mapping[Any, Any]) -> An
         merged = {**before, **value}
         return {
             plain(name): as_written(
-                f"{key}.{name}", each, type_within(hint, merged, str(name)), content_of(before.get(name))
+                f"{key}.{name}", part, type_within(hint, merged, str(name)), content_of(before.get(name))
             )
-            for name, each in value.items()
+            for name, part in value.items()
         }
     if isinstance(value, list):
-        return [as_written(f"{key}.{i}", each, type_of_element(hint, i), {}) for i, each in enumerate(value)]
+        return [as_written(f"{key}.{i}", element, type_of_element(hint, i), {}) for i, element in enumerate(value)]
     if isinstance(value, NUMBERS) and is_text(hint):
         if isinstance(value, bool):
             raise UserError(f"{key}={str(value).lower()} is a truth value and {key} a text; put it in quotes")
@@ -146,11 +146,11 @@ def type_of(config: DictConfig, key: str) -> tuple[Any, Any]:
 def type_within(hint: Any, values: Mapping[Any, Any], name: str) -> Any:
     """Returns the type of a key of a section, which has this type and these values."""
     target = str(values["_target_"]) if "_target_" in values else None
-    for each in [target_class(target)] if target else members(hint):
-        if target or is_dataclass(each):
-            return type_in_signature(each, name)
-        if is_kind(each, Mapping):
-            return get_args(each)[1]
+    for member in [target_class(target)] if target else members(hint):
+        if target or is_dataclass(member):
+            return type_in_signature(member, name)
+        if is_kind(member, Mapping):
+            return get_args(member)[1]
     return Any
 
 
@@ -172,8 +172,8 @@ def type_in_signature(function: Any, name: str) -> Any:
 
 
 def type_of_element(hint: Any, index: int) -> Any:
-    for each in members(hint):
-        if is_kind(each, Collection) and not is_kind(each, Mapping) and (inner := get_args(each)):
+    for member in members(hint):
+        if is_kind(member, Collection) and not is_kind(member, Mapping) and (inner := get_args(member)):
             return inner[index] if ... not in inner and index < len(inner) else inner[0]
     return Any
 
@@ -185,9 +185,9 @@ def is_kind(hint: Any, kind: type) -> bool:
 
 def is_text(hint: Any) -> bool:
     """Returns whether a type allows texts and no numbers."""
-    kinds = {get_args(each)[0] if get_origin(each) is Annotated else each for each in members(hint)} - {NoneType}
+    kinds = {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members(hint)} - {NoneType}
     return bool(kinds) and all(
-        (isinstance(each, type) and issubclass(each, str | PurePath))
-        or (get_origin(each) is Literal and all(isinstance(choice, str) for choice in get_args(each)))
-        for each in kinds
+        (isinstance(kind, type) and issubclass(kind, str | PurePath))
+        or (get_origin(kind) is Literal and all(isinstance(choice, str) for choice in get_args(kind)))
+        for kind in kinds
     )
