@@ -83,8 +83,8 @@ def first_failure(failures: dict[int, Any], stopped: Mapping[int, float]) -> Fai
 
     stopped: seconds for which ranks had been stopped when they were killed for it.
     """
-    found = [read(rank, failure, stopped.get(rank)) for rank, failure in failures.items()]
-    return min(found, key=lambda failure: (failure.rank not in stopped, failure.follows, failure.time_s))
+    of_ranks = [read(rank, failure, stopped.get(rank)) for rank, failure in failures.items()]
+    return min(of_ranks, key=lambda failure: (failure.rank not in stopped, failure.follows, failure.time_s))
 
 
 def read(rank: int, failure: Any, stopped_s: float | None) -> Failure:

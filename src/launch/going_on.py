@@ -33,17 +33,17 @@ def way_on(config: DictConfig, checkpoint: Path | None, time_is_up: bool = False
 def changed(config: DictConfig, checkpoint: Path | None, time_is_up: bool) -> list[str]:
     """Returns the given overrides, without secrets, with what makes them go on from the checkpoint."""
     keys = ["ckpt_path", "resume", *(["fit.max_time_s"] if time_is_up else [])]
-    given = (
-        given_overrides() if checkpoint is None else [each for each in given_overrides() if key_of(each) not in keys]
+    overrides = (
+        given_overrides() if checkpoint is None else [text for text in given_overrides() if key_of(text) not in keys]
     )
     added = []
     if checkpoint is not None:
-        own = Path(config.output_dir) / "checkpoints" / "last.ckpt"
-        is_same_folder = checkpoint == own and "output_dir" in map(key_of, given)
+        last = Path(config.output_dir) / "checkpoints" / "last.ckpt"
+        is_same_folder = checkpoint == last and "output_dir" in map(key_of, overrides)
         added.append("resume=true" if is_same_folder else f"ckpt_path={quoted(checkpoint)}")
     if time_is_up:
         added.append(f"fit.max_time_s={2 * config.fit.max_time_s:g}")
-    return [*masked_overrides([*given, *added]), *config_options()]
+    return [*masked_overrides([*overrides, *added]), *config_options()]
 
 
 def command_with(overrides: Sequence[str], config: DictConfig) -> str:
@@ -58,8 +58,8 @@ def command_with(overrides: Sequence[str], config: DictConfig) -> str:
 def by_torchrun() -> list[str]:
     """Returns how torchrun was called, up to the script; its agent is the parent of its ranks."""
     called = psutil.Process(os.getppid()).cmdline()
-    own = [i for i, text in enumerate(called) if i and text.endswith(".py") and "torchrun" not in text]
-    words = called[: own[0]] if own else called
+    scripts = [i for i, text in enumerate(called) if i and text.endswith(".py") and "torchrun" not in text]
+    words = called[: scripts[0]] if scripts else called
     if len(words) > 1 and Path(words[1]).name == "torchrun":
         return ["torchrun", *words[2:]]
     return ["python", *words[1:]]
