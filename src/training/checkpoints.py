@@ -57,8 +57,8 @@ def checkpoint_to_resume(config: "DictConfig") -> Path | None:
 def newest_checkpoint(root: Path, here: Path) -> Path | None:
     """Returns the run folder's own `last.ckpt`, where a command is given again; else the newest one under `root`."""
     name = "checkpoints/last.ckpt"
-    found = [here / name] if (here / name).exists() else list(root.glob(f"**/{name}"))
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    paths = [here / name] if (here / name).exists() else list(root.glob(f"**/{name}"))
+    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -154,13 +154,13 @@ def is_whole(path: Path) -> bool | None:
     with path.open("rb") as file:
         file.seek(max(0, size - DIGEST_BYTES - 2))
         end = file.read()
-        if found := DIGEST.fullmatch(end[2:]):
+        if match := DIGEST.fullmatch(end[2:]):
             file.seek(0)
             digest = hashlib.sha256()
             for chunk in chunks(file, size - len(end)):
                 digest.update(chunk)
             digest.update(b"\0\0")
-            return end[:2] == struct.pack("<H", DIGEST_BYTES) and digest.hexdigest().encode() == found[1]
+            return end[:2] == struct.pack("<H", DIGEST_BYTES) and digest.hexdigest().encode() == match[1]
     try:
         if not zipfile.is_zipfile(path):
             return None

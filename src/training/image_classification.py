@@ -186,17 +186,17 @@ class ImageClassificationTask(Task):
             Classified(classes, probabilities, batch.labels.cpu().numpy())
             for batch, (probabilities, classes) in timed.over(batches, wanted)
         ]
-        found = Classified(
+        classified = Classified(
             *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
         )
-        write_classes(found, datamodule.file_names(split), self.class_names, job.output)
-        is_known = (found.labels != UNKNOWN).all()
-        share = float((found.classes == found.labels).mean())
+        write_classes(classified, datamodule.file_names(split), self.class_names, job.output)
+        is_known = (classified.labels != UNKNOWN).all()
+        share = float((classified.classes == classified.labels).mean())
         files = {"predictions": job.output}
         if is_known:
             files["confusion"] = job.output.with_suffix(".png")
             names = self.class_names or [str(number) for number in range(self.network.num_classes)]
-            counts = confusion(found.classes, found.labels, len(names))
+            counts = confusion(classified.classes, classified.labels, len(names))
             confusion_picture(counts, names, "images", files["confusion"])
         clock.mark("evaluation")
         words = split_in_words(wanted, "images", split, wanted * (job.has_trained_data and split == "train"))
@@ -233,8 +233,8 @@ def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch
 
     Among equal logits an image's own class comes last: a constant network is never right.
     """
-    own = logits.gather(1, labels[:, None])
-    rank = (~(logits < own)).sum(1)  # also not right where a logit is NaN
+    true_logits = logits.gather(1, labels[:, None])
+    rank = (~(logits < true_logits)).sum(1)  # also not right where a logit is NaN
     loss = F.cross_entropy(logits, labels, reduction="none").double()
     counts = [(rank <= 1).double(), (rank <= 5).double(), loss, torch.ones_like(loss)]
     return torch.stack(counts).sum(1)
@@ -245,13 +245,17 @@ def on_device(batch: ImageBatch, device: torch.device) -> ImageBatch:
     return ImageBatch(*(tensor.to(device, non_blocking=True) for tensor in batch))
 
 
-def write_classes(found: Classified, files: Sequence[str] | None, names: Sequence[str] | None, output: Path) -> None:
+def write_classes(
+    classified: Classified, files: Sequence[str] | None, names: Sequence[str] | None, output: Path
+) -> None:
     """Writes a line for each image: its file or number, the class, its probability, and the true class if known."""
 
     def name_of(number: int) -> str:
         return "" if number == UNKNOWN else names[number] if names is not None else str(number)
 
-    columns = zip(*(part.tolist() for part in (found.classes, found.probabilities, found.labels)), strict=True)
+    columns = zip(
+        *(part.tolist() for part in (classified.classes, classified.probabilities, classified.labels)), strict=True
+    )
     rows = (
         (files[row] if files is not None else row, name_of(guess), f"{probability:.6f}", name_of(label))
         for row, (guess, probability, label) in enumerate(columns)

@@ -158,9 +158,9 @@ class TrainStep:
     def _found_inf(self, optimizer: Any) -> Tensor:
         """Returns a scalar that is not 0 if a gradient overflowed, also one outside the optimiser."""
         assert self.scaler is not None
-        found = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
+        found_inf = next(iter(self.scaler._found_inf_per_device(optimizer).values()))
         rest = self.task.overflowed()
-        return found if rest is None else found.copy_(torch.maximum(found, rest))
+        return found_inf if rest is None else found_inf.copy_(torch.maximum(found_inf, rest))
 
     def _spread_overflow(self) -> Tensor:
         """Returns what `_found_inf` does; makes a gradient infinite, for the scaler, where the task overflowed."""

@@ -215,8 +215,8 @@ class Task(pl.LightningModule):
         function = getattr(self.make_optimizer, "func", self.make_optimizer)
         if function is torch.optim.Adagrad:  # its fused kernel is for CPUs alone
             return {}
-        known = inspect.signature(function).parameters
-        return {name: True for name in ("fused", "capturable") if name in known}
+        parameters = inspect.signature(function).parameters
+        return {name: True for name in ("fused", "capturable") if name in parameters}
 
     @property
     def final_figure(self) -> dict[str, Any]:
