@@ -126,7 +126,7 @@ waiting: list[Callable[[], None]] = []  # what is to be done once the compiler i
 def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
     """Returns the function marked as not to be compiled: torch's `disable` once there is a compiler."""
     if fn is None:
-        return lambda given: disable(given, recursive, **options)
+        return lambda function: disable(function, recursive, **options)
     if loaded() is not None or not isinstance(fn, FunctionType):
         return load().disable(fn, recursive, **options)
     now = fn

@@ -63,18 +63,18 @@ def hidden(names: Sequence[str]) -> Iterator[None]:
     """Packages that are not there for whoever asks in the two ways that torchmetrics does."""
     from lightning_utilities.core import imports
 
-    known = imports.__dict__["_version"]
+    original = imports.__dict__["_version"]
 
     def version_of_others(name: str) -> str:
         if name in names:
             raise PackageNotFoundError(name)
-        return known(name)
+        return original(name)
 
     imports.__dict__["_version"] = version_of_others
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type] # None: not to be found
     try:
         yield
     finally:
-        imports.__dict__["_version"] = known
+        imports.__dict__["_version"] = original
         for name in names:
             del sys.modules[name]

@@ -79,7 +79,7 @@ class Secrets:
     def text(self, text: str, is_hash: bool = False) -> str:
         """Returns a text, or an override, without the secrets in it; a hash may have 40 hexadecimal digits."""
         if self._pattern is not None:
-            text = self._pattern.sub(lambda found: self._written[found[0]], text)
+            text = self._pattern.sub(lambda match: self._written[match[0]], text)
         parts, at = list[str](), 0
         for begin, end in secret_spans(text, is_hash):
             parts += [text[at:begin], MASK]
@@ -146,7 +146,7 @@ def mask_process() -> None:
     """Takes secrets out of this process's arguments, which loggers save, and out of what is printed and logged."""
     sys.argv[1:] = map(masked_text, sys.argv[1:])
     for handler in logging.getLogger().handlers:
-        if not any(isinstance(each, MaskingFilter) for each in handler.filters):
+        if not any(isinstance(log_filter, MaskingFilter) for log_filter in handler.filters):
             handler.addFilter(MaskingFilter())
     mask_streams()
 
@@ -228,9 +228,9 @@ def writings(value: str) -> set[str]:
     escapes = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
     escapes += [ascii(value)[1:-1], slashes, slashes.replace("'", "\\'"), slashes.replace('"', '\\"')]
     escapes += [value.replace("'", "''"), value.replace("'", "'\"'\"'")]  # YAML and shells
-    escapes += [re.sub(r"(?<=\\[xu])[0-9a-f]+", lambda found: found[0].upper(), text) for text in escapes[:4]]
+    escapes += [re.sub(r"(?<=\\[xu])[0-9a-f]+", lambda match: match[0].upper(), text) for text in escapes[:4]]
     addresses = [way(value) for way in ways]
-    small = [re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in addresses]
+    small = [re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in addresses]
     lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_LINE and "\n" in value]
     return {value, *escapes, *addresses, *small, *(line for line in lines if not line.startswith("-----"))}
 
@@ -276,8 +276,8 @@ def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tu
             plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except Exception:  # a number cannot be the mark, for one
             return {path: text}
-        found = [below for below, leaf in leaf_paths(plain) if MARK in str(leaf)]
-        return {(*path, *below): MASK if below else text for below in found}
+        places = [below for below, leaf in leaf_paths(plain) if MARK in str(leaf)]
+        return {(*path, *below): MASK if below else text for below in places}
 
     OmegaConf.register_new_resolver("oc.env", marked, replace=True)
     try:

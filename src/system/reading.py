@@ -111,12 +111,12 @@ def _check_extent(value: Any) -> None:
         if not isinstance(part, dict | list):
             return 1, 0
         if id(part) in extents:
-            known = extents[id(part)]
-            if known is None:
+            earlier = extents[id(part)]
+            if earlier is None:
                 raise ValueError("a value holds itself")
-            return known
+            return earlier
         extents[id(part)] = None
-        parts = [extent(each) for each in (part.values() if isinstance(part, dict) else part)]
+        parts = [extent(child) for child in (part.values() if isinstance(part, dict) else part)]
         count, depth = 1 + sum(n for n, _ in parts), 1 + max((d for _, d in parts), default=0)
         if depth > MOST_DEPTH or count > MOST_VALUES:
             raise ValueError(f"more than {MOST_DEPTH} values in each other, or {MOST_VALUES:,} in all")
