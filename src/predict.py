@@ -45,31 +45,31 @@ from src.training.task import Task, wanted
 AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
-def predict(config: DictConfig, given: Sequence[str] | None = None) -> Record:
+def predict(config: DictConfig, overrides: Sequence[str] | None = None) -> Record:
     """Predicts as configured and writes the predictions and `result.json`; returns the record.
 
     Args:
-        given: the overrides that the config was composed with; the command line's if not given. They come before what
+        overrides: those that the config was composed with; the command line's if not given. They come before what
             the checkpoint says of its training.
 
     Raises what ended it, after the record is on disk; UserError for what the user can mend. A checkpoint that cannot be
     read leaves no record.
     """
     clock = Clock(run_begin_s())
-    given = given_overrides() if given is None else given
+    overrides = given_overrides() if overrides is None else overrides
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     hydra_files = run_files(config)
-    config = complete_prediction(config, (checkpoint or {}).get(RUN), given)
+    config = complete_prediction(config, (checkpoint or {}).get(RUN), overrides)
     if config.output:
         check_writable(Path(config.output).parent)
     with sole_run(Path(config.output_dir)):
-        return predict_completed(config, checkpoint, given, clock, hydra_files)
+        return predict_completed(config, checkpoint, overrides, clock, hydra_files)
 
 
 def predict_completed(
     config: DictConfig,
     checkpoint: dict[str, Any] | None,
-    given: Sequence[str],
+    overrides: Sequence[str],
     clock: Clock,
     hydra_files: dict[Path, str],
 ) -> Record:
@@ -80,12 +80,14 @@ def predict_completed(
     loggers: list[Logger] = []
     try:
         loggers = begin_loggers(config)
-        task = load_task(config, checkpoint, given)
+        task = load_task(config, checkpoint, overrides)
         clock.mark("startup")
-        job = make_job(task, config, (checkpoint or {}).get(RUN), given)
+        job = make_job(task, config, (checkpoint or {}).get(RUN), overrides)
         if config.evaluate:
             jobs = by_split(job, config)
-            prediction = combined({split: run_batches(task, each, config, clock) for split, each in jobs.items()})
+            prediction = combined(
+                {split: run_batches(task, split_job, config, clock) for split, split_job in jobs.items()}
+            )
         else:
             prediction = run_batches(task, job, config, clock)
         save_run(hydra_files)
@@ -131,7 +133,7 @@ def begin_loggers(config: DictConfig) -> list[Logger]:
     return loggers
 
 
-def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequence[str]) -> Task:
+def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, overrides: Sequence[str]) -> Task:
     """Returns the task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
     trained = trained_config(checkpoint, Path(config.ckpt_path)) if checkpoint is not None else None
     if trained is not None:
@@ -142,7 +144,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
         values = values_for(
             plain(config.model.task), trained["task"], Path(config.ckpt_path), "model.task", chooses=True
         )
-        config.model.task = with_secrets(values, config, "model.task", config.ckpt_path, given)
+        config.model.task = with_secrets(values, config, "model.task", config.ckpt_path, overrides)
         check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution, config.hardware.accelerator)
@@ -160,8 +162,8 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, given: Sequ
     return task
 
 
-def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
-    """Returns the trained config at `key`, with what its checkpoint leaves out as it is `given` now.
+def with_secrets(trained: Any, config: DictConfig, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
+    """Returns the trained config at `key`, with what its checkpoint leaves out as `config` has it.
 
     Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
     gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
@@ -172,18 +174,18 @@ def with_secrets(trained: Any, given: DictConfig, key: str, checkpoint: str, ove
                 f"{checkpoint} does not hold {key}, which was a secret or came from the environment: "
                 f"give it again as {key}=VALUE"
             )
-        return OmegaConf.select(given, key)
+        return OmegaConf.select(config, key)
     if isinstance(trained, dict):
         return {
-            name: with_secrets(part, given, f"{key}.{name}", checkpoint, overrides) for name, part in trained.items()
+            name: with_secrets(part, config, f"{key}.{name}", checkpoint, overrides) for name, part in trained.items()
         }
     if isinstance(trained, list):
-        return [with_secrets(part, given, f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
+        return [with_secrets(part, config, f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
     return trained
 
 
-def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str]) -> PredictionJob:
-    """Returns what the task is asked to do; `trained` and `given` are those of `as_trained`."""
+def make_job(task: Task, config: DictConfig, trained: Any, overrides: Sequence[str]) -> PredictionJob:
+    """Returns what the task is asked to do; `trained` and `overrides` are those of `as_trained`."""
     return PredictionJob(
         num_samples=config.num_samples,
         batch_size=config.batch_size,
@@ -194,7 +196,7 @@ def make_job(task: Task, config: DictConfig, trained: Any, given: Sequence[str])
         datamodule=partial(instantiate, config.datamodule),
         options=instantiate(config.model.predict),
         has_trained_data=has_trained_data(config, trained),
-        given=given,
+        given=overrides,
     )
 
 
@@ -218,7 +220,7 @@ def combined(parts: dict[str, Prediction]) -> Prediction:
         latencies_s=[],
         files={f"{what} ({split})": path for split, part in parts.items() for what, path in part.files.items()},
         final_metric=list(parts.values())[-1].final_metric,
-        quality=[each._replace(group=split) for split, part in parts.items() for each in part.quality],
+        quality=[figure._replace(group=split) for split, part in parts.items() for figure in part.quality],
     )
 
 
@@ -237,7 +239,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
         "unit": task.unit,
         "samples": prediction.samples,
         "final_metric": prediction.final_metric,
-        "quality": [each._asdict() for each in prediction.quality],
+        "quality": [figure._asdict() for figure in prediction.quality],
         "mem": peak_memory(task.device),
     }
     return figures | speed_of(task, config, prediction) if config.benchmark else figures

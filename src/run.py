@@ -124,11 +124,11 @@ def quieten() -> None:
     """Keeps a run's print-out to what a person needs: Lightning's tips and notes on what is meant here stay out."""
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for known in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
+    for regex in (".*LeafSpec.*", ".*smaller than the logging interval.*", ".*overridden `transfer_batch_to_device`.*",
                   "Experiment logs directory.*", ".*does not have many workers.*",
                   ".*across ranks is zero.*",
                   ".*`srun` command is available.*"):  # fmt: skip  # of a login node; whether it is needed, is known
-        warnings.filterwarnings("ignore", message=known)
+        warnings.filterwarnings("ignore", message=regex)
 
 
 def say_once(line: str) -> None:
