@@ -38,27 +38,42 @@ class Profile(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._profiler is None or self._calls < self.first_step + self.steps - 1:
+        if self._calls == self.first_step + self.steps - 1:
+            self._write(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
+        """Writes the profile of fewer steps where training ended within them, or says that it ended before."""
+        self._write(trainer, pl_module)
+        if self._calls < self.first_step and trainer.is_global_zero:
+            print(f"note: no profile: training ended after {self._calls} steps; give callbacks.profile.first_step")
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Task, exception: BaseException) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+
+    def _write(self, trainer: pl.Trainer, task: Task) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
             return
-        if pl_module.device.type == "cuda":
+        if task.device.type == "cuda":
             torch.cuda.synchronize()
-        self._profiler.stop()
-        if pl_module.output_dir is not None and trainer.is_global_zero:
-            pl_module.artifacts["profile"] = pl_module.output_dir / "profile.txt"
-            write_text(pl_module.artifacts["profile"], self._table(self._profiler, pl_module.device.type))
-            pl_module.artifacts["time line"] = pl_module.output_dir / "trace.json"
-            with written_atomically(pl_module.artifacts["time line"]) as temporary:
-                self._profiler.export_chrome_trace(str(temporary))
-        self._profiler = None
+        profiler.stop()
+        if task.output_dir is not None and trainer.is_global_zero:
+            task.artifacts["profile"] = task.output_dir / "profile.txt"
+            write_text(task.artifacts["profile"], self._table(profiler, task.device.type))
+            task.artifacts["time line"] = task.output_dir / "trace.json"
+            with written_atomically(task.artifacts["time line"]) as temporary:
+                profiler.export_chrome_trace(str(temporary))
 
     def _table(self, profiler: profile, device: str) -> str:
-        events = profiler.key_averages()
+        events, steps = profiler.key_averages(), self._calls - self.first_step + 1
         time_us = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
         kernels = sorted(((getattr(e, time_us), e.count, e.key) for e in events), reverse=True)
         total_us = sum(us for us, _, _ in kernels)
-        lines = [f"{total_us / 1e3 / self.steps:.3f} ms of {device} time a step, mean of {self.steps} steps", ""]
+        lines = [f"{total_us / 1e3 / steps:.3f} ms of {device} time a step, mean of {steps} steps", ""]
         lines += ["ms/step  share  calls/step  mean us  kernel"]
         for us, count, name in kernels[:KERNELS]:
-            share, calls = us / total_us, count / self.steps
-            lines.append(f"{us / 1e3 / self.steps:7.3f}  {share:5.1%}  {calls:10.1f}  {us / count:7.1f}  {name:.100}")
+            share, calls = us / (total_us or 1), count / steps
+            lines.append(f"{us / 1e3 / steps:7.3f}  {share:5.1%}  {calls:10.1f}  {us / count:7.1f}  {name:.100}")
         return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -14,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from src.config.ranges import Range
-from src.config.reference import _field_comments, _yaml_rows
+from src.config.reference import _field_comments
 from src.config.settings import CONF
 from src.config.values import allows, is_number, members, parameters_of, target_of
 from src.training import schedule
@@ -195,14 +196,32 @@ def comments() -> dict[str, str]:
     found = dict[str, str]()
     for group in ("model", "datamodule"):
         for file in sorted((CONF / group).glob("*.yaml")):
-            for key, _, comment in _yaml_rows(file, group):
-                if comment:
-                    found.setdefault(key.strip("`"), comment)
+            for key, comment in commented_keys(file, group):
+                found.setdefault(key, comment)
     for part in fields(TrainConfig):
         if is_dataclass(part.type) and isinstance(part.type, type):
             own = _field_comments(part.type)
             found |= {f"{part.name}.{name}": comment for name, comment in own.items()}
     return found
+
+
+def commented_keys(file: Path, group: str) -> Iterator[tuple[str, str]]:
+    """Yields every key of a file of conf/ that has a comment behind its value, nested ones dotted, and the comment."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+
+    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, str]]:
+        for key, value in node.value:
+            if isinstance(value, yaml.MappingNode) and not value.flow_style:
+                yield from walk(value, f"{prefix}{key.value}.")
+            elif value.end_mark.line < len(lines):
+                _, _, comment = lines[value.end_mark.line][value.end_mark.column :].partition("#")
+                if comment.strip():
+                    yield f"{prefix}{key.value}", comment.strip()
+
+    root = yaml.compose(text)
+    if isinstance(root, yaml.MappingNode):
+        yield from walk(root, "" if "@package _global_" in lines[0] else f"{group}.")
 
 
 def group_options(group: str) -> list[str]:

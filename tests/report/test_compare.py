@@ -16,6 +16,7 @@ from src.measure.intervals import welch_interval
 from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
+from src.report.compare.regressions import _ratio
 from src.report.compare.text import as_csv, latex, markdown
 from src.report.job import Job, write_job
 from src.report.load import Loaded, load
@@ -237,6 +238,14 @@ def test_csv_is_in_the_units_that_it_names_and_latex_is_escaped(make: Make) -> N
     lines = as_csv(found).splitlines()
     assert "moflow" not in lines[0] and any(line.split(",")[-9:-7] == ["of_peak_flops", "%"] for line in lines)
     assert r"50\%\_\&" in latex(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "better", "regressed"),
+    [(0.1, 0.0, "min", False), (0.1, 0.2, "min", True), (0.1, 0.05, "max", True), (0.1, 0.0, "max", True)],
+)
+def test_an_error_of_0_is_no_regression(old: float, new: float, better: str, regressed: bool) -> None:
+    assert (_ratio(new, old, better) < 0.97) == regressed
 
 
 def test_a_regression_ends_with_exit_code_1_and_names_the_figure(

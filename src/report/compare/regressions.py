@@ -92,10 +92,16 @@ def _checks(name: str, old: Sequence[Record], new: Sequence[Record], fail_below:
         if quantity.name not in GUARDED or base is None or not base.mean:
             continue
         estimate = against(after[quantity.name], base) if quantity.name in after else None
-        ratio = (
-            (estimate.ratio if quantity.better == "max" else 1 / estimate.ratio) if estimate and estimate.ratio else 0.0
-        )
+        ratio = 0.0 if estimate is None else _ratio(estimate.mean, base.mean, quantity.better)
         checks.append(
             Check(case=name, quantity=quantity, old=base, new=estimate, ratio=ratio, regressed=ratio < fail_below)
         )
     return checks
+
+
+def _ratio(new: float, old: float, better: str | None) -> float:
+    """Returns new over old, or old over new where less is better: 1 for no change, a greater number for a better one.
+
+    A quantity that became 0 is the best where less is better; its ratio is that of an error a million times as small.
+    """
+    return new / old if better == "max" else old / max(new, old * 1e-6)
