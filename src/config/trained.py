@@ -15,6 +15,7 @@ from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
 from src.config.schema import Precision
 from src.config.settings import CONF
 from src.system.masking import MASK, masked
+from src.system.reading import load_pickled
 
 RUN = "run_config"  # a checkpoint's key: the data and the precision of the training
 DATA = f"{RUN}.datamodule"
@@ -46,10 +47,8 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     at, path = list(arguments).index(paths[0]), paths[0].partition("=")[2].strip("'\"")
     if not Path(path).is_file():  # a FIFO would be waited for
         return list(arguments)
-    import torch  # after the arguments are known to need it
-
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = load_pickled(Path(path), mapped=True)
         named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
     except Exception:  # the prediction reads it again and says what is wrong
         return list(arguments)

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import pickle
 import stat
 import zipfile
 import zlib
@@ -29,6 +30,9 @@ MOST_JSON = 2**26  # whose values take many times as much memory
 MOST_YAML = 2**20  # which take seconds
 MOST_DEPTH, MOST_VALUES = 50, 10**7  # of values in each other, and of values once aliases are written out
 BAD_ZIP = zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError, ValueError, KeyError, OverflowError
+MOST_PICKLED = 2**24  # bytes of the pickles in a file of torch's, beside the tensors' own; each takes a microsecond
+PICKLES = 5  # before the tensors in a file of torch's that is no archive
+LONGEST = 21_000, 1_000  # characters of a text in a pickle, above what `check_plain` takes, and of a name
 MOST_INFLATED = 1100  # times its compressed size: deflate makes 1,032 of one byte at most
 
 
@@ -207,6 +211,45 @@ def open_zip(path: Path, advice: str = ADVICE) -> Iterator[zipfile.ZipFile]:
             raise UserError(f"{path} is truncated or altered ({_reason(error)}): {advice}") from error
 
 
+def load_pickled(path: Path, *, mapped: bool = False) -> Any:
+    """Returns what `torch.save` wrote, on the CPU. Nothing that it names is called.
+
+    Raises UserError for what is no regular file, and nearly anything for damaged bytes. Names and texts longer than any
+    that we write are refused first: torch searches its message about one for minutes.
+    """
+    import torch
+
+    with open_file(path) as file:
+        if file.read(4) == b"PK\3\4":
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.infolist():
+                    if member.filename.endswith("data.pkl"):
+                        with archive.open(member) as pickled:
+                            _check_pickle(io.BytesIO(pickled.read(MOST_PICKLED)))
+        else:
+            file.seek(0)
+            pickles = io.BytesIO(file.read(MOST_PICKLED))
+            for _ in range(PICKLES):
+                if pickles.tell() < len(pickles.getbuffer()):
+                    _check_pickle(pickles)
+        file.seek(0)
+        return torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _check_pickle(pickled: io.BytesIO) -> None:
+    """Raises UnpicklingError where the next pickle is none, or has a longer name or text."""
+    import pickletools
+
+    try:
+        for operation, argument, _ in pickletools.genops(pickled):
+            if isinstance(argument, str | bytes) and len(argument) > LONGEST[operation.name == "GLOBAL"]:
+                raise pickle.UnpicklingError(f"it has a text of {len(argument):,} characters")
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # what decodes the arguments raises nearly anything
+        raise pickle.UnpicklingError(f"it is no pickle: {error}") from None
+
+
 def read_weights(path: Path, advice: str = ADVICE) -> "dict[str, Tensor]":
     """Returns the tensors by name, on the CPU, of a safetensors file or of what `torch.save` wrote.
 
@@ -216,19 +259,19 @@ def read_weights(path: Path, advice: str = ADVICE) -> "dict[str, Tensor]":
     from safetensors.torch import load_file
 
     with open_file(path, advice) as file:
-        try:
-            if path.suffix == ".safetensors":
-                values: Any = load_file(path)
-            else:
-                if file.read(4) == b"PK\3\4":
-                    with open_zip(path, advice):
-                        """Its members have the sizes that they claim."""
-                file.seek(0)
-                values = torch.load(file, map_location="cpu", weights_only=True)
-        except UserError:
-            raise
-        except Exception as error:  # safetensors, pickle and torch raise nearly anything for damaged bytes
-            raise UserError(f"{path} is truncated or not a weight file ({_reason(error)}): {advice}") from None
+        is_archive = file.read(4) == b"PK\3\4"
+    try:
+        if path.suffix == ".safetensors":
+            values: Any = load_file(path)
+        else:
+            if is_archive:
+                with open_zip(path, advice):
+                    """Its members have the sizes that they claim."""
+            values = load_pickled(path)
+    except UserError:
+        raise
+    except Exception as error:  # safetensors, pickle and torch raise nearly anything for damaged bytes
+        raise UserError(f"{path} is truncated or not a weight file ({_reason(error)}): {advice}") from None
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UserError(f"{path} holds no tensors by name: {advice}")
     for name, value in values.items():

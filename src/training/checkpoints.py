@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from src.errors import UserError
 from src.system.files import remove_left_over, written_atomically
 from src.system.plain import check_plain
+from src.system.reading import load_pickled
 
 if TYPE_CHECKING:  # the models' library code needs no OmegaConf
     from omegaconf import DictConfig
@@ -106,7 +107,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Returns the verified checkpoint on the CPU. Raises UserError if it is missing, damaged, or holds code."""
     try:
         verify(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = load_pickled(path, mapped=True)
     except UserError:
         raise
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from src.datamodules.images.decode import load
 from src.errors import UserError
 from src.models.distilbert import weights
 from src.system import reading
+from src.training.checkpoints import read_checkpoint
 from tests.fuzz import binary_readers
 from tests.fuzz.test_readers import archives
 
@@ -133,3 +135,20 @@ def test_a_network_that_its_weights_cannot_hold_is_not_built(tmp_path: Path) -> 
         (tmp_path / weights.CONFIG).write_bytes(config)
         with pytest.raises(UserError, match=rf"{size} .*parameters, which .*{weights.FILES[0]} cannot hold"):
             weights.read_sizes(str(tmp_path))
+
+
+@pytest.mark.parametrize("in_archive", [False, True])
+@pytest.mark.parametrize("pickled", [b"\x80\x02c%s\nx\n.", b"\x80\x02X\x40\x0d\x03\x00%s."], ids=["name", "text"])
+def test_a_pickle_with_a_long_text_is_refused_before_torch_searches_it(
+    pickled: bytes, in_archive: bool, tmp_path: Path
+) -> None:
+    """torch matches the message about a name or text of 200,000 characters for minutes."""
+    path, content = tmp_path / "pytorch_model.bin", pickled % (b"a" * 200_000)
+    if in_archive:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/data.pkl", content)
+    else:
+        path.write_bytes(content)
+    for read in (reading.read_weights, read_checkpoint):
+        with pytest.raises(UserError, match=r"\(it has a text of 200,00. characters\)"):
+            read(path)
