@@ -165,7 +165,7 @@ def start(command: Command, fork: bool = True, cores: frozenset[int] = frozenset
 def _become(command: Command, fork: bool) -> NoReturn:
     """Runs a command in this process, which is a copy of the one that started it, and ends it."""
     os.setsid()
-    # Many times as many threads as cores wait for each other: MobileNetV1 went through 3 images a second so, not 400.
+    # torch took a thread for each core of its parent; on fewer cores they wait for each other.
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     forget_exit_functions()
     os.environ.pop(NVML_CHECK, None)
