@@ -15,10 +15,11 @@ OF_THE_STEP = "hp.accumulate", "fit.clip_norm", "fit.ema_decay"
 OF_THE_MACHINE = (  # of a datamodule: these do not change the samples
     *(*OF_PREDICTIONS, "name", "check", "threads", "prefetch", "source.workers", "source.mirror"),
 )
-MAY_DIFFER = "model.task.optimizer.lr", "model.task.target"
+MAY_DIFFER = "model.task.optimizer.lr", "model.task.target", "model.task.sharding"  # of tables: where they are trained
 OF_OPTIMIZER = "model.task.optimizer."
 OPTIMIZER = f"{OF_OPTIMIZER}_target_"
 ACCEPTED = "accept_changes=true"
+ABSENT = object()
 
 
 def function_of(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def function_of(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any
     trainer = config.trainer
     step = {key: OmegaConf.select(config, key) for key in OF_THE_STEP}
     task = masked(OmegaConf.to_container(config.model.task), "model", "task")
-    model = {key: value for key, value in leaves(task, "model.task.") if key not in MAY_DIFFER}
+    model = {key: value for key, value in leaves(task, "model.task.") if not is_free(key)}
     root = choices.get("data_root")
     model = {key: below(value, root) for key, value in model.items()}
     return data_choices(choices) | step | {"trainer": f"{trainer.num_nodes}x{trainer.devices}"} | model
@@ -64,22 +65,53 @@ def check_same_function(
     differing = differences(trained, here)
     if not differing:
         return None
-    before, now = (" ".join(f"{key}={values[i]}" for key, values in differing.items()) for i in (0, 1))
-    differ = f"{path} was trained with {before}, this run has {now}"
+    before, now = ({key: values[i] for key, values in differing.items()} for i in (0, 1))
+    differ = f"{path} was trained {told(before, 'with', 'without')}, this run {told(now, 'has', 'has no')}"
     if accept and OPTIMIZER not in differing:
         return f"{ACCEPTED}: {differ}"
     accepting = "" if OPTIMIZER in differing else f"accept the difference with {ACCEPTED}, "
-    raise UserError(f"{differ}; give {before}, {accepting}or {way_out}")
+    ways = [f"give {present(before)}"] if present(before) else []
+    ways += [f"leave out {absent(before)}"] if absent(before) else []
+    raise UserError(f"{differ}; {' and '.join(ways)}, {accepting}or {way_out}")
+
+
+def told(values: Mapping[str, Any], have: str, lack: str) -> str:
+    """Returns values by key in words, such as: with seed=1 and without hp.lr."""
+    words = [f"{have} {present(values)}"] if present(values) else []
+    words += [f"{lack} {absent(values)}"] if absent(values) else []
+    return " and ".join(words)
+
+
+def present(values: Mapping[str, Any]) -> str:
+    """Returns the values that are there as a command line gives them."""
+    return " ".join(f"{key}={written(value)}" for key, value in values.items() if value is not ABSENT)
+
+
+def absent(values: Mapping[str, Any]) -> str:
+    return " ".join(key for key, value in values.items() if value is ABSENT)
+
+
+def written(value: Any) -> str:
+    """Returns a plain value as Hydra's command line reads it, `null` and `true` among them."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(written, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_free(key: str) -> bool:
+    """Returns whether a run that goes on may have another value of a key of the model."""
+    return any(key == free or key.startswith(f"{free}.") for free in MAY_DIFFER)
 
 
 def differences(trained: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns by key what the checkpoint's run had and what this one has; None where it has no such key.
+    """Returns by key what the checkpoint's run had and what this one has; ABSENT where it has no such key.
 
     A checkpoint that holds less than `function_of`, as older ones do, is compared in what it holds.
     """
     is_whole = all(key in trained for key in OF_THE_STEP)
     keys = [key for key in {**trained, **here} if is_whole or (key in trained and key in here)]
-    both = {key: (trained.get(key), here.get(key)) for key in keys if trained.get(key) != here.get(key)}
+    both = {key: (trained.get(key, ABSENT), here.get(key, ABSENT)) for key in keys}
+    both = {key: (there, now) for key, (there, now) in both.items() if there != now}
     if OPTIMIZER in both:
         both = {key: values for key, values in both.items() if key == OPTIMIZER or not key.startswith(OF_OPTIMIZER)}
     if "datamodule" in both:

@@ -36,7 +36,7 @@ def function(*overrides: str, group: str = "smiles_file") -> dict[str, Any]:
         ("hp.accumulate=4", "hp.accumulate=1", "hp.accumulate=4"),
         ("trainer=1x2", "trainer=1x1", "trainer=1x2"),
         ("fit.clip_norm=9", "fit.clip_norm=1.0", "fit.clip_norm=9.0"),
-        ("fit.ema_decay=0.9", "fit.ema_decay=None", "fit.ema_decay=0.9"),
+        ("fit.ema_decay=0.9", "fit.ema_decay=null", "fit.ema_decay=0.9"),
         ("datamodule.source.file=b.smiles", "datamodule.source.file=my.smiles", "datamodule.source.file=b.smiles"),
         ("datamodule.source.max_atoms=9", "datamodule.source.max_atoms=38", "datamodule.source.max_atoms=9"),
         ("datamodule.data_dir=x", "datamodule.data_dir=smiles_file", "datamodule.data_dir=x"),
@@ -47,26 +47,52 @@ def function(*overrides: str, group: str = "smiles_file") -> dict[str, Any]:
         ),
         (
             "model.task.optimizer.betas=[0.5,0.9]",
-            "model.task.optimizer.betas=[0.9, 0.99]",
-            "model.task.optimizer.betas=[0.5, 0.9]",
+            "model.task.optimizer.betas=[0.9,0.99]",
+            "model.task.optimizer.betas=[0.5,0.9]",
         ),
-        (
-            "+model.task.optimizer.weight_decay=0.1",
-            "model.task.optimizer.weight_decay=None",
-            "model.task.optimizer.weight_decay=0.1",
-        ),
-        ("~model.task.optimizer.betas", "model.task.optimizer.betas=[0.9, 0.99]", "model.task.optimizer.betas=None"),
+        ("hp.batch_size=16 seed=2", "seed=1 hp.batch_size=8", "seed=2 hp.batch_size=16"),
     ],
 )
 def test_a_difference_is_named_with_the_way_out(override: str, there: str, here: str) -> None:
+    overrides = override.split()
     with pytest.raises(UserError) as raised:
-        check_same_function(function(), function(override), FILE, "start anew")
+        check_same_function(function(), function(*overrides), FILE, "start anew")
     assert str(raised.value) == (
         f"last.ckpt was trained with {there}, this run has {here}; give {there}, accept the difference with "
         "accept_changes=true, or start anew"
     )
-    note = check_same_function(function(), function(override), FILE, "start anew", accept=True)
+    note = check_same_function(function(), function(*overrides), FILE, "start anew", accept=True)
     assert note == f"accept_changes=true: last.ckpt was trained with {there}, this run has {here}"
+    there_again = function(*there.split())
+    assert check_same_function(function(), there_again, FILE, "start anew") is None  # as Hydra reads what is advised
+
+
+def test_a_key_on_one_side_alone_is_named() -> None:
+    more, fewer = function("+model.task.optimizer.weight_decay=0.1", "seed=2"), function("~model.task.optimizer.betas")
+    with pytest.raises(UserError) as raised:
+        check_same_function(function(), more, FILE, "start anew")
+    key = "model.task.optimizer.weight_decay"
+    assert str(raised.value).startswith(
+        f"last.ckpt was trained with seed=1 and without {key}, this run has seed=2 {key}=0.1; give seed=1 and leave "
+        f"out {key}, accept"
+    )
+    with pytest.raises(UserError) as raised:
+        check_same_function(function(), fewer, FILE, "start anew")
+    key = "model.task.optimizer.betas"
+    assert str(raised.value).startswith(
+        f"last.ckpt was trained with {key}=[0.9,0.99], this run has no {key}; give {key}=[0.9,0.99], accept"
+    )
+
+
+def test_where_tables_lie_may_differ() -> None:
+    config = composed("train", "model=dlrm", "output_dir=unused", "hardware=cpu")
+    OmegaConf.resolve(config)
+    moved = composed(
+        "train", "model=dlrm", "output_dir=unused", "hardware=cpu", "+model.task.sharding={cat_0.bin:row_wise}"
+    )
+    OmegaConf.resolve(moved)
+    there, here = (function_of(each, training_choices(each)) for each in (config, moved))
+    assert check_same_function(there, here, FILE, "start anew") is None
 
 
 def test_every_difference_is_named() -> None:
