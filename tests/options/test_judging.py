@@ -127,21 +127,20 @@ def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text("import signal\nsignal.pause()\n")
     (tmp_path / "threads.py").write_text("import torch\nprint(torch.get_num_threads())\n")
     ends = list[tuple[int, str]]()
-    folder = tempfile.TemporaryDirectory()  # which no fork removes at its exit
 
-    def work() -> Work:
+    def work(name: str) -> Work:
         for script, limit_s in (("prints.py", 60.0), ("threads.py", 60.0), ("waits.py", 0.2)):
-            end = yield Command(str(tmp_path / script), ("x=1",), tmp_path / f"{script}.txt", limit_s)
+            end = yield Command(str(tmp_path / script), ("x=1",), tmp_path / name / f"{script}.txt", limit_s)
             ends.append((end.code, end.printed.strip()))
 
     shares = [len(cores) for cores in shares_of_cores(2)]
     torch.set_num_threads(8)  # of this process and of its forks, which take fewer
-    run_all([work(), work()], 2, time.monotonic() + 60)
+    with tempfile.TemporaryDirectory() as folder:
+        run_all([work("one"), work("two")], 2, time.monotonic() + 60)
+        assert Path(folder).exists()  # no fork removed it at its exit
     torch.set_num_threads(1)
     assert sorted(ends) == [(0, str(max(shares))), (0, str(min(shares))), (3, "x=1"), (3, "x=1"),
                             (TIMED_OUT, ""), (TIMED_OUT, "")]  # fmt: skip
-    assert Path(folder.name).exists()
-    folder.cleanup()
 
 
 def test_nothing_outlives_the_end(tmp_path: Path) -> None:
