@@ -80,7 +80,7 @@ def test_to_copies_only_the_buffer_of_a_batch() -> None:
 def test_decoding_is_three_casts_and_a_concatenation() -> None:
     layout = ClickLayout.of(TABLES, 2)
     data = layout.encode(*parts(layout, 4))
-    found = make_fx(lambda data: tuple(layout.decode(data)))(data)
-    casts = [node for node in found.graph.nodes if node.target is torch.ops.aten._to_copy.default]
-    joins = [node for node in found.graph.nodes if node.target is torch.ops.aten.cat.default]
+    module = make_fx(lambda data: tuple(layout.decode(data)))(data)
+    casts = [node for node in module.graph.nodes if node.target is torch.ops.aten._to_copy.default]
+    joins = [node for node in module.graph.nodes if node.target is torch.ops.aten.cat.default]
     assert (len(casts), len(joins)) == (3, 1)
