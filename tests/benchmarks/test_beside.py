@@ -43,7 +43,7 @@ GPU = {"sm_mhz": {"min": 1900, "mean": 1950, "max": 1980}, "celsius": {"min": 40
 
 def test_every_side_has_its_turn_in_each_round_and_each_place() -> None:
     rounds = [order(3, number) for number in range(3)]
-    assert all(sorted(each) == [0, 1, 2] for each in rounds)
+    assert all(sorted(sides) == [0, 1, 2] for sides in rounds)
     assert [sorted(places) for places in zip(*rounds, strict=True)] == [[0, 1, 2]] * 3
 
 
@@ -193,7 +193,7 @@ def test_ours_trains_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     thread.join(timeout=60)
     assert not thread.is_alive() and there.detach() and not parent.close()
     assert "loading" in answers[0]["ready"]["includes"]
-    assert [(each["steps"], each["samples"]) for each in answers[1:3]] == [(2, 16), (5, 40)]
+    assert [(answer["steps"], answer["samples"]) for answer in answers[1:3]] == [(2, 16), (5, 40)]
     assert record.status == "done" and record.samples == 56
 
 

@@ -33,9 +33,9 @@ def test_a_step_in_groups_is_the_step_of_a_whole_batch_normalised_in_groups() ->
     batch = make_molecules(GROUPS * GROUP)
     whole, parts, first = make_network(norm_batch=GROUP), make_network(), make_network()
     parts.load_state_dict(whole.state_dict())
-    drawn = [torch.rand_like(each) for each in whole.one_hot(*batch)]
+    drawn = [torch.rand_like(tensor) for tensor in whole.one_hot(*batch)]
     small = Small(parts)
-    small.drawn = [each[GROUP * part : GROUP * (part + 1)] for part in range(GROUPS) for each in drawn]
+    small.drawn = [tensor[GROUP * part : GROUP * (part + 1)] for part in range(GROUPS) for tensor in drawn]
     before = {name: value.clone() for name, value in parts.state_dict().items()}
     training = Training(small, ASKED, torch.device("cpu"), world=1)  # type: ignore[arg-type]
     bits = training.gradients(batch)
@@ -46,7 +46,7 @@ def test_a_step_in_groups_is_the_step_of_a_whole_batch_normalised_in_groups() ->
     for name, grad in zip(dict(parts.named_parameters()), training.grads, strict=True):
         torch.testing.assert_close(grad, dict(whole.named_parameters())[name].grad)  # Adam would hide a factor
     parts.load_state_dict(before)
-    small.drawn = [each[GROUP * part : GROUP * (part + 1)] for part in range(GROUPS) for each in drawn]
+    small.drawn = [tensor[GROUP * part : GROUP * (part + 1)] for part in range(GROUPS) for tensor in drawn]
     training(batch)
     clip_grad_norm_([value for name, value in whole.named_parameters() if name != "ln_var"], 1.0)
     torch.optim.Adam(whole.parameters(), 1e-2, betas=(0.9, 0.99)).step()
@@ -57,8 +57,8 @@ def test_a_step_in_groups_is_the_step_of_a_whole_batch_normalised_in_groups() ->
         torch.testing.assert_close(value, trained[name], msg=lambda text, name=name: f"{name}: {text}")
 
     first.load_state_dict(before)
-    with noise(*(each[:GROUP] for each in drawn)):
-        first(*(each[:GROUP] for each in batch))
+    with noise(*(tensor[:GROUP] for tensor in drawn)):
+        first(*(tensor[:GROUP] for tensor in batch))
     for name, value in first.named_buffers():
         torch.testing.assert_close(dict(parts.named_buffers())[name], value)  # rank 0's first group alone
 
@@ -66,6 +66,6 @@ def test_a_step_in_groups_is_the_step_of_a_whole_batch_normalised_in_groups() ->
 def test_ranks_share_whole_batches_and_drop_the_rest() -> None:
     nodes, edges = torch.arange(23)[:, None], torch.arange(23)[:, None, None]
     of_ranks = [list(shares(torch.arange(23), nodes, edges, 8, rank, 2)) for rank in range(2)]
-    assert [len(each) for each in of_ranks] == [2, 2]
-    taken = torch.cat([batch[0].flatten() for each in of_ranks for batch in each])
+    assert [len(batches) for batches in of_ranks] == [2, 2]
+    taken = torch.cat([batch[0].flatten() for batches in of_ranks for batch in batches])
     assert sorted(taken.tolist()) == list(range(16))

@@ -38,8 +38,8 @@ HARMLESS, EARLY = "FADD R40, R8, R9 ;", "F2FP.F16.F32.PACK_AB R6, R39, R38 ;"
     ],
 )
 def test_what_is_read_too_early(first: str, left: int, second: str, third: str, wanted: list[str]) -> None:
-    found = findings(LOOP.format(first=first, left=left, second=second, third=third))
-    assert list(dict.fromkeys(finding.instruction.address for finding in found)) == wanted
+    hazards = findings(LOOP.format(first=first, left=left, second=second, third=third))
+    assert list(dict.fromkeys(finding.instruction.address for finding in hazards)) == wanted
 
 
 def test_what_a_loop_leaves_running_meets_its_beginning() -> None:
