@@ -41,7 +41,7 @@ def table(folder: Path) -> list[dict[str, float]]:
 def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return [(each.step, each.value) for each in events.Scalars(name)]
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def test_an_interrupted_run_goes_on_as_one(step: int, elsewhere: bool, straight:
         train(tiny_mobilenet(tmp_path, *LOGGED, provoked(what="is_interrupted", step=step)))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     folder = tmp_path / "other" if elsewhere else tmp_path / "run"
-    given = [f"ckpt_path={last}"] if elsewhere else ["resume=true"]
-    train(tiny_mobilenet(tmp_path, *LOGGED, f"output_dir={folder}", *given))
+    overrides = [f"ckpt_path={last}"] if elsewhere else ["resume=true"]
+    train(tiny_mobilenet(tmp_path, *LOGGED, f"output_dir={folder}", *overrides))
     check_as_straight(folder, straight)
 
 

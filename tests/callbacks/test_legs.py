@@ -38,11 +38,11 @@ def test_samples_times_phases_and_energy_add_up() -> None:
 
 def check_totals(record: Record, samples: int) -> None:
     assert record.legs is not None and record.samples == samples
-    assert record.e2e_time_s == sum(each.wall_s or 0 for each in record.legs)
+    assert record.e2e_time_s == sum(entry.wall_s or 0 for entry in record.legs)
     wall, whole = record.phases_s["wall"] or 0.0, record.e2e_time_s or 0.0
     assert sum(record.phases_s[name] or 0 for name in PHASES) == pytest.approx(wall)
     assert wall <= whole < 2 * wall
-    seconds = sum(each.samples / each.p_whole for each in record.legs if each.p_whole)
+    seconds = sum(entry.samples / entry.p_whole for entry in record.legs if entry.p_whole)
     assert record.p_whole == pytest.approx(samples / seconds)
 
 
@@ -61,9 +61,9 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_resumed_run_is_one_record_of_two_legs(resumed: Path) -> None:
     first, both = read_record(resumed / "run"), read_record(resumed / "other")
     assert first.run == both.run and first.legs is not None and both.legs is not None
-    steps = [(each.first_step, each.last_step, each.status) for each in both.legs]
+    steps = [(entry.first_step, entry.last_step, entry.status) for entry in both.legs]
     assert steps == [(1, 6, "interrupted"), (7, 16, "done")]
-    assert [(each.last_step, each.status) for each in first.legs] == [(6, "interrupted")]
+    assert [(entry.last_step, entry.status) for entry in first.legs] == [(6, "interrupted")]
     assert both.legs[0].wall_s == first.e2e_time_s and both.legs[0].began == first.legs[0].began
     assert first.legs[0].samples == 6 * 8 and first.legs[0].p_whole == first.p_whole
     check_totals(both, 16 * 8)
@@ -109,15 +109,15 @@ def test_a_leg_without_a_record_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_whose_training_was_done_gets_a_leg_without_steps(tmp_path: Path) -> None:
-    given = "logger=csv", "fit.max_steps=5"
+    overrides = "logger=csv", "fit.max_steps=5"
     with pytest.raises(Interrupted):  # in the final evaluation
-        train(tiny_mobilenet(tmp_path, *given, provoked(what="is_terminated", hook="on_test_start")))
-    record = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+        train(tiny_mobilenet(tmp_path, *overrides, provoked(what="is_terminated", hook="on_test_start")))
+    record = train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
     assert record.legs is not None and record.status == "done"
-    assert [(each.first_step, each.last_step, each.samples) for each in record.legs] == [(1, 5, 40), (6, 5, 0)]
+    assert [(entry.first_step, entry.last_step, entry.samples) for entry in record.legs] == [(1, 5, 40), (6, 5, 0)]
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == len(record.history) + 1
     check_totals(record, 5 * 8)
-    again = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    again = train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
     assert [row["step"] for row in again.history] == [row["step"] for row in record.history]
 
 
@@ -129,6 +129,6 @@ def test_a_leg_that_saved_nothing_is_told_with_its_time_alone(tmp_path: Path) ->
         train(tiny_mobilenet(tmp_path, *TWO, "resume=true", provoked(what="fails", step=8)))
     record = train(tiny_mobilenet(tmp_path, *TWO, "resume=true"))
     assert record.legs is not None
-    told = [(each.first_step, each.last_step, each.status, each.samples) for each in record.legs]
+    told = [(entry.first_step, entry.last_step, entry.status, entry.samples) for entry in record.legs]
     assert told == [(1, 6, "interrupted", 48), (7, 7, "failed", 0), (7, 16, "done", 80)]
     check_totals(record, 16 * 8)

@@ -81,9 +81,9 @@ def test_wandb_has_a_row_for_each_step_of_the_history(done: Path) -> None:
         expected.setdefault(row["step"], {}).update(row)
     assert [row["_step"] for row in logged["rows"]] == list(expected) == [3, 6, 8, 9, 12, 15, 16]
     for row in logged["rows"]:
-        own = expected[row["_step"]]
-        assert {key: row.get(key) for key in own} == own | {"step": None, "time_s": None}
-        assert row["samples"] == 8 * row["_step"] and 0 < row["seconds"] < own["time_s"]
+        values = expected[row["_step"]]
+        assert {key: row.get(key) for key in values} == values | {"step": None, "time_s": None}
+        assert row["samples"] == 8 * row["_step"] and 0 < row["seconds"] < values["time_s"]
     assert logged["axes"] == {"*": "samples"}
 
 
@@ -139,14 +139,14 @@ def test_a_run_that_does_not_end_well_has_failed_in_wandb(
     calls = iter(range(100))
 
     def ending(task: MoFlowTask, batch: Any) -> Any:
-        found = loss(task, batch)
+        losses = loss(task, batch)
         if next(calls) != 3:
-            return found
+            return losses
         if how == "diverged":
-            return {name: value * float("nan") for name, value in found.items()}
+            return {name: value * float("nan") for name, value in losses.items()}
         if how == "interrupted":
             os.kill(os.getpid(), signal.SIGTERM)
-            return found
+            return losses
         raise ValueError("the loss\nbroke")
 
     monkeypatch.setattr(MoFlowTask, "loss", ending)
@@ -163,7 +163,7 @@ def test_a_run_that_does_not_end_well_has_failed_in_wandb(
 
 
 @pytest.mark.parametrize(
-    ("variables", "given", "expected"),
+    ("variables", "overrides", "expected"),
     [
         ({}, (), {"offline": True, "project": "reprise", "save_dir": "OUT", "group": "moflow"}),
         ({"WANDB_MODE": "online", "WANDB_PROJECT": "mine", "WANDB_DIR": "there"}, (),
@@ -174,14 +174,14 @@ def test_a_run_that_does_not_end_well_has_failed_in_wandb(
     ],
 )  # fmt: skip
 def test_wandb_follows_its_variables_and_then_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: tuple[str, ...],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], overrides: tuple[str, ...],
     expected: dict[str, Any],
 ) -> None:  # fmt: skip
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'sweep' / '0'}", "logger=wandb", *given)
+    config = tiny_config(tmp_path, f"output_dir={tmp_path / 'sweep' / '0'}", "logger=wandb", *overrides)
     settle_loggers(config)
     where = str(tmp_path / "sweep" / "0")
     assert {key: config.logger.wandb[key] for key in expected} == {
@@ -219,9 +219,9 @@ def test_a_run_is_named_by_its_model_and_what_the_command_changes(tmp_path: Path
         "~callbacks.energy", "callbacks=bare", "output_root=/tmp/x", "ckpt_path=/tmp/last.ckpt",
         "model.task.temperature=0.5",
     ]  # fmt: skip
-    found = described("train", "moflow", ["amp", "1x8", "h200"], typed, tmp_path)
-    assert found["name"] == "moflow hp.lr=0.001 fix_hp=max_bs seed=2 model.task.temperature=0.5"
-    assert (found["group"], found["job_type"], found["tags"]) == ("moflow", "train", ["amp", "1x8", "h200"])
+    run = described("train", "moflow", ["amp", "1x8", "h200"], typed, tmp_path)
+    assert run["name"] == "moflow hp.lr=0.001 fix_hp=max_bs seed=2 model.task.temperature=0.5"
+    assert (run["group"], run["job_type"], run["tags"]) == ("moflow", "train", ["amp", "1x8", "h200"])
     long = described("predict", "dlrm", ["amp", "1x1", "h" * 99], ["a=" + "b" * 200], tmp_path)
     assert long["tags"] == ["amp", "1x1", "h" * 64] and len(long["name"]) == 128
 
@@ -230,7 +230,7 @@ def test_a_job_of_a_sweep_is_named_by_what_its_jobs_differ_in(tmp_path: Path) ->
     for i, lr in enumerate(("1e-4", "5e-4")):
         overrides = ["model=moflow", "fit.max_steps=" + "1" * 120, f"hp.lr={lr}"]
         write_job(tmp_path / "lrs" / str(i), Job(key=lr, overrides=overrides, command=[], cwd="."))
-    found = described("train", "moflow", ["amp", "1x1", "h200"], ["hp.lr=5e-4"], tmp_path / "lrs" / "1")
-    assert found == {
+    run = described("train", "moflow", ["amp", "1x1", "h200"], ["hp.lr=5e-4"], tmp_path / "lrs" / "1")
+    assert run == {
         "name": "moflow hp.lr=5e-4", "group": "lrs", "job_type": "train", "tags": ["amp", "1x1", "h200", "sweep"],
     }  # fmt: skip

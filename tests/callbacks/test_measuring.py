@@ -98,8 +98,8 @@ def test_energy_has_joules_of_training_and_samples_per_joule(monkeypatch: pytest
     monkeypatch.setattr(energy, "energy_counter", lambda device: Counter())
     measured.on_train_start(trainer, task)
     measured.on_train_end(trainer, task)
-    found = measured.figures(task)["energy"]
-    assert found == {"joules": 50.0, "samples_per_joule": 4.0, "source": "nvml total energy"}
+    figures = measured.figures(task)["energy"]
+    assert figures == {"joules": 50.0, "samples_per_joule": 4.0, "source": "nvml total energy"}
 
 
 @pytest.mark.parametrize(

@@ -31,28 +31,28 @@ def events(folder: Path) -> list[Event]:
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
-def of(found: list[Event], key: str) -> list[Event]:
-    return [event for event in found if event["key"] == key]
+def of(log: list[Event], key: str) -> list[Event]:
+    return [event for event in log if event["key"] == key]
 
 
 @pytest.mark.slow
 def test_a_run_writes_its_events_in_order_and_its_metric(tmp_path: Path) -> None:
     wanted = "callbacks=mllog", "fit.max_epochs=2", "model.task.target=0", "seed=7", "hp.accumulate=2"
     record = train(tiny_config(tmp_path, *wanted))
-    found = events(tmp_path / "outputs" / "moflow" / "run")
+    log = events(tmp_path / "outputs" / "moflow" / "run")
     epoch = ["epoch_start", "eval_start", "eval_stop", "eval_accuracy", "epoch_stop"]
-    assert [event["key"] for event in found if event["key"] != "train_samples"] == [
+    assert [event["key"] for event in log if event["key"] != "train_samples"] == [
         "submission_benchmark", "seed", "global_batch_size", "run_start", *epoch, *epoch, *epoch[1:4], "run_stop",
     ]  # fmt: skip
-    values = {event["key"]: event["value"] for event in found}
+    values = {event["key"]: event["value"] for event in log}
     assert (values["submission_benchmark"], values["seed"], values["global_batch_size"]) == ("moflow", 7, 16)
     assert 0 < values["train_samples"] < len(SMILES)
     assert record.final_metric is not None and values["eval_accuracy"] == record.final_metric.value
-    assert [event["metadata"]["epoch_num"] for event in of(found, "epoch_start")] == [1, 2]
-    assert {event["event_type"] for event in of(found, "epoch_start") + of(found, "run_start")} == {"INTERVAL_START"}
-    assert of(found, "run_stop")[0]["metadata"] == {"status": "success"}
-    times = [event["time_ms"] for event in found]
-    assert times == sorted(times) and all(event["namespace"] == "" for event in found)
+    assert [event["metadata"]["epoch_num"] for event in of(log, "epoch_start")] == [1, 2]
+    assert {event["event_type"] for event in of(log, "epoch_start") + of(log, "run_start")} == {"INTERVAL_START"}
+    assert of(log, "run_stop")[0]["metadata"] == {"status": "success"}
+    times = [event["time_ms"] for event in log]
+    assert times == sorted(times) and all(event["namespace"] == "" for event in log)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_a_run_that_fails_or_misses_its_target_is_aborted(tmp_path: Path, monkey
     monkeypatch.setattr(MoFlowTask, "loss", failing)
     with pytest.raises(ValueError, match="broken"):
         train(tiny_config(tmp_path, *short, f"output_dir={tmp_path / 'failed'}", "model.task.target=null"))
-    found = events(tmp_path / "failed")
-    assert found[-1]["key"] == "run_stop" and found[-1]["metadata"] == {"status": "aborted"}
+    log = events(tmp_path / "failed")
+    assert log[-1]["key"] == "run_stop" and log[-1]["metadata"] == {"status": "aborted"}
 
 
 def test_the_first_rank_alone_writes_and_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def test_the_average_follows_its_formula_and_training_does_not_read_it(tmp_path:
     for number, weights in enumerate(noted.steps):
         decay = min(DECAY, (1 + number) / (10 + number))
         expected = {name: decay * value + (1 - decay) * weights[name] for name, value in expected.items()}
-    found = network_of(checkpoint)
-    assert len(noted.steps) == 8 and (found[NAME] - noted.steps[-1][NAME]).abs().max() > 1e-4
+    average = network_of(checkpoint)
+    assert len(noted.steps) == 8 and (average[NAME] - noted.steps[-1][NAME]).abs().max() > 1e-4
     for name, value in expected.items():
-        torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(average[name].double(), value, rtol=1e-5, atol=1e-7)
     trained = checkpoint["training_weights"]
     assert_same_bits(trained, {name: value for name, value in network_of(plain).items() if name in trained})
-    assert_same_bits(dict(job.task.network.state_dict()), found)
+    assert_same_bits(dict(job.task.network.state_dict()), average)
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def logged(folder: str, with_rate: bool = True, idle: int | None = None) -> tupl
     task.step_samples = 0 if rank == idle else 4 + 3 * rank
     for step in (1, 2):
         trainer.step = step
-        task.samples_trained += sum(4 + 3 * each for each in range(count))  # of all ranks
+        task.samples_trained += sum(4 + 3 * number for number in range(count))  # of all ranks
         if with_rate or rank:
             task.clock.steps.samples.append(4 + 3 * rank)
             task.clock.steps.iteration_s.append(SECONDS * (rank + 1))
@@ -58,8 +58,8 @@ def test_all_ranks_are_shown(ranks: tuple[int, Run], tmp_path: Path) -> None:
     count, run = ranks
     answers = run(logged, str(tmp_path))
     samples = [4 + 3 * rank for rank in range(count)]
-    rate = sum(own / (SECONDS * (rank + 1)) for rank, own in enumerate(samples))
-    losses = [sum(own * (10.0 * rank + step) for rank, own in enumerate(samples)) / sum(samples) for step in (1, 2)]
+    rate = sum(size / (SECONDS * (rank + 1)) for rank, size in enumerate(samples))
+    losses = [sum(size * (10.0 * rank + step) for rank, size in enumerate(samples)) / sum(samples) for step in (1, 2)]
     for rows, bar in answers:
         assert [row["samples"] for row in rows] == [sum(samples), 2 * sum(samples), 2 * sum(samples)]
         assert [row["loss"] for row in rows[:2]] == pytest.approx(losses)
@@ -85,5 +85,5 @@ def test_a_rank_without_samples_in_a_step_does_not_count(ranks: tuple[int, Run],
     count, run = ranks
     rows, _ = run(logged, str(tmp_path), True, 0)[0]
     samples = [4 + 3 * rank for rank in range(1, count)]
-    mean = sum(own * (10.0 * rank + 1) for rank, own in enumerate(samples, 1)) / sum(samples)
+    mean = sum(size * (10.0 * rank + 1) for rank, size in enumerate(samples, 1)) / sum(samples)
     assert rows[0]["loss"] == pytest.approx(mean)
