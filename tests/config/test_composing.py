@@ -25,9 +25,9 @@ def by_hydra(*overrides: str) -> DictConfig:
     ],
 )
 def test_it_is_what_hydra_composes(overrides: list[str]) -> None:
-    found, expected = composed("train", *overrides), by_hydra(*overrides)
-    assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
-    found.hp.lr = 7
+    config, expected = composed("train", *overrides), by_hydra(*overrides)
+    assert OmegaConf.to_container(config) == OmegaConf.to_container(expected)
+    config.hp.lr = 7
     assert composed("train", *overrides).hp.lr == expected.hp.lr
 
 
@@ -35,6 +35,6 @@ def test_it_is_what_hydra_composes(overrides: list[str]) -> None:
 def test_mistakes_are_told_by_hydra(wrong: str) -> None:
     with pytest.raises(HydraException) as expected:
         by_hydra(wrong)
-    with pytest.raises(HydraException) as found:
+    with pytest.raises(HydraException) as raised:
         composed("train", wrong)
-    assert str(found.value) == str(expected.value)
+    assert str(raised.value) == str(expected.value)

@@ -76,8 +76,8 @@ def test_a_command_line_choice_wins_over_the_models_own() -> None:
 @pytest.mark.parametrize("override", ["hardware.peak_flops={fp32:1e11}", "hardware.peak_flops.fp32=1e11"])
 def test_peaks_of_a_cpu_may_be_given(override: str) -> None:
     cpu = ("experiment=mobilenet_quick", "hardware=cpu")
-    given, usual = composed("train", *cpu, override).hardware.peak_flops, composed("train", *cpu).hardware.peak_flops
-    assert given.fp32 == 1e11 and peaks_of("fp32", given, None, "cpu").source == "datasheet"
+    changed, usual = composed("train", *cpu, override).hardware.peak_flops, composed("train", *cpu).hardware.peak_flops
+    assert changed.fp32 == 1e11 and peaks_of("fp32", changed, None, "cpu").source == "datasheet"
     assert peaks_of("fp32", usual, None, "cpu").source == "measured"
 
 

@@ -41,7 +41,7 @@ def typed_keys(config: Any) -> Iterator[tuple[str, Any]]:
     def walk(prefix: str, values: dict[Any, Any], types: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
             key, hint = f"{prefix}{name}", types[name].hint if name in types else Any
-            section = next((each for each in members(hint) if hasattr(each, "__dataclass_fields__")), None)
+            section = next((member for member in members(hint) if hasattr(member, "__dataclass_fields__")), None)
             if name in SHARED and not prefix:
                 continue
             if isinstance(value, dict) and "_target_" in value:
@@ -59,29 +59,29 @@ def wrong_values(hint: Any) -> list[str]:
     """Returns texts of values that a type does not allow: other types, beyond both ends, and null where it is none."""
     if hint is object:
         return ["3", "text", "[1]", "true"]
-    kinds = [each for each in members(hint) if each is not NoneType]
-    found = [] if NoneType in members(hint) else ["null"]
-    plain = [get_args(each)[0] if get_origin(each) is Annotated else each for each in kinds]
-    limits = [limit for each in kinds for limit in getattr(each, "__metadata__", ())]
+    kinds = [kind for kind in members(hint) if kind is not NoneType]
+    texts = [] if NoneType in members(hint) else ["null"]
+    plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    limits = [limit for kind in kinds for limit in getattr(kind, "__metadata__", ())]
     if len(kinds) == 1 and plain[0] in (int, float):
-        found += ["text", "[1]", "{a:1}", "true", "nan", "inf", "1e380", str(2**63 - 1), str(-(2**63)), "-1e39"]
+        texts += ["text", "[1]", "{a:1}", "true", "nan", "inf", "1e380", str(2**63 - 1), str(-(2**63)), "-1e39"]
         for limit in limits:
             if isinstance(limit, Range) and limit.also is None:
-                found += [str(limit.least - 1)] * (limit.least > -1e38) + [str(limit.most + 1)] * (limit.most < 1e38)
-                found += [str(limit.above)] * (limit.above > -1e38) + [str(limit.below)] * (limit.below < 1e38)
+                texts += [str(limit.least - 1)] * (limit.least > -1e38) + [str(limit.most + 1)] * (limit.most < 1e38)
+                texts += [str(limit.above)] * (limit.above > -1e38) + [str(limit.below)] * (limit.below < 1e38)
         if plain[0] is float:  # a large whole number is one
-            found = [text for text in found if text not in (str(2**63 - 1), str(-(2**63)))]
+            texts = [text for text in texts if text not in (str(2**63 - 1), str(-(2**63)))]
         if any(isinstance(limit, Range) and limit.least < -1e38 and limit.above < -1e38 for limit in limits):
-            found = [text for text in found if not text.startswith("-")]
+            texts = [text for text in texts if not text.startswith("-")]
     elif plain == [bool]:
-        found += ["perhaps", "[true]", "{a:true}"]  # OmegaConf takes 2 for true
-    elif any(get_origin(each) is Literal for each in [*plain, *limits]):
-        found += ["nonsense", "[nonsense]", "{a:b}", "3.5"]
+        texts += ["perhaps", "[true]", "{a:true}"]  # OmegaConf takes 2 for true
+    elif any(get_origin(part) is Literal for part in [*plain, *limits]):
+        texts += ["nonsense", "[nonsense]", "{a:b}", "3.5"]
     elif plain == [str]:
-        found += ["[a]", "{a:b}"]
+        texts += ["[a]", "{a:b}"]
     elif len(plain) == 1:  # a list or a mapping
-        found += ["3", "text"]
-    return found
+        texts += ["3", "text"]
+    return texts
 
 
 def near(name: str, draw: random.Random) -> str:
@@ -127,8 +127,8 @@ def failure(model: str, override: str) -> str | None:
 
 
 def failures(model: str, count: int, seed: int = 0) -> list[str]:
-    found = [(override, failure(model, override)) for override in mistakes(model, count, seed)]
-    return [f"model={model} {override}: {what}" for override, what in found if what]
+    results = [(override, failure(model, override)) for override in mistakes(model, count, seed)]
+    return [f"model={model} {override}: {what}" for override, what in results if what]
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_a_drawn_mistake_is_refused_in_one_line(model: str) -> None:
 
 def main(count: int) -> int:
     numbers = Counter(model for _, model in zip(range(count), list(MODELS) * count, strict=False))
-    found = [line for model, number in numbers.items() for line in failures(model, number)]
-    print(f"{count} mistakes, {len(found)} not refused in one line", *found, sep="\n")
-    return int(bool(found))
+    lines = [line for model, number in numbers.items() for line in failures(model, number)]
+    print(f"{count} mistakes, {len(lines)} not refused in one line", *lines, sep="\n")
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

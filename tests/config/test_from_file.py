@@ -135,18 +135,18 @@ def test_a_hostile_config_of_the_data_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "this", raising=False)
-    given = f"model={model}", "hardware=cpu", "output_dir=unused"
+    overrides = f"model={model}", "hardware=cpu", "output_dir=unused"
     trained = {"group": DATA[model], "precision": "fp32", "datamodule": hostile}
     with pytest.raises(UserError, match=r"run_config\.datamodule"):
-        complete_prediction(composed("predict", *given), trained, given)
+        complete_prediction(composed("predict", *overrides), trained, overrides)
     assert "this" not in sys.modules and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("value", ["${oc.env:SECRET}", "a ${oc.env:SECRET} b", "${first:a}", "${seed"])
 def test_an_interpolation_of_a_file_is_left_out(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
-    given = "model=distilbert", "hardware=cpu", "output_dir=unused"
+    overrides = "model=distilbert", "hardware=cpu", "output_dir=unused"
     trained = {"group": "sst2", "precision": "fp32", "datamodule": {"name": value, "raw": value, "vocabulary": value}}
-    config = complete_prediction(composed("predict", *given), trained, given)
+    config = complete_prediction(composed("predict", *overrides), trained, overrides)
     assert (config.datamodule.name, config.datamodule.raw) == ("sst2", None)
     assert config.datamodule.vocabulary == "distilbert-base-uncased"

@@ -16,8 +16,8 @@ DATA = {"train": 36, "val": 15, "content": "3f2a91c0d6e5" + 52 * "0"}
 
 
 def config_of(*overrides: str, group: str = "smiles_file") -> Any:
-    given = [f"datamodule={group}", *(["datamodule.source.file=my.smiles"] if group == "smiles_file" else [])]
-    config = composed("train", *given, "hp.batch_size=8", "output_dir=unused", "hardware=cpu", *overrides)
+    data = [f"datamodule={group}", *(["datamodule.source.file=my.smiles"] if group == "smiles_file" else [])]
+    config = composed("train", *data, "hp.batch_size=8", "output_dir=unused", "hardware=cpu", *overrides)
     OmegaConf.resolve(config)
     return config
 

@@ -27,9 +27,9 @@ def trained() -> dict[str, Any]:
     return training_choices(config) | {"group": "molecule_file"}
 
 
-def prediction(trained: Any, *given: str) -> DictConfig:
-    given = ("model=se3_transformer", "hardware=cpu", "output_dir=unused", *given)
-    return complete_prediction(composed("predict", *given), trained, given)
+def prediction(trained: Any, *overrides: str) -> DictConfig:
+    overrides = ("model=se3_transformer", "hardware=cpu", "output_dir=unused", *overrides)
+    return complete_prediction(composed("predict", *overrides), trained, overrides)
 
 
 def test_data_and_seed_are_those_of_the_training(trained: dict[str, Any]) -> None:
@@ -66,9 +66,9 @@ def test_words_keep_their_numbers_with_other_sentences() -> None:
         "precision": "fp32",
         "datamodule": {"vocabulary": "FOLDER", "max_length": 64, "raw": "x"},
     }
-    given = "model=distilbert", "hardware=cpu", "output_dir=unused", "datamodule=sst2"
-    found = complete_prediction(composed("predict", *given), trained, given).datamodule
-    assert (found.vocabulary, found.max_length, found.raw) == ("FOLDER", 64, None)
+    overrides = "model=distilbert", "hardware=cpu", "output_dir=unused", "datamodule=sst2"
+    datamodule = complete_prediction(composed("predict", *overrides), trained, overrides).datamodule
+    assert (datamodule.vocabulary, datamodule.max_length, datamodule.raw) == ("FOLDER", 64, None)
 
 
 @pytest.mark.parametrize("group", ["../model/dlrm", "strange", "x" * 2000, 3, None])
@@ -94,8 +94,8 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
     assert name_model([f"ckpt_path={path}"]) == ["model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
     assert name_model([f"ckpt_path={path}", "datamodule=x"]) == ["model=dlrm", f"ckpt_path={path}", "datamodule=x"]
     assert name_model(["-m", f"ckpt_path={path}"]) == ["-m", "model=dlrm", "datamodule=criteo", f"ckpt_path={path}"]
-    own = [f"ckpt_path={path}", "model=dlrm", "datamodule.raw=x"]  # a key that other datamodules lack
-    assert name_model(own) == ["datamodule=criteo", *own]
+    overrides = [f"ckpt_path={path}", "model=dlrm", "datamodule.raw=x"]  # a key that other datamodules lack
+    assert name_model(overrides) == ["datamodule=criteo", *overrides]
     torch.save({"model_config": {"name": "dlrm"}}, path)
     for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=nowhere"]):
         assert name_model(arguments) == arguments

@@ -63,11 +63,11 @@ def test_a_text_is_as_it_was_written(entry: str, groups: list[str], keys: list[s
 )
 def test_a_number_is_a_plain_number(override: str, value: Any) -> None:
     config = hydras("train", "datamodule=smiles_file", override)
-    found = OmegaConf.to_container(config)
+    node = OmegaConf.to_container(config)
     for name in override.partition("=")[0].lstrip("+").split("."):
-        found = found[name]  # type: ignore[index]
-    assert found == value and type(found) is type(value)
-    assert all(type(each) is type(value[key]) for key, each in found.items()) if isinstance(found, dict) else True
+        node = node[name]  # type: ignore[index]
+    assert node == value and type(node) is type(value)
+    assert all(type(item) is type(value[key]) for key, item in node.items()) if isinstance(node, dict) else True
 
 
 def test_texts_in_lists_and_dictionaries() -> None:
