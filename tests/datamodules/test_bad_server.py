@@ -144,7 +144,7 @@ def test_a_bad_server_gives_the_file_or_one_line(case: str, tmp_path: Path, quic
     try:
         if message is None:
             assert from_url(address, SHA256, target).read_bytes() == CONTENT
-            assert [each.name for each in tmp_path.iterdir()] == ["numbers.bin"]
+            assert [path.name for path in tmp_path.iterdir()] == ["numbers.bin"]
         else:
             with pytest.raises(UserError, match=message) as caught:
                 from_url(address, SHA256, target)

@@ -99,9 +99,9 @@ def test_an_altered_package_is_refused_and_leaves_no_file(tmp_path, wheels):
 
 def test_a_truncated_file_is_refused_and_not_deleted(tmp_path):
     (tmp_path / "numbers.bin").write_bytes(CONTENT[:-1])
-    found = sha256_of(tmp_path / "numbers.bin")
+    digest = sha256_of(tmp_path / "numbers.bin")
     with pytest.raises(
-        UserError, match=rf"numbers.bin is truncated or altered: sha256 {found}, expected {SHA256}; delete"
+        UserError, match=rf"numbers.bin is truncated or altered: sha256 {digest}, expected {SHA256}; delete"
     ):
         from_package("sample-pkg", "1.2", MEMBERS, tmp_path)
     assert names(tmp_path) == ["numbers.bin"]

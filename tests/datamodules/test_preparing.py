@@ -139,12 +139,12 @@ def test_data_of_another_version_are_refused(name: str, layout: int, raw: Path, 
     prepare, data = partial(CASES[name][0], raw, tmp_path / "data"), tmp_path / "data"
     prepare()
     (path,) = [path for path in data.rglob("*") if path.name == META] or data.rglob(FILE)
-    found = yaml.safe_load(path.read_text())
-    origin = found if path.name == META else found["metadata"].get("origin") or found["metadata"]["synthetic"]
+    content = yaml.safe_load(path.read_text())
+    origin = content if path.name == META else content["metadata"].get("origin") or content["metadata"]["synthetic"]
     key = "layout" if "layout" in origin else "version"
     assert origin[key] not in LAYOUTS
     origin[key] = layout
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"was (prepared from|generated with) other .*: delete it") as caught:
         prepare()
     assert str(path.parent) in str(caught.value)
@@ -183,7 +183,7 @@ def test_damaged_files_are_refused_by_name_or_hold_valid_data(name: str, raw: Pa
     shutil.copytree(raw, tmp_path / "raw")
     path = tmp_path / "raw" / file
     content = path.read_bytes()
-    others = {f"that of {other}": (raw / each).read_bytes() for other, (each, _) in INPUTS.items()}
+    others = {f"that of {other}": (raw / source).read_bytes() for other, (source, _) in INPUTS.items()}
     others = {key: other for key, other in others.items() if other != content}
     for damage, damaged in {**{key: change(content) for key, change in DAMAGES.items()}, **others}.items():
         path.write_bytes(damaged)
@@ -195,7 +195,7 @@ def test_damaged_files_are_refused_by_name_or_hold_valid_data(name: str, raw: Pa
             assert path.name in line and printable(line) == line and "\n" not in line, (damage, line)
             assert not [left for left in data.rglob("*") if left.name == META or left.suffix == ".tmp"], damage
         else:
-            is_same_kind = any(each in damage for each in ("halved", "last byte", "flipped", "that of", "its end"))
+            is_same_kind = any(word in damage for word in ("halved", "last byte", "flipped", "that of", "its end"))
             assert is_same_kind and not is_verified, damage
 
 

@@ -82,8 +82,8 @@ def test_a_graph_is_captured_while_batches_are_read(
     run = Graphed(decoded, graph=True)
     sums = [run(batch).clone() for batch in batches_of(data.train_dataloader())]
     assert len(run.captures) == 1
-    for found, buffer in zip(sums, expected, strict=True):
-        torch.testing.assert_close(found.cpu(), decoded(ClickBatch(buffer, data.layout, ROWS)), rtol=1e-4, atol=1.0)
+    for total, buffer in zip(sums, expected, strict=True):
+        torch.testing.assert_close(total.cpu(), decoded(ClickBatch(buffer, data.layout, ROWS)), rtol=1e-4, atol=1.0)
 
 
 def test_the_distribution_is_the_same_on_the_device() -> None:

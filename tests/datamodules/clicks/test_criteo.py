@@ -33,8 +33,8 @@ def rows() -> dict[str, ClickRows]:
 
 @pytest.fixture
 def folder(rows: dict[str, ClickRows], tmp_path: Path) -> Path:
-    for split, own in rows.items():
-        own.write(tmp_path / "clicks", split)
+    for split, clicks in rows.items():
+        clicks.write(tmp_path / "clicks", split)
     return tmp_path / "clicks"
 
 
@@ -156,8 +156,8 @@ def test_a_raw_log_is_prepared(rows: dict[str, ClickRows], tmp_path: Path) -> No
 
     def prepare(raw: Path, folder: Path) -> None:
         calls.append((raw, folder))
-        for split, own in rows.items():
-            own.write(folder, split)
+        for split, clicks in rows.items():
+            clicks.write(folder, split)
 
     data = ready(tmp_path / "new", raw=str(tmp_path / "raw"), prepare=prepare)
     assert calls == [(tmp_path / "raw", tmp_path / "new")]

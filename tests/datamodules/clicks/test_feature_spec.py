@@ -28,12 +28,12 @@ def write_folder(folder: Path, spec: FeatureSpec) -> None:
 def test_a_written_specification_loads_equal(tmp_path: Path) -> None:
     spec = replace(FeatureSpec.of([100, 127, 32767, 5], 3, [1, 2, 1, 4]), metadata={"made": "here"})
     write_folder(tmp_path, spec)
-    found = FeatureSpec.load(tmp_path)
-    assert found == spec
-    assert found.dtypes == ("int8", "int16", "int32", "int8")
-    assert found.tables[1] == Table("cat_1.bin", 127, 2)
-    assert {split: found.num_rows(tmp_path, split) for split in ROWS} == ROWS
-    assert found.layout.bytes_per_row == sum(found.bytes_per_row("test").values()) == 1 + 6 + 1 + 4 + 4 + 4
+    loaded = FeatureSpec.load(tmp_path)
+    assert loaded == spec
+    assert loaded.dtypes == ("int8", "int16", "int32", "int8")
+    assert loaded.tables[1] == Table("cat_1.bin", 127, 2)
+    assert {split: loaded.num_rows(tmp_path, split) for split in ROWS} == ROWS
+    assert loaded.layout.bytes_per_row == sum(loaded.bytes_per_row("test").values()) == 1 + 6 + 1 + 4 + 4 + 4
 
 
 def test_the_published_tables_have_89_bytes_a_row() -> None:

@@ -21,8 +21,8 @@ def check(folder: Path, cardinalities: list[int], rows: dict[str, list[criteo_ro
     assert any(size > 100 for size in cardinalities)
     for split in ("test", "validation"):
         assert criteo_rows.read(folder, split, cardinalities) == rows[split]
-    found = criteo_rows.read(folder, "train", cardinalities)
-    assert sorted(found) == sorted(rows["train"])
+    train = criteo_rows.read(folder, "train", cardinalities)
+    assert sorted(train) == sorted(rows["train"])
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ def split(rows: ClickRows, tmp_path_factory: pytest.TempPathFactory) -> SplitBin
 
 def begins(loader: SplitLoader, rows: ClickRows) -> list[int]:
     """Returns the first row of each batch; asserts that its rows are consecutive."""
-    found = []
+    starts = []
     for batch in loader:
         clicks = batch.clicks()
         begin = next(
             i for i in range(ROWS) if np.array_equal(rows.numerical[i : i + batch.count], clicks.numerical.numpy())
         )
         rows.assert_equal(clicks, begin, begin + batch.count)
-        found.append(begin)
-    return found
+        starts.append(begin)
+    return starts
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, ROWS), (17, 50), (102, 103), (5, 5)])

@@ -74,14 +74,14 @@ def test_numericals_are_logarithms_of_counts_or_missing(many: Sample) -> None:
 def test_effects_are_the_stated_hash() -> None:
     """Compared with unsigned 32-bit arithmetic in numpy."""
     ids = np.array([0, 1, 2, 255, 256, 39_999], np.uint32)
-    found = distribution(seed=7).effects(torch.from_numpy(ids.astype(np.int32)).expand(3, -1)).numpy()
+    effects = distribution(seed=7).effects(torch.from_numpy(ids.astype(np.int32)).expand(3, -1)).numpy()
     for table in range(3):
         bits = ids + np.uint32((7 * 64 + table + 1) * 0x9E3779B1 % 2**32)
         for factor, shift in ((0x7FEB352D, 15), (0x846CA68B, 16)):
             bits = bits * np.uint32(factor)
             bits ^= bits >> np.uint32(shift)
         expected = bits.view(np.int32) / 2.0**31 * math.sqrt(3) / (1 + ids / 256)
-        np.testing.assert_allclose(found[table], expected, rtol=1e-5)
+        np.testing.assert_allclose(effects[table], expected, rtol=1e-5)
 
 
 def test_effects_of_frequent_ids_have_mean_0_and_variance_1() -> None:
@@ -154,12 +154,12 @@ def test_random_labels_have_the_expected_auc_on_average() -> None:
     expected = BayesMetrics()
     expected.add(logits)
     generator = torch.Generator().manual_seed(3)
-    found = []
+    aucs = []
     for _ in range(200):
         labels = torch.rand(300, generator=generator) < logits.sigmoid()
-        found.append(exact_auc(logits, labels, ~labels))
-    error = float(np.std(found)) / math.sqrt(len(found))
-    assert np.mean(found) == pytest.approx(expected.compute()["bayes_auc"], abs=3 * error)
+        aucs.append(exact_auc(logits, labels, ~labels))
+    error = float(np.std(aucs)) / math.sqrt(len(aucs))
+    assert np.mean(aucs) == pytest.approx(expected.compute()["bayes_auc"], abs=3 * error)
 
 
 def test_logits_outside_the_bins_are_counted() -> None:

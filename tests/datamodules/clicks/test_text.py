@@ -56,10 +56,10 @@ def test_the_fast_parser_agrees_with_the_slow_one() -> None:
 def test_every_line_is_in_exactly_one_span(tmp_path: Path, span_bytes: int) -> None:
     content = criteo_rows.lines(12, 1)
     path = criteo_rows.write(tmp_path / "log", content)
-    found = [block for span in spans(path, span_bytes) for block in _copied(span)]
-    assert b"".join(text for _, text in found) == path.read_bytes()
-    assert all(text.endswith(b"\n") for _, text in found)
-    for offset, text in found:
+    pieces = [block for span in spans(path, span_bytes) for block in _copied(span)]
+    assert b"".join(text for _, text in pieces) == path.read_bytes()
+    assert all(text.endswith(b"\n") for _, text in pieces)
+    for offset, text in pieces:
         assert path.read_bytes()[offset : offset + len(text)] == text
         assert lines_before(path, offset) == path.read_bytes()[:offset].count(b"\n")
 
@@ -72,9 +72,9 @@ def _copied(span: Span) -> list[tuple[int, bytes]]:
 def test_blocks_concatenate_to_the_log(tmp_path: Path, name: str) -> None:
     content = criteo_rows.lines(2000, 2)
     path = criteo_rows.write(tmp_path / name, content)
-    found = [block for span in spans(path, 150_000) for block in _copied(span)]
-    assert len(found) > 4
-    assert b"".join(text for _, text in found) == "".join(content).encode()
+    pieces = [block for span in spans(path, 150_000) for block in _copied(span)]
+    assert len(pieces) > 4
+    assert b"".join(text for _, text in pieces) == "".join(content).encode()
     assert abs(estimated_rows(path) / 2000 - 1) < 0.02
 
 

@@ -48,17 +48,17 @@ def positions_of(number: int) -> np.ndarray:
 )
 def test_molecules_of_qm9_have_the_bonds_of_chemistry(number: int, bonds: list[tuple[int, int, int]]) -> None:
     molecule, note = parse(content(number))
-    found = bonds_of(molecule)
+    result = bonds_of(molecule)
     if number == 282:  # hydrogens are numbered as in the file, so their bonds are checked by the atoms' valences
         orders = np.zeros(len(molecule.numbers), int)
-        for start, end, order in found:
+        for start, end, order in result:
             orders[[start, end]] += order
         assert orders.tolist() == [3, 4, 4, 1, 1, 4, 1, 2, 1, 1]
-        assert {(start, end, order) for start, end, order in found if end in (1, 2, 5, 6, 7)} == {
+        assert {(start, end, order) for start, end, order in result if end in (1, 2, 5, 6, 7)} == {
             bond for bond in bonds if bond[1] in (1, 2, 5, 6, 7)
         }
     else:
-        assert found == bonds
+        assert result == bonds
     assert note == ""
 
 

@@ -63,10 +63,10 @@ def test_each_loader_covers_its_split(home: Path) -> None:
         ("test", datamodule.test_dataloader()), ("all", datamodule.predict_dataloader()),
     ):  # fmt: skip
         batches: list[GraphBatch] = list(loader)
-        found = [float(target) for batch in batches for target in batch.targets[: batch.count]]
+        targets = [float(target) for batch in batches for target in batch.targets[: batch.count]]
         expected = datamodule.data.targets[datamodule.splits[name], 0].tolist()
-        assert sorted(found) == sorted(expected)
-        assert (found == expected) == (name != "train")
+        assert sorted(targets) == sorted(expected)
+        assert (targets == expected) == (name != "train")
         assert {(len(batch.targets), len(batch.positions)) for batch in batches} == {(3, 128)}
     assert datamodule.loader("all", batch_size=10).batch_size == 10
     with pytest.raises(UserError, match=r"datamodule\.predict=valid: .* choose from train, val, test, all"):

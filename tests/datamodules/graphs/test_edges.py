@@ -17,9 +17,11 @@ def test_edges_equal_those_of_a_double_loop(kind: Kind, chunk: int, monkeypatch:
     edges = Edges(kind, cutoff=2.5).of(arrays)
     start = 0
     for row, count in enumerate(edges.num_edges):
-        own = slice(start, start + count)
-        found = list(zip(edges.dst[own].tolist(), edges.src[own].tolist(), edges.orders[own].tolist(), strict=True))
-        assert found == plain_edges(arrays.molecule(row), kind, cutoff=2.5)
+        span = slice(start, start + count)
+        triples = list(
+            zip(edges.dst[span].tolist(), edges.src[span].tolist(), edges.orders[span].tolist(), strict=True)
+        )
+        assert triples == plain_edges(arrays.molecule(row), kind, cutoff=2.5)
         start += count
     assert start == len(edges.src)
     back = np.arange(start) + edges.reverse

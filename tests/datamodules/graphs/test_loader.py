@@ -154,10 +154,10 @@ def test_batches_are_assembled_on_the_gpu_without_synchronisation() -> None:
     on_gpu.begin(on_gpu._order())
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = [on_gpu.batch(step) for step in range(len(on_gpu))]
+        batches = [on_gpu.batch(step) for step in range(len(on_gpu))]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for expected, batch in zip(on_cpu, found, strict=True):
+    for expected, batch in zip(on_cpu, batches, strict=True):
         assert expected.count == batch.count
         for one, other in zip(expected[:-1], batch[:-1], strict=True):
             assert torch.equal(one.nan_to_num(-1), other.cpu().nan_to_num(-1))

@@ -95,11 +95,11 @@ def data(home: Path, source: Path | None, **options: Any) -> CIFAR10DataModule:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_images(form: str, archive: str | None, tmp_path: Path) -> None:
     """Folders of images are read class by class, official files in their own order."""
-    found = read_cifar10(written(tmp_path, form, archive))
+    splits = read_cifar10(written(tmp_path, form, archive))
     for split, expected in {"train": TRAIN, "test": PARTS["test_batch"]}.items():
         order = np.argsort(expected.labels, kind="stable") if form == "images" else np.arange(len(expected.labels))
-        assert np.array_equal(found[split].labels, expected.labels[order])
-        assert np.array_equal(found[split].pixels, expected.pixels[order])
+        assert np.array_equal(splits[split].labels, expected.labels[order])
+        assert np.array_equal(splits[split].pixels, expected.pixels[order])
 
 
 def test_batches_are_bytes_on_the_device(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ def test_the_centre_agrees_with_pillow(width: int, height: int, size: int) -> No
     left, top, across, down = centre_box(width, height)
     whole = Image.open(io.BytesIO(data))
     expected = whole.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + across, top + down))
-    found = decode(data, size)
-    assert found.shape == (size, size, 3) and found.dtype == np.uint8
-    difference = np.abs(found.astype(int) - np.asarray(expected).astype(int))
+    pixels = decode(data, size)
+    assert pixels.shape == (size, size, 3) and pixels.dtype == np.uint8
+    difference = np.abs(pixels.astype(int) - np.asarray(expected).astype(int))
     assert difference.mean() < 2.5 and difference.max() < 24
 
 
@@ -106,9 +106,9 @@ def test_random_crops_are_those_of_their_boxes() -> None:
 def test_every_kind_of_image_becomes_rgb(mode: str, kind: str) -> None:
     image = picture(40, 50, mode=mode)
     expected = np.asarray(image.convert("RGB")).astype(int)
-    found = decode_whole(encoded(image, kind))
-    assert found.shape == (40, 50, 3)
-    assert np.abs(found - expected).mean() < 4
+    pixels = decode_whole(encoded(image, kind))
+    assert pixels.shape == (40, 50, 3)
+    assert np.abs(pixels - expected).mean() < 4
     assert decode(encoded(image, kind), 32).shape == (32, 32, 3)
 
 

@@ -69,8 +69,8 @@ def test_files_that_are_not_images_are_left_out_and_told(
     for _ in range(2):
         capsys.readouterr()
         assert folders(tmp_path).splits == {"train": 36, "val": 15}
-        found, left_out = capsys.readouterr().out.splitlines()
-        assert found == f"{tmp_path / 'images'}: 36 images to train, 15 to evaluate; 3 classes: ape 17, bee 17, cow 17"
+        line, left_out = capsys.readouterr().out.splitlines()
+        assert line == f"{tmp_path / 'images'}: 36 images to train, 15 to evaluate; 3 classes: ape 17, bee 17, cow 17"
         assert left_out.startswith("left out 2 files that are no images (.jpg ")
         assert left_out.endswith("as train/ape/Thumbs.db")
 

@@ -24,6 +24,6 @@ def test_truncation_equals_the_tokenizer_s(max_length: int, tmp_path: Path) -> N
 def test_a_saved_file_loads_the_same_arrays(tmp_path: Path) -> None:
     data = TokenData(np.arange(5, dtype=np.int32), np.array([0, 3, 5]), np.array([1, -1]))
     data.save(tmp_path / "some.npz")
-    for found, expected in zip(TokenData.load(tmp_path / "some.npz"), data, strict=True):
-        assert found.dtype == expected.dtype
-        assert found.tolist() == expected.tolist()
+    for loaded, expected in zip(TokenData.load(tmp_path / "some.npz"), data, strict=True):
+        assert loaded.dtype == expected.dtype
+        assert loaded.tolist() == expected.tolist()

@@ -50,9 +50,9 @@ def rows(batches: TokenLoader) -> list[int]:
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 8, 203])
 def test_every_sentence_keeps_its_tokens(padding: str, train: bool, batch_size: int) -> None:
-    found = [pair for batch in loader(padding, batch_size, train=train) for pair in sentences_of(batch)]
-    assert len({row for row, _ in found}) == len(found) == (COUNT // batch_size * batch_size if train else COUNT)
-    for row, ids in found:
+    pairs = [pair for batch in loader(padding, batch_size, train=train) for pair in sentences_of(batch)]
+    assert len({row for row, _ in pairs}) == len(pairs) == (COUNT // batch_size * batch_size if train else COUNT)
+    for row, ids in pairs:
         assert ids == DATA.ids[DATA.starts[row] : DATA.starts[row + 1]].tolist()
 
 
@@ -82,10 +82,10 @@ def test_a_packed_batch_has_its_padding_at_the_end() -> None:
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_batches_of_many_epochs_have_few_sizes(padding: str, batch_size: int) -> None:
     batches = loader(padding, batch_size)
-    found = Counter(size_of(batch) for _ in range(20) for batch in batches)
+    counts = Counter(size_of(batch) for _ in range(20) for batch in batches)
     chosen = batches.sizes.tolist()
     assert 1 <= len(chosen) <= (1 if padding == "max_length" else 4)
-    assert sum(found[size] for size in chosen) >= 0.99 * found.total()
+    assert sum(counts[size] for size in chosen) >= 0.99 * counts.total()
 
 
 @pytest.mark.parametrize("padding", ["longest", "packed"])
@@ -191,8 +191,8 @@ def test_a_resumed_loader_gives_the_remaining_batches(padding: str) -> None:
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_tokens_are_counted_batch_by_batch(padding: str) -> None:
     batches = loader(padding)
-    found = [batch for _ in range(2) for batch in batches]
-    for batch, (real, processed) in zip(found, batches.counts, strict=True):
+    two_epochs = [batch for _ in range(2) for batch in batches]
+    for batch, (real, processed) in zip(two_epochs, batches.counts, strict=True):
         assert real == sum(len(ids) for _, ids in sentences_of(batch))
         assert processed == batch.processed_tokens == batch.ids.numel()
 

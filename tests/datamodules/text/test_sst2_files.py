@@ -17,20 +17,20 @@ from tests.support.sst2_rows import labels, sentences, write_files, write_lines
 
 def test_sentences_and_labels_are_read(tmp_path: Path) -> None:
     write_files(tmp_path)
-    texts, found = read_tsv(tmp_path / "dev.tsv", labelled=True)
+    texts, targets = read_tsv(tmp_path / "dev.tsv", labelled=True)
     assert [text.rstrip() for text in texts] == sentences(11, 1)
-    assert found.tolist() == labels(11)
-    texts, found = read_tsv(tmp_path / "test.tsv", labelled=False)
+    assert targets.tolist() == labels(11)
+    texts, targets = read_tsv(tmp_path / "test.tsv", labelled=False)
     assert texts == sentences(5, 2)
-    assert found.tolist() == [UNLABELLED] * 5
+    assert targets.tolist() == [UNLABELLED] * 5
 
 
 def test_quotation_marks_and_unicode_line_ends_are_text(tmp_path: Path) -> None:
     path = tmp_path / "some.tsv"
     path.write_bytes('\ufefflabel\tsentence\r\n1\t" a \x85 film\r\n0\tbad'.encode())
-    texts, found = read_tsv(path, labelled=True)
+    texts, targets = read_tsv(path, labelled=True)
     assert texts == ['" a \x85 film', "bad"]
-    assert (found.dtype, found.tolist()) == (np.int64, [1, 0])
+    assert (targets.dtype, targets.tolist()) == (np.int64, [1, 0])
 
 
 @pytest.mark.parametrize(

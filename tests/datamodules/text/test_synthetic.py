@@ -11,8 +11,8 @@ from src.errors import UserError
 
 
 def ready(**options: Any) -> SyntheticTokensDataModule:
-    given = {"name": "synthetic", "sentences": {"train": 4000, "dev": 50}, "batch_size": 8, "seed": 1, **options}
-    datamodule = SyntheticTokensDataModule(**given)
+    arguments = {"name": "synthetic", "sentences": {"train": 4000, "dev": 50}, "batch_size": 8, "seed": 1, **options}
+    datamodule = SyntheticTokensDataModule(**arguments)
     datamodule.setup("fit")
     return datamodule
 
@@ -36,7 +36,7 @@ def test_batches_without_padding_are_possible() -> None:
 def test_sentences_depend_on_the_seed_and_the_split() -> None:
     options = {"sentences": {"train": 50, "dev": 50}, "length": 20}
     first, again, other = (ready(data_seed=seed, **options) for seed in (0, 0, 1))
-    ids = [each.loader("dev").tokens.ids for each in (first, again, other)]
+    ids = [data.loader("dev").tokens.ids for data in (first, again, other)]
     assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
     assert not torch.equal(ids[0], first.loader("train").tokens.ids)
 
