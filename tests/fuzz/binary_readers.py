@@ -167,12 +167,12 @@ def noted() -> dict[str, bytes]:
 
 def saved(*contents: Any, **options: Any) -> list[bytes]:
     """Returns what torch.save writes of each of the contents."""
-    found = []
+    files = []
     for content in contents:
         buffer = io.BytesIO()
         torch.save(content, buffer, **options)
-        found.append(buffer.getvalue())
-    return found
+        files.append(buffer.getvalue())
+    return files
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -252,20 +252,20 @@ def zips() -> list[bytes]:
 
 def npzs(**arrays: np.ndarray) -> list[bytes]:
     """Returns a .npz of the arrays, plain and compressed, and with headers of arrays that it does not have."""
-    found = []
+    files = []
     for write in np.savez, np.savez_compressed:
         buffer = io.BytesIO()
         write(buffer, **arrays)  # pyright: ignore[reportArgumentType]
-        found.append(buffer.getvalue())
+        files.append(buffer.getvalue())
     name, first = next(iter(arrays.items()))
     for kind in first.astype(object), first.astype("U3"), np.zeros((0, 10**12), np.uint8), first.astype(float):
         buffer = io.BytesIO()
         np.savez(buffer, **arrays | {name: kind})  # pyright: ignore[reportArgumentType]
-        found.append(buffer.getvalue())
+        files.append(buffer.getvalue())
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(f"{name}.npy", header((10**12,)))
-    return [*found, buffer.getvalue()]
+    return [*files, buffer.getvalue()]
 
 
 def header(shape: tuple[int, ...]) -> bytes:
@@ -276,12 +276,12 @@ def header(shape: tuple[int, ...]) -> bytes:
 
 
 def npys() -> list[bytes]:
-    found = [header((10**12,)), header((2**31, 2**31)), header((-1,)), header(()) + bytes(8)]
+    files = [header((10**12,)), header((2**31, 2**31)), header((-1,)), header(()) + bytes(8)]
     for array in np.arange(12).reshape(3, 4), np.asfortranarray(np.ones((2, 3))), np.array([None, {}], object):
         buffer = io.BytesIO()
         np.save(buffer, array)
-        found.append(buffer.getvalue())
-    return found
+        files.append(buffer.getvalue())
+    return files
 
 
 def molecules() -> list[bytes]:
@@ -299,12 +299,12 @@ def molecules() -> list[bytes]:
 
 def images() -> list[bytes]:
     """Returns small images of every format, and a JPEG and a PNG that claim to have thousands of millions of pixels."""
-    found = [picture(kind, 20, 30) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")]
-    jpeg, png = bytearray(found[0]), bytearray(found[1])
+    files = [picture(kind, 20, 30) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")]
+    jpeg, png = bytearray(files[0]), bytearray(files[1])
     frame = jpeg.find(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = b"\xff\xdc" * 2
     png[16:24] = b"\0\0\xff\xff" * 2
-    return [*found, bytes(jpeg), bytes(png), picture("JPEG", 20, 30, "CMYK")]
+    return [*files, bytes(jpeg), bytes(png), picture("JPEG", 20, 30, "CMYK")]
 
 
 def picture(kind: str, height: int, width: int, mode: str = "RGB") -> bytes:

@@ -91,8 +91,8 @@ def finite(*arrays: Any) -> None:
 
 def smiles_list(path: Path) -> None:
     rows = smiles_file.rows_of(path)
-    found, bad = encode_chunk([row.smiles for row in rows][:20], ZINC250K)
-    assert len(found.published) + len(bad) == min(len(rows), 20)
+    arrays, bad = encode_chunk([row.smiles for row in rows][:20], ZINC250K)
+    assert len(arrays.published) + len(bad) == min(len(rows), 20)
     for _, error in bad:
         str(error).encode()
 
@@ -105,15 +105,15 @@ def molecules(path: Path) -> None:
 
 
 def table(path: Path) -> None:
-    found = read_table(path, "text", "label", labelled=True)
-    assert all(each.strip() for each in found.texts) and len(found.texts) == len(found.labels)
+    data = read_table(path, "text", "label", labelled=True)
+    assert all(sentence.strip() for sentence in data.texts) and len(data.texts) == len(data.labels)
 
 
 def clicks(path: Path) -> None:
     source = own.ClickColumns(str(path), label="clicked", numerical=["age"], categorical=["site"], held_out_share=0.4)
-    found = own.read_clicks(source)
-    finite(found.numbers or [0])
-    assert set(found.labels) <= {0, 1}
+    data = own.read_clicks(source)
+    finite(data.numbers or [0])
+    assert set(data.labels) <= {0, 1}
 
 
 def criteo(path: Path) -> None:
@@ -135,12 +135,12 @@ def cifar10(path: Path) -> None:
 
 
 def checkpoint(path: Path) -> None:
-    found = read_checkpoint(path)
-    trained_config(found, path)
+    content = read_checkpoint(path)
+    trained_config(content, path)
     task = torch.nn.ModuleDict({"network": NETWORK})
-    compare(found, path, task)
-    task.load_state_dict(found["state_dict"])
-    run = found.get("run_config")
+    compare(content, path, task)
+    task.load_state_dict(content["state_dict"])
+    run = content.get("run_config")
     if isinstance(run, dict) and isinstance(run.get("datamodule"), dict):
         dict(plain_values(run["datamodule"]))
 
@@ -212,7 +212,7 @@ def archives() -> list[bytes]:
     contents += [{b"data": pixels.astype(np.uint8), b"labels": [1.5, math.nan]}, {b"data": [1, 2], b"labels": "ab"}]
     pickles = [pickle.dumps(content, protocol=2) for content in contents]
     return [archive(**{"data_batch_1.bin": binary, "test_batch.bin": binary})] + [
-        archive(data_batch_1=each, test_batch=each) for each in pickles
+        archive(data_batch_1=content, test_batch=content) for content in pickles
     ]
 
 
@@ -272,7 +272,7 @@ READERS: dict[str, Reader] = {
     "feature_spec": (feature_spec, "new.yaml", specs),
     "cifar10": (cifar10, "cifar.tar", lambda: [*archives(), *binary_readers.packed(archives()), pictures()]),
     "checkpoint": (checkpoint, "last.ckpt", checkpoints),
-    "record": (record, "result.json", lambda: [each.read_bytes() for each in sorted(RECORDS.rglob("*.json"))[:6]]),
+    "record": (record, "result.json", lambda: [path.read_bytes() for path in sorted(RECORDS.rglob("*.json"))[:6]]),
     "comparison": (
         comparison,
         "beside.json",
@@ -321,12 +321,12 @@ def main(count: int, names: list[str]) -> int:
     for name in names or READERS:
         begin = time.monotonic()
         with TemporaryDirectory() as folder:
-            found = list(failures(name, count, Path(folder)))
-        kinds = Counter(what for _, what in found)
-        total += len(found)
-        print(f"{name}: {count:,} inputs, {len(found):,} failures, {time.monotonic() - begin:.0f} s", flush=True)
+            failed = list(failures(name, count, Path(folder)))
+        kinds = Counter(what for _, what in failed)
+        total += len(failed)
+        print(f"{name}: {count:,} inputs, {len(failed):,} failures, {time.monotonic() - begin:.0f} s", flush=True)
         for what, times in kinds.most_common(8):
-            print(f"    {times:,} x {what} (input {next(number for number, each in found if each == what)})")
+            print(f"    {times:,} x {what} (input {next(number for number, kind in failed if kind == what)})")
     return int(total > 0)
 
 

@@ -71,13 +71,13 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def mutated(content: Any, path: Sequence[Any], value: Any) -> Any:
     """Returns a copy with another value at a path."""
-    found = copy = deepcopy(content)
+    node = copy = deepcopy(content)
     for key in path[:-1]:
-        found = found[key]
+        node = node[key]
     if value is GONE:
-        del found[path[-1]]
+        del node[path[-1]]
     else:
-        found[path[-1]] = value
+        node[path[-1]] = value
     return copy
 
 
@@ -162,27 +162,29 @@ def test_a_comparison_with_values_of_other_types_is_read_or_refused_in_one_line(
 def test_a_record_with_values_of_other_types_is_reported_or_refused_in_one_line(tmp_path: Path) -> None:
     """Half of the mutations are of keys without a type of their own: those of config, environment and history."""
     draw, every = random.Random(1), mutations()
-    free = [each for each in every if each[1][0] in ("config", "environment", "history")]
-    for number, each in enumerate([*draw.sample(free, COUNT), *draw.sample(every, COUNT)]):
-        assert list(failures(*each, tmp_path, drawn=number == 0)) == []
+    free = [mutation for mutation in every if mutation[1][0] in ("config", "environment", "history")]
+    for number, mutation in enumerate([*draw.sample(free, COUNT), *draw.sample(every, COUNT)]):
+        assert list(failures(*mutation, tmp_path, drawn=number == 0)) == []
 
 
 def main(count: int, prefixes: Sequence[str]) -> int:
     """Tries `count` mutations drawn at random; prints what failed, by kind."""
     every = [
-        each
-        for each in (*mutations(), *comparison_mutations())
-        if not prefixes or ".".join(map(str, each[1])).startswith(tuple(prefixes))
+        mutation
+        for mutation in (*mutations(), *comparison_mutations())
+        if not prefixes or ".".join(map(str, mutation[1])).startswith(tuple(prefixes))
     ]
     chosen = random.Random(0).sample(every, min(count, len(every)))
     kinds, total = Counter[str](), 0
     example: dict[str, str] = {}
     with TemporaryDirectory() as folder:
-        for number, each in enumerate(chosen):
-            of_comparison = each[0] == COMPARISON
+        for number, mutation in enumerate(chosen):
+            of_comparison = mutation[0] == COMPARISON
             home = Path(folder)
             for said in (
-                comparison_failures(*each, home) if of_comparison else failures(*each, home, drawn=number % 20 == 0)
+                comparison_failures(*mutation, home)
+                if of_comparison
+                else failures(*mutation, home, drawn=number % 20 == 0)
             ):
                 total += 1
                 kind = said.rpartition("(")[2] if said.endswith(")") else said.partition(": ")[2]

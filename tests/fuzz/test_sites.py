@@ -162,12 +162,12 @@ def places_in(tree: ast.AST, prefix: str = "") -> Iterator[str]:
 
 @cache
 def places() -> list[str]:
-    found = []
+    sites = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         if path.name != "reading.py":
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            found += [f"{path.relative_to(ROOT)}:{name}" for name in dict.fromkeys(places_in(tree))]
-    return found
+            sites += [f"{path.relative_to(ROOT)}:{name}" for name in dict.fromkeys(places_in(tree))]
+    return sites
 
 
 def entry_of(place: str) -> str | None:
