@@ -10,9 +10,9 @@ from src.gpu.products import input_gradient, transposed
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_it_copies_the_transpose_and_pads_with_zeros(rows: int, columns: int, length: int, dtype: torch.dtype) -> None:
     matrix = torch.randn(rows, columns).to(dtype)
-    found = transposed(matrix, length)
-    assert found.is_contiguous() and found.shape == (columns, length)
-    assert torch.equal(found[:, :rows], matrix.t()) and not found[:, rows:].any()
+    copy = transposed(matrix, length)
+    assert copy.is_contiguous() and copy.shape == (columns, length)
+    assert torch.equal(copy[:, :rows], matrix.t()) and not copy[:, rows:].any()
 
 
 @pytest.mark.parametrize("shape", [(70, 5), (64, 128), (3, 200)])
