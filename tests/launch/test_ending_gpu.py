@@ -35,9 +35,9 @@ def test_nobody_waits_for_a_rank_that_is_gone(what: str, tmp_path: Path) -> None
         cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": ":".join(paths)},
     )  # fmt: skip
     ended_s = time.time()
-    found = re.search(r"provoked at ([\d.]+)", ended.stderr)
-    assert ended.returncode == 1 and found is not None, ended.stderr[-6000:]
-    took_s = ended_s - float(found[1])
+    match = re.search(r"provoked at ([\d.]+)", ended.stderr)
+    assert ended.returncode == 1 and match is not None, ended.stderr[-6000:]
+    took_s = ended_s - float(match[1])
     print(f"{what}: both were gone after {took_s:.1f} s")
     print(ended.stderr.partition("Timeout (")[2][:3000])  # whom a rank waited for at its end
     assert took_s < GONE_S

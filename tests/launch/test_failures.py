@@ -29,7 +29,7 @@ def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> ProcessFa
 def test_the_first_error_counts_within_one_second_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = [noted(tmp_path, rank, monkeypatch) for rank in (2, 0, 1)]
     first = first_failure(
-        {failure.local_rank: failure for failure in sorted(order, key=lambda each: each.local_rank)}, {}
+        {failure.local_rank: failure for failure in sorted(order, key=lambda failure: failure.local_rank)}, {}
     )
     assert (first.rank, first.error["message"]) == (2, "of rank 2")
     assert first.traceback is not None and "in raised" in first.traceback

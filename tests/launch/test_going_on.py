@@ -56,8 +56,8 @@ def check_gone_on(record: Record, folder: Path | Callable[[], Path]) -> None:
 @pytest.mark.slow
 def test_ctrl_c_names_the_checkpoint_and_the_command_in_its_last_line(tmp_path: Path) -> None:
     folder = tmp_path / ODD
-    given = TWO, f"output_dir={quoted(folder)}", provoked(what="is_interrupted", step=5)
-    code, out, err = run(tmp_path, *given)
+    overrides = TWO, f"output_dir={quoted(folder)}", provoked(what="is_interrupted", step=5)
+    code, out, err = run(tmp_path, *overrides)
     assert code == 130, err
     record, last = read_record(folder), folder / "checkpoints" / "last.ckpt"
     assert record.go_on is not None and record.go_on.checkpoint == str(last)
@@ -69,9 +69,9 @@ def test_ctrl_c_names_the_checkpoint_and_the_command_in_its_last_line(tmp_path: 
 @pytest.mark.slow
 def test_a_run_in_a_folder_of_its_own_is_gone_on_with_by_its_checkpoint(tmp_path: Path) -> None:
     root = tmp_path / ODD
-    given = [each for each in tiny_overrides(tmp_path) if not each.startswith("output_")]
-    given += [TWO, f"output_root={quoted(root)}", provoked(what="is_terminated", step=5)]
-    command = [sys.executable, "train.py", *given]
+    overrides = [override for override in tiny_overrides(tmp_path) if not override.startswith("output_")]
+    overrides += [TWO, f"output_root={quoted(root)}", provoked(what="is_terminated", step=5)]
+    command = [sys.executable, "train.py", *overrides]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 143, done.stderr
     (file,) = root.glob("mobilenet_v1/*/result.json")

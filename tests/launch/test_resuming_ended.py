@@ -62,11 +62,11 @@ TO_GO_ON = {
 def test_a_run_that_is_done_says_so_and_stays_as_it_is(
     ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = (*ENDINGS[ending], "logger=csv")
-    first = train(tiny_mobilenet(tmp_path, *given))
+    overrides = (*ENDINGS[ending], "logger=csv")
+    first = train(tiny_mobilenet(tmp_path, *overrides))
     before, folder = state_of(tmp_path / "run"), tmp_path / "run"
     capsys.readouterr()
-    again = train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+    again = train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
     assert state_of(folder) == before
     assert again.run == first.run and again.samples == first.samples and again.p_whole == first.p_whole
     line = capsys.readouterr().out
@@ -87,22 +87,22 @@ def test_a_run_that_is_killed_before_its_record_ends_as_it_was_to(ending: str, t
 @pytest.mark.parametrize("step", [7, 10, 12])
 def test_an_evaluation_within_an_epoch_is_in_the_checkpoint_that_follows_it(step: int, tmp_path: Path) -> None:
     """Saved before it, a checkpoint would be gone on from without the evaluation and what that decides."""
-    given = ("fit.max_epochs=2", *BY_STEPS)
-    train(tiny_mobilenet(tmp_path, *given, f"output_dir={tmp_path / 'straight'}"))
+    overrides = ("fit.max_epochs=2", *BY_STEPS)
+    train(tiny_mobilenet(tmp_path, *overrides, f"output_dir={tmp_path / 'straight'}"))
     with pytest.raises(ArithmeticError):
-        train(tiny_mobilenet(tmp_path, *given, provoked(what="fails", step=step)))
-    train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+        train(tiny_mobilenet(tmp_path, *overrides, provoked(what="fails", step=step)))
+    train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
     assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
 
 
 @pytest.mark.parametrize(("what", "step"), [("is_terminated", 6), ("is_interrupted", 5), ("is_interrupted", 7)])
 def test_a_signal_neither_loses_nor_adds_an_evaluation(what: str, step: int, tmp_path: Path) -> None:
     """The run ends after the step after it: 6 has an evaluation; 8 ends an epoch, where Lightning would make one."""
-    given = ("fit.max_epochs=2", *BY_STEPS)
-    train(tiny_mobilenet(tmp_path, *given, f"output_dir={tmp_path / 'straight'}"))
+    overrides = ("fit.max_epochs=2", *BY_STEPS)
+    train(tiny_mobilenet(tmp_path, *overrides, f"output_dir={tmp_path / 'straight'}"))
     with pytest.raises(SystemExit):
-        train(tiny_mobilenet(tmp_path, *given, provoked(what=what, step=step)))
-    train(tiny_mobilenet(tmp_path, *given, "resume=true"))
+        train(tiny_mobilenet(tmp_path, *overrides, provoked(what=what, step=step)))
+    train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
     assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
 
 
@@ -118,32 +118,32 @@ def test_a_signal_neither_loses_nor_adds_an_evaluation(what: str, step: int, tmp
 def test_a_run_that_is_done_goes_on_where_more_is_asked_for(
     ending: str, more: str, steps: int | None, tmp_path: Path
 ) -> None:
-    given = (*ENDINGS[ending], *(["fit.max_epochs=2"] if ending == "target" else []))
-    first = train(tiny_mobilenet(tmp_path, *given))
-    again = train(tiny_mobilenet(tmp_path, *given, more, "resume=true"))
+    overrides = (*ENDINGS[ending], *(["fit.max_epochs=2"] if ending == "target" else []))
+    first = train(tiny_mobilenet(tmp_path, *overrides))
+    again = train(tiny_mobilenet(tmp_path, *overrides, more, "resume=true"))
     assert again.legs is not None and first.legs is not None
     assert again.legs[-1].last_step == (steps or first.legs[-1].last_step + 8)
     assert again.samples == 8 * again.legs[-1].last_step
 
 
 @pytest.mark.parametrize(
-    ("given", "limit"), [("fit.max_epochs=3", "fit.max_epochs=2"), ("fit.max_steps=5", "fit.max_steps=4")]
+    ("override", "limit"), [("fit.max_epochs=3", "fit.max_epochs=2"), ("fit.max_steps=5", "fit.max_steps=4")]
 )
-def test_a_limit_below_what_is_done_is_refused(given: str, limit: str, tmp_path: Path) -> None:
-    train(tiny_mobilenet(tmp_path, given))
+def test_a_limit_below_what_is_done_is_refused(override: str, limit: str, tmp_path: Path) -> None:
+    train(tiny_mobilenet(tmp_path, override))
     before, last = state_of(tmp_path / "run"), tmp_path / "run" / "checkpoints" / "last.ckpt"
-    done = given.split("=")[1]
+    done = override.split("=")[1]
     with pytest.raises(UserError) as raised:
-        train(tiny_mobilenet(tmp_path, given, limit, "resume=true"))
-    assert str(raised.value) == f"{last} has trained for {done}, beyond {limit}; give {given} or more"
+        train(tiny_mobilenet(tmp_path, override, limit, "resume=true"))
+    assert str(raised.value) == f"{last} has trained for {done}, beyond {limit}; give {override} or more"
     assert state_of(tmp_path / "run") == before
 
 
 def test_no_new_folder_is_left_of_a_run_that_is_done(tmp_path: Path) -> None:
     root, done = tmp_path / "outputs", tmp_path / "outputs" / "mobilenet_v1" / "done"
     train(tiny_mobilenet(tmp_path, f"output_dir={done}"))
-    given = [each for each in tiny_overrides(tmp_path) if not each.startswith("output_dir=")]
-    command = [sys.executable, "train.py", *given, "resume=true"]
+    overrides = [override for override in tiny_overrides(tmp_path) if not override.startswith("output_dir=")]
+    command = [sys.executable, "train.py", *overrides, "resume=true"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and f"the run in {done} is done, after 8 steps" in ended.stdout, ended.stderr
     assert list(root.glob("*/*")) == [done]
@@ -151,18 +151,18 @@ def test_no_new_folder_is_left_of_a_run_that_is_done(tmp_path: Path) -> None:
 
 def test_two_ranks(tmp_path: Path) -> None:
     """A run that is done stays as it is; one that is killed before its record gets it; a larger limit goes on."""
-    given = ("trainer=1x2", *PLATEAU, *BY_STEPS)
-    code, _, err = run(tmp_path, *given)
+    overrides = ("trainer=1x2", *PLATEAU, *BY_STEPS)
+    code, _, err = run(tmp_path, *overrides)
     assert code == 0, err
     folder, expected = tmp_path / "run", outcome(tmp_path / "run")
     before = state_of(folder)
-    code, out, err = run(tmp_path, *given, "resume=true")
+    code, out, err = run(tmp_path, *overrides, "resume=true")
     assert code == 0 and state_of(folder) == before, err
     assert out.count("\n") == 1 and f"the run in {folder} is done, after " in out, out
     (folder / "result.json").unlink()
-    code, _, err = run(tmp_path, *given, "resume=true")
+    code, _, err = run(tmp_path, *overrides, "resume=true")
     assert code == 0, err
     assert_same_bits(outcome(folder), expected)
-    code, _, err = run(tmp_path, *given, "resume=true", "fit.stop_after_plateau=null", "fit.max_epochs=3")
+    code, _, err = run(tmp_path, *overrides, "resume=true", "fit.stop_after_plateau=null", "fit.max_epochs=3")
     assert code == 0, err
     assert read_record(folder).history[-1]["step"] == 24

@@ -13,8 +13,8 @@ from tests.support.started import LONG, begin, ended, provoked, run
 
 def run_on_two_nodes(home: Path, devices: int, *overrides: str) -> list[tuple[int, str, str]]:
     """Exit code and prints of both agents; killed ones have -9."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     agent = (
         "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={devices}", "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
