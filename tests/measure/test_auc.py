@@ -125,19 +125,19 @@ def compute_one_rank(rank: int, folder: str) -> None:
     """Runs one rank: the first has the samples before a case's cut, the second the others."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    found = {}
+    results = {}
     for name, ((scores, labels), cut) in CASES.items():
         mine = slice(0, cut) if rank == 0 else slice(cut, None)
         metric = ExactAUC()
         metric.update(scores[mine], labels[mine])
-        found[name] = (metric.compute(), metric.num_positives, metric.num_negatives)
+        results[name] = (metric.compute(), metric.num_positives, metric.num_negatives)
     metric = ExactAUC()
     metric.update(torch.tensor([1.0, float("nan") if rank else 2.0]), torch.tensor([0, 1]))
     try:
         metric.compute()
     except UserError as error:
-        found["nan"] = str(error)
-    torch.save((found, share_of_scores(rank)), f"{folder}/{rank}.pt")
+        results["nan"] = str(error)
+    torch.save((results, share_of_scores(rank)), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -165,12 +165,12 @@ def test_two_ranks_give_the_auc_of_one(name: str, ranks: Ranks) -> None:
     alone = ExactAUC()
     alone.update(scores, labels)
     expected = (alone.compute(), alone.num_positives, alone.num_negatives)
-    for found, _ in ranks:
-        assert found[name] == pytest.approx(expected, abs=0, nan_ok=True)
+    for results, _ in ranks:
+        assert results[name] == pytest.approx(expected, abs=0, nan_ok=True)
 
 
 def test_a_nan_on_one_rank_raises_on_every_rank(ranks: Ranks) -> None:
-    assert all("1 of 4 scores are NaN" in str(found["nan"]) for found, _ in ranks)
+    assert all("1 of 4 scores are NaN" in str(results["nan"]) for results, _ in ranks)
 
 
 def test_each_rank_gets_about_half_of_the_scores(ranks: Ranks) -> None:

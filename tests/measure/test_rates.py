@@ -44,26 +44,26 @@ def test_tokens_per_sample_and_per_second() -> None:
 
 
 def test_steady_rates_exclude_the_warm_up() -> None:
-    found = steady_rates(steps(9.0, 9.0, 1.0, 1.0, 2.0), warmup_steps=2)
-    assert found is not None
-    assert found["p_train"] == pytest.approx(30 / 4)
-    assert found["p_core"] == pytest.approx(30 / 1.5)
-    assert found["step_time_s"]["p50"] == 1.0
+    rates = steady_rates(steps(9.0, 9.0, 1.0, 1.0, 2.0), warmup_steps=2)
+    assert rates is not None
+    assert rates["p_train"] == pytest.approx(30 / 4)
+    assert rates["p_core"] == pytest.approx(30 / 1.5)
+    assert rates["step_time_s"]["p50"] == 1.0
     assert steady_rates(steps(1.0), warmup_steps=1) is None
 
 
 def test_percentiles_interpolate() -> None:
-    found = percentiles([float(i) for i in range(101)], mean=True)
-    assert found == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+    summary = percentiles([float(i) for i in range(101)], mean=True)
+    assert summary == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
     assert percentiles([]) is None
 
 
 def test_utilisation_is_the_share_of_the_peaks() -> None:
-    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e12, 1e9, "datasheet"))
-    assert found is not None
-    assert found["flops_per_s"] == 2e11
-    assert found["of_peak_flops"] == pytest.approx(0.2)
-    assert found["of_peak_bandwidth"] == pytest.approx(0.1)
+    shares = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e12, 1e9, "datasheet"))
+    assert shares is not None
+    assert shares["flops_per_s"] == 2e11
+    assert shares["of_peak_flops"] == pytest.approx(0.2)
+    assert shares["of_peak_bandwidth"] == pytest.approx(0.1)
     assert utilisation(None, 1, 1, Peaks(1, 1, "datasheet")) is None
 
 
@@ -76,8 +76,8 @@ def test_the_peak_depends_on_the_precision() -> None:
 def test_a_gpu_without_a_datasheet_is_not_compared_with_the_cpu() -> None:
     unknown = peaks_of("amp", {}, None, "cuda")
     assert unknown == Peaks(None, None, "unknown")
-    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=unknown)
-    assert found is not None and found["of_peak_flops"] is None and found["of_peak_bandwidth"] is None
+    shares = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=unknown)
+    assert shares is not None and shares["of_peak_flops"] is None and shares["of_peak_bandwidth"] is None
 
 
 def test_measured_peaks_are_plausible() -> None:
@@ -87,6 +87,6 @@ def test_measured_peaks_are_plausible() -> None:
 
 
 def test_a_share_above_the_peak_is_none() -> None:
-    found = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e11, 1e8, "measured"))
-    assert found is not None and found["of_peak_flops"] is None and found["of_peak_bandwidth"] == 1.0
-    assert Utilisation(**found).impossible == ["peak FLOP/s"]  # type: ignore[arg-type]
+    shares = utilisation(100.0, flops=2e9, nbytes=1e6, peaks=Peaks(1e11, 1e8, "measured"))
+    assert shares is not None and shares["of_peak_flops"] is None and shares["of_peak_bandwidth"] == 1.0
+    assert Utilisation(**shares).impossible == ["peak FLOP/s"]  # type: ignore[arg-type]

@@ -77,6 +77,6 @@ def test_committed_records_are_of_the_code_of_their_commit() -> None:
     for path in (ROOT / "docs/results").rglob("*.json"):
         content = json.loads(path.read_text())
         further = MEASURING if "sides" in content else ()  # a comparison in one run
-        if "digest" in (found := (content if further else content.get("environment", {})).get("git") or {}):
-            assert found["dirty"] is False, path
-            assert shallow == "true" or found["digest"] == digest(code_of_commit(ROOT, found["commit"], further)), path
+        if "digest" in (git := (content if further else content.get("environment", {})).get("git") or {}):
+            assert git["dirty"] is False, path
+            assert shallow == "true" or git["digest"] == digest(code_of_commit(ROOT, git["commit"], further)), path
