@@ -42,9 +42,9 @@ def test_hidden_states_equal_berts(source: Path, tmp_path: Path) -> None:
     assert load(network, str(target)) is False
     batch = random_sentences(LENGTHS, 20)
     theirs = bert().double()(batch.ids.long(), attention_mask=mask_of(batch)).last_hidden_state
-    found = network.distilbert(batch, Layout.of(batch))
+    hidden = network.distilbert(batch, Layout.of(batch))
     # The conversion adds positions and token type in float32.
-    torch.testing.assert_close(real(found, batch), real(theirs, batch), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(real(hidden, batch), real(theirs, batch), rtol=1e-5, atol=1e-6)
 
 
 def test_hugging_face_reads_the_converted_folder(source: Path, tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_hugging_face_reads_the_converted_folder(source: Path, tmp_path: Path) -
     load(network, str(target))
     batch = random_sentences(LENGTHS, 20)
     expected = theirs(batch.ids.long(), attention_mask=mask_of(batch)).last_hidden_state
-    found = network.distilbert(batch, Layout.of(batch))
-    torch.testing.assert_close(real(found, batch), real(expected, batch), rtol=1e-4, atol=1e-5)
+    hidden = network.distilbert(batch, Layout.of(batch))
+    torch.testing.assert_close(real(hidden, batch), real(expected, batch), rtol=1e-4, atol=1e-5)
 
 
 def test_positions_include_token_type_0(source: Path, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ TINY = Sizes(vocab_size=30, max_position_embeddings=12, dim=4, n_layers=2, n_hea
 def test_a_padded_sentence_of_the_published_model_costs_the_specified_flops() -> None:
     with torch.device("meta"):
         network = DistilBert()
-    found = cost(network, Work(512, 512**2), 96, 4)
-    assert found.flops_forward == pytest.approx(48.3e9, rel=1e-3)
-    assert found.flops_training == 3 * found.flops_forward
+    costs = cost(network, Work(512, 512**2), 96, 4)
+    assert costs.flops_forward == pytest.approx(48.3e9, rel=1e-3)
+    assert costs.flops_training == 3 * costs.flops_forward
 
 
 def test_flops_count_matrix_products() -> None:
@@ -38,7 +38,7 @@ def test_bytes_equal_those_counted_by_hand() -> None:
     tables = (30 + 12) * 4
     activations = 3 * (4 + 2 * (6 * 4 + 6))
     words = 3 * (4 + 4 * 4)
-    found = cost(network, Work(3, 9), 10, 2)
-    assert found.bytes_forward == pytest.approx(words + 4 * activations + 4 * weights / 10)
+    costs = cost(network, Work(3, 9), 10, 2)
+    assert costs.bytes_forward == pytest.approx(words + 4 * activations + 4 * weights / 10)
     update = (8 * weights + 32 * (weights + tables)) / 10
-    assert found.bytes_training == pytest.approx(words + 10 * activations + update)
+    assert costs.bytes_training == pytest.approx(words + 10 * activations + update)

@@ -48,15 +48,15 @@ def test_norm_agrees_with_float64(
     rows: int, dim: int, dropout: float, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
-    found, of_bias = norm(fused, rows, dim, dtype, CUDA, dropout)
-    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+    difference, of_bias = norm(fused, rows, dim, dtype, CUDA, dropout)
+    assert difference.largest < tolerance and of_bias < tolerance, (difference, of_bias)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(5001, 3072), (96, 1536), (1000, 40)])
 def test_gelu_agrees_with_float64(rows: int, width: int, precision: tuple[torch.dtype, float], fused: Any) -> None:
     dtype, tolerance = precision
-    found, of_bias = gelu(fused, rows, width, dtype, CUDA)
-    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+    difference, of_bias = gelu(fused, rows, width, dtype, CUDA)
+    assert difference.largest < tolerance and of_bias < tolerance, (difference, of_bias)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -65,8 +65,8 @@ def test_embedding_agrees_with_float64(
     padded_to: int | None, dropout: float, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
-    found = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, dropout)
-    assert found.largest < tolerance, found
+    difference = embedding(fused, sentences([13, 66, 3, 5] * 20, padded_to, 30, CUDA), 768, dtype, CUDA, dropout)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
@@ -85,8 +85,8 @@ def test_attention_agrees_with_float64(
 ) -> None:  # fmt: skip
     dtype, tolerance = precision
     batch = sentences(lengths, padded_to, padding, CUDA)
-    found = attention(fused, batch, 12, head, dtype, CUDA, dropout, first_only)
-    assert found.largest < tolerance, found
+    difference = attention(fused, batch, 12, head, dtype, CUDA, dropout, first_only)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.parametrize("sizes", [BASE, MINI], ids=["base", "mini"])
@@ -101,10 +101,10 @@ def test_layer_is_as_accurate_as_plain_torch(
     """
     dtype, tolerance = precision
     batch = sentences(SHORT * 3, padded_to, 30, CUDA)
-    found = layer(fused, batch, sizes, dtype, CUDA, first_only)
+    errors = layer(fused, batch, sizes, dtype, CUDA, first_only)
     monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
     plain = layer(None, batch, sizes, dtype, CUDA, first_only)
-    assert all(found[name] < 3 * plain[name] + tolerance for name in found), (found, plain)
+    assert all(errors[name] < 3 * plain[name] + tolerance for name in errors), (errors, plain)
 
 
 def run(home: Path, padding: str, *overrides: str) -> Trained:

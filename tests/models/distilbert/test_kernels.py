@@ -48,14 +48,14 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize(("rows", "dim"), [(21, 24), (3, 64)])
 def test_norm_agrees_with_float64(rows: int, dim: int, dropout: float, dtype: torch.dtype, tolerance: float) -> None:
-    found, of_bias = norm(fused, rows, dim, dtype, dropout=dropout)
-    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+    difference, of_bias = norm(fused, rows, dim, dtype, dropout=dropout)
+    assert difference.largest < tolerance and of_bias < tolerance, (difference, of_bias)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 def test_gelu_agrees_with_float64(dtype: torch.dtype, tolerance: float) -> None:
-    found, of_bias = gelu(fused, 21, 300, dtype)
-    assert found.largest < tolerance and of_bias < tolerance, (found, of_bias)
+    difference, of_bias = gelu(fused, 21, 300, dtype)
+    assert difference.largest < tolerance and of_bias < tolerance, (difference, of_bias)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
@@ -64,8 +64,8 @@ def test_gelu_agrees_with_float64(dtype: torch.dtype, tolerance: float) -> None:
 def test_embedding_agrees_with_float64(
     padded_to: int | None, dropout: float, dtype: torch.dtype, tolerance: float
 ) -> None:
-    found = embedding(fused, sentences([5, 3, 7], padded_to, padding=4), 24, dtype, dropout=dropout)
-    assert found.largest < tolerance, found
+    difference = embedding(fused, sentences([5, 3, 7], padded_to, padding=4), 24, dtype, dropout=dropout)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.parametrize(("count", "padding"), [(40, 0), (9, 3), (40, -1)])
@@ -81,8 +81,8 @@ def test_attention_agrees_with_float64(
 ) -> None:
     """Sentences shorter and longer than a tile of 16, and more padding than sentences."""
     batch = sentences(lengths, padded_to, padding)
-    found = attention(fused, batch, 2, 10, dtype, dropout=0.3, first_only=first_only)
-    assert found.largest < tolerance, found
+    difference = attention(fused, batch, 2, 10, dtype, dropout=0.3, first_only=first_only)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.parametrize("padded_to", [19, None])
@@ -92,8 +92,8 @@ def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> N
     Float32 resolves a score of -400 to 3e-5, and cancellation costs up to three digits more on some processors. The
     tolerance allows for that; infinite or wrong gradients are far beyond it.
     """
-    found = attention(fused, sentences([5, 18], padded_to, 3), 2, 10, torch.float32, dropout=0.3, far=400.0)
-    assert found.largest < 1e-2, found
+    difference = attention(fused, sentences([5, 18], padded_to, 3), 2, 10, torch.float32, dropout=0.3, far=400.0)
+    assert difference.largest < 1e-2, difference
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -108,13 +108,13 @@ def test_dense_attention_agrees_with_float64(dropout: float, monkeypatch: pytest
         masks.append(mask_of_attention(fused, options, layout, 10, "cpu"))
     assert fused.attention.is_dense(options, torch.float32)
     assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
-    found = attention(fused, batch, 2, 10, torch.float32, dropout=dropout)
-    assert found.largest < 5e-6, found
+    difference = attention(fused, batch, 2, 10, torch.float32, dropout=dropout)
+    assert difference.largest < 5e-6, difference
 
 
 def test_attention_of_long_sentences_agrees_with_float64() -> None:
-    found = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
-    assert found.largest < 1e-5, found
+    difference = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
+    assert difference.largest < 1e-5, difference
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
@@ -140,9 +140,9 @@ def test_dropout_masks_have_their_probability_and_are_independent() -> None:
     first, second = dropped(1), dropped(2)
     assert torch.equal(first, dropped(1))
 
-    def assert_frequency(found: Tensor, expected: float) -> None:
-        deviation = (expected * (1 - expected) / found.numel()) ** 0.5
-        assert abs(float(found.mean()) - expected) < 5 * deviation
+    def assert_frequency(mask: Tensor, expected: float) -> None:
+        deviation = (expected * (1 - expected) / mask.numel()) ** 0.5
+        assert abs(float(mask.mean()) - expected) < 5 * deviation
 
     assert_frequency(first, dropout)
     for a, b in (
@@ -162,8 +162,8 @@ def test_dropout_masks_have_their_probability_and_are_independent() -> None:
 def kept(out, first, second, SIZE: tl.constexpr):
     first, second, place = first.to(tl.uint32), second.to(tl.uint32), tl.arange(0, SIZE)
     of_row, of_column = row_numbers(place, first, second), column_numbers(place, first, second)
-    found = is_kept(of_row[:, None], of_column[None, :], 1 << 31)
-    tl.store(out + place[:, None] * SIZE + place[None, :], 2 * found.to(tl.int32) - 1)
+    keep = is_kept(of_row[:, None], of_column[None, :], 1 << 31)
+    tl.store(out + place[:, None] * SIZE + place[None, :], 2 * keep.to(tl.int32) - 1)
 
 
 def test_mask_elements_are_pairwise_independent() -> None:
@@ -173,8 +173,8 @@ def test_mask_elements_are_pairwise_independent() -> None:
         128,
     )
     signs = torch.zeros(len(keys), size, size, dtype=torch.int32)
-    for each, (first, second) in zip(signs, keys, strict=True):
-        launch(kept, (1,), each, first, second, SIZE=size)
+    for out, (first, second) in zip(signs, keys, strict=True):
+        launch(kept, (1,), out, first, second, SIZE=size)
     pairs = [(signs[:, down:], signs[:, : size - down]) for down in (1, 2, 3, 16, 64)]
     pairs += [(signs[:, :, across:], signs[:, :, : size - across]) for across in (1, 2, 3, 16, 64)]
     pairs += [(signs[:, 1:, 1:], signs[:, :-1, :-1]), (signs[:, 1:, :-1], signs[:, :-1, 1:])]
@@ -211,12 +211,12 @@ def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None
     """The plain network is in float64, which the kernels do not support."""
     batch: Tokens = random_sentences([5, 9, 3], 10)
     batch = packed(batch, 5, 9) if is_packed else batch
-    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    outcomes: list[tuple[Tensor, dict[str, Tensor]]] = []
     for dtype in (torch.float64, torch.float32):
         network = DistilBert(SIZES).to(dtype).eval()
         network.load_state_dict(distilbert().state_dict())
-        found.append(outcome(network, batch))
-    (logits, gradients), (mine, my_gradients) = found
+        outcomes.append(outcome(network, batch))
+    (logits, gradients), (mine, my_gradients) = outcomes
     torch.testing.assert_close(mine.double(), logits, rtol=1e-4, atol=1e-5)
     assert gradients.keys() == my_gradients.keys()
     for name, gradient in gradients.items():

@@ -56,10 +56,10 @@ def test_outputs_and_gradients_equal_hugging_faces(dtype: torch.dtype, length: i
     batch = random_sentences(LENGTHS, length)
     theirs: Any = distilbert()
     theirs.to(dtype)
-    found = theirs(batch.ids.long(), attention_mask=mask_of(batch), labels=batch.labels)
-    found.loss.backward()
+    output = theirs(batch.ids.long(), attention_mask=mask_of(batch), labels=batch.labels)
+    output.loss.backward()
     logits, grads = outcome(ours(dtype), batch)
-    torch.testing.assert_close(logits, found.logits, **TOLERANCE[dtype])
+    torch.testing.assert_close(logits, output.logits, **TOLERANCE[dtype])
     torch.testing.assert_close(grads, gradients(theirs), **TOLERANCE[dtype])
 
 
@@ -70,8 +70,8 @@ def test_packed_batches_give_the_results_of_padded_ones(dtype: torch.dtype, padd
     """With any padding after the last sentence and any upper bound of the lengths."""
     batch, network = random_sentences(LENGTHS, 20), ours(dtype)
     expected = outcome(network, batch)
-    found = outcome(network, packed(batch, padding, longest))
-    torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+    result = outcome(network, packed(batch, padding, longest))
+    torch.testing.assert_close(result, expected, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -90,16 +90,16 @@ def test_the_csv_has_every_sentence_of_the_dev_set_in_order(
 
 def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record]) -> None:
     record = predicted()
-    evaluated, found = read_record(home / "run").final_metric, record.final_metric
+    evaluated, metric = read_record(home / "run").final_metric, record.final_metric
     assert record.quality and record.quality[0].of == f"right, {NUM_DEV} sentences of the dev split"
-    assert found is not None and evaluated is not None
-    assert (found.name, found.value, found.target) == ("acc", evaluated.value, evaluated.target)
+    assert metric is not None and evaluated is not None
+    assert (metric.name, metric.value, metric.target) == ("acc", evaluated.value, evaluated.target)
 
 
 def test_the_splits_are_compared(home: Path, predicted: Callable[..., Record]) -> None:
     evaluated, quality = read_record(home / "run").final_metric, predicted("evaluate=true").quality
     assert quality is not None and evaluated is not None and evaluated.value is not None
-    assert [each.group for each in quality] == ["train", "dev"]
+    assert [figure.group for figure in quality] == ["train", "dev"]
     assert quality[1].value == pytest.approx(100 * evaluated.value)
 
 
@@ -180,11 +180,11 @@ def test_a_checkpoint_knows_its_words(
 ) -> None:
     """Neither the files of the training nor the hub are there."""
     predicted(f"model.predict.input={text_file}", f"output={tmp_path / 'with_files.csv'}")
-    given = [f"output_dir={tmp_path}", f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", "hardware=cpu"]
-    given += ["model=distilbert", f"model.predict.input={text_file}"]
+    overrides = [f"output_dir={tmp_path}", f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", "hardware=cpu"]
+    overrides += ["model=distilbert", f"model.predict.input={text_file}"]
     (home / "raw").rename(home / "away")
     try:
-        prediction_of(given)
+        prediction_of(overrides)
     finally:
         (home / "away").rename(home / "raw")
     assert rows_of(tmp_path / "predictions.csv") == rows_of(tmp_path / "with_files.csv")

@@ -43,8 +43,8 @@ def ranks(request: pytest.FixtureRequest, home: Path) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_several_gpus_give_the_results_of_one(case: str, ranks: int, home: Path) -> None:
     alone = torch.load(home / f"{case}_1_0.pt")
-    found = [torch.load(home / f"{case}_{ranks}_{rank}.pt") for rank in range(ranks)]
-    losses = torch.tensor([each["losses"] for each in found])
+    results = [torch.load(home / f"{case}_{ranks}_{rank}.pt") for rank in range(ranks)]
+    losses = torch.tensor([result["losses"] for result in results])
     torch.testing.assert_close(
         losses.mean(0), torch.tensor(alone["losses"]), rtol=TOLERANCE[case], atol=TOLERANCE[case]
     )
@@ -52,5 +52,5 @@ def test_several_gpus_give_the_results_of_one(case: str, ranks: int, home: Path)
     assert any((alone["after"][name] - weight).abs().max() > 0.05 for name, weight in alone["before"].items())
     for name, weight in alone["after"].items():
         # Root mean square: rounding may switch a neuron off, which changes its whole row.
-        assert (found[0]["after"][name] - weight).square().mean().sqrt() <= TOLERANCE[case] / 2, name
-        assert all(torch.equal(found[0]["after"][name], other["after"][name]) for other in found)
+        assert (results[0]["after"][name] - weight).square().mean().sqrt() <= TOLERANCE[case] / 2, name
+        assert all(torch.equal(results[0]["after"][name], other["after"][name]) for other in results)

@@ -155,15 +155,15 @@ def test_r_drop_is_the_loss_of_the_paper(tmp_path: Path) -> None:
     with torch.no_grad():
         task.network.classifier.weight.mul_(100)  # so that the two outputs differ much
     torch.manual_seed(1)
-    found = task.loss(batch)
+    losses = task.loss(batch)
     torch.manual_seed(1)
     first, second = task.network(batch), task.network(batch)
     logs = [logits.log_softmax(1) for logits in (first, second)]
     apart = sum(F.kl_div(p, q, reduction="batchmean", log_target=True) for p, q in (logs, logs[::-1])) / 2
     entropy = (F.cross_entropy(first, batch.labels) + F.cross_entropy(second, batch.labels)) / 2
     assert isinstance(apart, Tensor) and apart.item() > 0.01
-    torch.testing.assert_close(found["disagreement"], apart)
-    torch.testing.assert_close(found["loss"], entropy + 3 * apart)
+    torch.testing.assert_close(losses["disagreement"], apart)
+    torch.testing.assert_close(losses["loss"], entropy + 3 * apart)
     usual = task_of(job_of(tmp_path / "usual"))
     usual.count_work(batch)
     assert task.cost().flops_training == 2 * usual.cost().flops_training

@@ -29,17 +29,17 @@ def test_formula_equals_torchs_flop_count(sizes: dict[str, Any]) -> None:
             network(clicks)
         with FlopCounterMode(display=False) as training:
             network(clicks).sum().backward()
-    found = cost(network, batch, 2)
-    assert forward.get_total_flops() == batch * found.flops_forward
-    assert training.get_total_flops() == batch * found.flops_training
+    costs = cost(network, batch, 2)
+    assert forward.get_total_flops() == batch * costs.flops_forward
+    assert training.get_total_flops() == batch * costs.flops_training
 
 
 def test_published_model_costs_the_baseline_figures() -> None:
     with torch.device("meta"):
         network = DLRM(ONE_HOT)
-    found = cost(network, 65_536, activation_bytes=2)
-    assert found.flops_training == pytest.approx(14.8e6, rel=0.005)
-    assert found.bytes_training == pytest.approx(107e3, rel=0.1)
+    costs = cost(network, 65_536, activation_bytes=2)
+    assert costs.flops_training == pytest.approx(14.8e6, rel=0.005)
+    assert costs.bytes_training == pytest.approx(107e3, rel=0.1)
 
 
 def test_bytes_count_rows_activations_and_parameters() -> None:

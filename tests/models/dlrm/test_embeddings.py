@@ -34,7 +34,7 @@ def backward(embeddings: PlainEmbeddings, seed: int, scale: float = 1.0) -> None
 
 def dense_lookup(tables: list[nn.Parameter], ids: Tensor) -> Tensor:
     parts = ids.split([BATCH * table.hotness for table in TABLES])
-    return torch.stack([F.embedding(own.view(BATCH, -1), w).sum(1) for own, w in zip(parts, tables, strict=True)], 1)
+    return torch.stack([F.embedding(part.view(BATCH, -1), w).sum(1) for part, w in zip(parts, tables, strict=True)], 1)
 
 
 def test_a_vector_is_the_sum_of_the_rows_of_its_ids() -> None:
@@ -84,8 +84,8 @@ def test_gradients_are_summed_in_the_order_of_the_bags() -> None:
         expected = torch.zeros(2)
         for bag in (ids == i).nonzero()[:, 0] // 2:
             expected = expected + gradients[bag]
-        found = sums[rows == i]
-        assert torch.equal(found, expected.expand_as(found))
+        totals = sums[rows == i]
+        assert torch.equal(totals, expected.expand_as(totals))
 
 
 def test_update_applies_gradients_of_several_backward_passes() -> None:

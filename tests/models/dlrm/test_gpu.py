@@ -49,8 +49,8 @@ def test_dot_agrees_with_float64(
     samples: int, tables: int, dim: int, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
-    found = dot(fused, samples, tables, dim, dtype, CUDA)
-    assert found.largest < tolerance, found
+    difference = dot(fused, samples, tables, dim, dtype, CUDA)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_mlp_agrees_with_float64(
 ) -> None:
     """Most errors of gradients come from values near 0 that pass a ReLU in one dtype and not in the other."""
     dtype, tolerance = precision
-    found = layers(fused, widths, logit, 5000, dtype, CUDA)
-    assert found.output < 2 * tolerance, found
-    assert max(found.gradients[1:]) < (100 if dtype == torch.float32 else 20) * tolerance, found
+    difference = layers(fused, widths, logit, 5000, dtype, CUDA)
+    assert difference.output < 2 * tolerance, difference
+    assert max(difference.gradients[1:]) < (100 if dtype == torch.float32 else 20) * tolerance, difference
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
@@ -73,11 +73,11 @@ def test_row_updates_agree_with_float64(
     tables: list[Table], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
-    found = updated(fused, tables, batch, dim, dtype, CUDA, optimizer, loss_scale=4.0, apart=dim == 20)
-    assert found.vectors < tolerance, found
-    assert found.unchanged, found
+    update = updated(fused, tables, batch, dim, dtype, CUDA, optimizer, loss_scale=4.0, apart=dim == 20)
+    assert update.vectors < tolerance, update
+    assert update.unchanged, update
     # Adagrad divides by the size of the sum, also where its terms cancel.
-    assert found.weights < (1e-5 if optimizer == "sgd" else 1e-3), found.weights
+    assert update.weights < (1e-5 if optimizer == "sgd" else 1e-3), update.weights
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])

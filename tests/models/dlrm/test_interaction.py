@@ -21,11 +21,11 @@ def test_products_are_the_lower_triangle_row_by_row() -> None:
 def test_dot_features_are_padded_to_rows_of_16_bytes(tables: int, dim: int, width: int, features: int) -> None:
     torch.manual_seed(0)
     dense, sparse = torch.randn(2, dim), torch.randn(2, tables, dim)
-    found = interaction.dot_features(dense, sparse)
-    assert found.shape == (2, features)
-    assert torch.equal(found[:, :dim], dense)
-    assert torch.equal(found[:, dim:width], interaction.dot(torch.cat([dense[:, None], sparse], 1)))
-    assert not found[:, width:].any()
+    result = interaction.dot_features(dense, sparse)
+    assert result.shape == (2, features)
+    assert torch.equal(result[:, :dim], dense)
+    assert torch.equal(result[:, dim:width], interaction.dot(torch.cat([dense[:, None], sparse], 1)))
+    assert not result[:, width:].any()
 
 
 def test_cat_features_are_the_concatenated_vectors() -> None:

@@ -20,8 +20,8 @@ MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize(("samples", "tables", "dim"), [(5, 26, 32), (3, 2, 8), (4, 17, 12), (2, 40, 16)])
 def test_dot_agrees_with_float64(samples: int, tables: int, dim: int, dtype: torch.dtype, tolerance: float) -> None:
-    found = dot(fused, samples, tables, dim, dtype)
-    assert found.largest < tolerance, found
+    difference = dot(fused, samples, tables, dim, dtype)
+    assert difference.largest < tolerance, difference
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy
@@ -43,8 +43,8 @@ def test_dot_sets_the_overflow_flag(wrong: float) -> None:
 @pytest.mark.parametrize(("widths", "logit"), [((13, 24, 8), False), ((480, 32, 16), True), ((8, 8), False)])
 def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: torch.dtype, tolerance: float) -> None:
     """Most errors of gradients come from values near 0 that pass a ReLU in one dtype and not in the other."""
-    found = layers(fused, widths, logit, 300, dtype)
-    assert found.output < tolerance and max(found.gradients) < 10 * tolerance, found
+    difference = layers(fused, widths, logit, 300, dtype)
+    assert difference.output < tolerance and max(difference.gradients) < 10 * tolerance, difference
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
@@ -63,9 +63,9 @@ def test_row_updates_agree_with_float64(
     tables: list[Table], batch: int, dim: int, apart: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     """Sums are exact to float32 in every dtype; only the vectors are rounded."""
-    found = updated(fused, tables, batch, dim, dtype, apart=apart)
-    assert found.vectors < tolerance, found
-    assert found.weights < 2e-6 and found.unchanged, found
+    update = updated(fused, tables, batch, dim, dtype, apart=apart)
+    assert update.vectors < tolerance, update
+    assert update.weights < 2e-6 and update.unchanged, update
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
@@ -77,22 +77,22 @@ def test_rows_of_narrow_tables_are_summed_in_float32(tables: list[Table], dtype:
 @pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
     """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""
-    found = updated(fused, [Table("cat_0.bin", 1), Table("cat_1.bin", 2)], 2100, 8, torch.float32)
-    assert found.weights < 2e-6, found
+    update = updated(fused, [Table("cat_0.bin", 1), Table("cat_1.bin", 2)], 2100, 8, torch.float32)
+    assert update.weights < 2e-6, update
 
 
 @pytest.mark.parametrize(("loss_scale", "apart"), [(None, False), (1024.0, False), (None, True)])
 def test_adagrad_updates_agree_with_float64(loss_scale: float | None, apart: bool) -> None:
-    found = updated(fused, ONE_HOT, 70, 8, torch.float32, optimizer="adagrad", loss_scale=loss_scale, apart=apart)
-    assert found.weights < 1e-5 and found.unchanged, found
+    update = updated(fused, ONE_HOT, 70, 8, torch.float32, optimizer="adagrad", loss_scale=loss_scale, apart=apart)
+    assert update.weights < 1e-5 and update.unchanged, update
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_an_overflow_skips_the_update(optimizer: str) -> None:
     tables = ONE_HOT[:2]
-    found = updated(fused, tables, 70, 8, torch.float32, optimizer=optimizer, found_inf=1.0)  # type: ignore[arg-type]
-    assert found.weights == 0
-    assert all(bool((squares == 0).all()) for squares in found.embeddings.accumulators.buffers())
+    update = updated(fused, tables, 70, 8, torch.float32, optimizer=optimizer, found_inf=1.0)  # type: ignore[arg-type]
+    assert update.weights == 0
+    assert all(bool((squares == 0).all()) for squares in update.embeddings.accumulators.buffers())
 
 
 def test_row_order_is_stable() -> None:

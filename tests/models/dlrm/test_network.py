@@ -33,10 +33,10 @@ def shapes(network: DLRM) -> dict[str, tuple[int, ...]]:
 def test_default_sizes_are_the_published_ones() -> None:
     with torch.device("meta"):
         network = DLRM([Table(f"cat_{i}.bin", 10) for i in range(26)])
-    found = shapes(network)
-    assert found["bottom.layers.0.weight"] == (512, 13) and found["bottom.layers.2.weight"] == (128, 256)
-    assert found["embeddings.weights.25"] == (10, 128)
-    assert found["top.layers.0.weight"] == (1024, 480) and found["top.layers.4.weight"] == (1, 256)
+    sizes = shapes(network)
+    assert sizes["bottom.layers.0.weight"] == (512, 13) and sizes["bottom.layers.2.weight"] == (128, 256)
+    assert sizes["embeddings.weights.25"] == (10, 128)
+    assert sizes["top.layers.0.weight"] == (1024, 480) and sizes["top.layers.4.weight"] == (1, 256)
     assert sum(p.numel() for p in network.bottom.parameters()) == 171_392
     assert sum(p.numel() for p in network.top.parameters()) == 2_198_529
 

@@ -26,8 +26,8 @@ def test_lookup_writes_vectors_to_each_ranks_output(tables: tuple[Table, ...], b
     outs = [torch.full((batch, 4, dim), 9.0, dtype=torch.float16) for _ in range(ranks)]
     fused.tables.look_up_into(outs, columns, list(plain.weights), tables, ids)
     expected = plain.look_up(ids, ranks * batch, torch.float16).view(ranks, batch, 2, dim)
-    for out, own in zip(outs, expected, strict=True):
-        assert torch.equal(out[:, list(columns)], own)
+    for out, vectors in zip(outs, expected, strict=True):
+        assert torch.equal(out[:, list(columns)], vectors)
         assert bool((out[:, [0, 2]] == 9).all())
 
 

@@ -75,13 +75,13 @@ def test_the_csv_has_every_row_in_order(home: Path, predicted: Callable[..., Rec
 def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     evaluated = read_record(home / "run").final_metric
     record = predicted("datamodule.predict=test")
-    found = record.final_metric
+    metric = record.final_metric
     assert record.quality and record.quality[0].of.endswith(f"{record.samples} rows of the test split")
-    assert found is not None and evaluated is not None and found.value is not None
-    assert [each.name for each in record.quality] == ["AUC", "AP", "log loss"]
+    assert metric is not None and evaluated is not None and metric.value is not None
+    assert [figure.name for figure in record.quality] == ["AUC", "AP", "log loss"]
     drawn = (tmp_path / "predictions.svg").read_text()
-    assert f"AUC {found.value:.4f}" in drawn and f"Average precision {record.quality[1].value:.4f}" in drawn
-    assert (found.name, found.value, found.target) == ("auc", evaluated.value, evaluated.target)
+    assert f"AUC {metric.value:.4f}" in drawn and f"Average precision {record.quality[1].value:.4f}" in drawn
+    assert (metric.name, metric.value, metric.target) == ("auc", evaluated.value, evaluated.target)
 
 
 def test_split_and_number_of_rows_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:

@@ -67,20 +67,20 @@ def read(home: Path, case: str, world: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_on_several_gpus_equal_those_of_one(case: str, ranks: int, home: Path) -> None:
-    (alone,), found = read(home, case, 1), read(home, case, ranks)
+    (alone,), results = read(home, case, 1), read(home, case, ranks)
     assert len(alone["losses"]) == (EPOCHS - 1) * 8
-    losses = torch.stack([each["losses"] for each in found])
+    losses = torch.stack([result["losses"] for result in results])
     torch.testing.assert_close(losses.mean(0), alone["losses"], rtol=TOLERANCE[case], atol=TOLERANCE[case])
     assert losses.std(0).min() > 0
     assert alone["losses"][-8:].mean() < alone["losses"][:8].mean()
-    assert found[0]["metrics"]["auc"] == pytest.approx(alone["metrics"]["auc"], abs=10 * TOLERANCE[case])
-    assert found[0]["phases"]["communication"] > 0
+    assert results[0]["metrics"]["auc"] == pytest.approx(alone["metrics"]["auc"], abs=10 * TOLERANCE[case])
+    assert results[0]["phases"]["communication"] > 0
 
 
 def test_all_to_all_gives_the_bits_of_peer_memory(ranks: int, home: Path) -> None:
     """A second run gives the same bits as well: barriers order all reads, and sums have one order."""
     by_peer_memory = {case: read(home, case, ranks) for case in CASES if case != "torchrec"}
     assert "exchanged by all-to-all" in launch(home, ranks, "all_to_all")
-    for case, found in by_peer_memory.items():
+    for case, results in by_peer_memory.items():
         again = read(home, case, ranks)
-        assert all(torch.equal(a["losses"], b["losses"]) for a, b in zip(found, again, strict=True)), case
+        assert all(torch.equal(a["losses"], b["losses"]) for a, b in zip(results, again, strict=True)), case

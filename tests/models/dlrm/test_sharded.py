@@ -39,8 +39,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]
     """Groups of gloo ranks by their size."""
     started = {count: Ranks(count, tmp_path_factory.mktemp("ranks")) for count in (1, 2, 4)}
     yield started
-    for each in started.values():
-        each.close()
+    for group in started.values():
+        group.close()
 
 
 def make_network(embeddings: Any) -> DLRM:
@@ -54,7 +54,7 @@ def batch_of(step: int, begin: int, end: int) -> Clicks:
     numerical = torch.randn(BATCH, NUMERICAL, generator=random).half()
     ids = [(torch.rand(BATCH, t.hotness, generator=random) ** 2 * t.cardinality).int() for t in TABLES]
     labels = ((ids[0] + ids[2] + ids[5])[:, 0] % 3 == 0).float()
-    return Clicks(labels[begin:end], numerical[begin:end], torch.cat([own[begin:end].flatten() for own in ids]))
+    return Clicks(labels[begin:end], numerical[begin:end], torch.cat([column[begin:end].flatten() for column in ids]))
 
 
 def trained(network: DLRM, model: nn.Module, rank: int, world: int, steps: int = STEPS) -> list[float]:
@@ -92,15 +92,15 @@ def train_sharded(optimizer: Rule, sharding: dict[str, str], engine: str, state:
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The plain network's first state, losses and last state, by optimizer."""
-    found = {}
+    results = {}
     for optimizer in ("sgd", "adagrad"):
         network = make_network(partial(PlainEmbeddings, optimizer=optimizer))
         first = tmp_path_factory.mktemp("twin") / f"{optimizer}.pt"
         torch.save(network.state_dict(), first)
         before = network(batch_of(0, 0, BATCH)).detach()
         losses = trained(network, network, 0, 1)
-        found[optimizer] = {"first": first, "before": before, "losses": losses, "state": network.state_dict()}
-    return found
+        results[optimizer] = {"first": first, "before": before, "losses": losses, "state": network.state_dict()}
+    return results
 
 
 CASES = [
@@ -126,11 +126,11 @@ def test_losses_over_50_steps_equal_those_of_plain_embeddings(
     world: int, optimizer: str, sharding: dict[str, str], engine: str, ranks: dict[int, Ranks], twins: dict[str, Any]
 ) -> None:
     twin = twins[optimizer]
-    found = ranks[world](train_sharded, optimizer, sharding, engine, twin["first"])
-    assert_close(torch.cat([each["before"] for each in found]), twin["before"])
-    losses = torch.tensor([each["losses"] for each in found], dtype=torch.float64).mean(0)
+    results = ranks[world](train_sharded, optimizer, sharding, engine, twin["first"])
+    assert_close(torch.cat([result["before"] for result in results]), twin["before"])
+    losses = torch.tensor([result["losses"] for result in results], dtype=torch.float64).mean(0)
     assert_close(losses, torch.tensor(twin["losses"], dtype=torch.float64), rtol=1e-5, atol=1e-5)
-    saved = found[0]["state"]
+    saved = results[0]["state"]
     assert saved.keys() == twin["state"].keys()
     first = torch.load(twin["first"])
     for name, value in twin["state"].items():
@@ -138,8 +138,8 @@ def test_losses_over_50_steps_equal_those_of_plain_embeddings(
         assert_close(saved[name], value, rtol=0, atol=1e-4 * largest, msg=name)
         assert (value - first[name]).abs().max() > 0.1 * largest or "embeddings" not in name
     ours = engine == "auto" and sharding != MIXED
-    assert {each["held"] for each in found} == {"TableWiseTables" if ours else "TorchRecTables"}
-    kinds = {p.table.name: p.sharding for p in found[0]["plan"]}
+    assert {result["held"] for result in results} == {"TableWiseTables" if ours else "TorchRecTables"}
+    kinds = {p.table.name: p.sharding for p in results[0]["plan"]}
     assert kinds == (sharding if world > 1 else kinds)
 
 
@@ -210,9 +210,9 @@ def test_a_network_begins_alike_with_whole_and_with_cut_tables(
     """The layers after the tables too: drawing tables must take as many random numbers wherever they are."""
     torch.manual_seed(7)
     plain = DLRM(LARGE, NUMERICAL, 4, bottom=(8, 4), top=(8,)).state_dict()
-    found, *_ = ranks[world](started, {} if kind is None else {table.name: kind for table in LARGE}, engine)
-    assert found.keys() == plain.keys()
-    assert [name for name, value in plain.items() if not torch.equal(found[name], value)] == []
+    state, *_ = ranks[world](started, {} if kind is None else {table.name: kind for table in LARGE}, engine)
+    assert state.keys() == plain.keys()
+    assert [name for name, value in plain.items() if not torch.equal(state[name], value)] == []
 
 
 class Largest(TorchDispatchMode):
@@ -275,19 +275,19 @@ def overflow_on_one_rank(optimizer: Rule) -> dict[str, Any]:
     """Takes two steps in bfloat16: with an infinite gradient on rank 0, then with finite ones."""
     embeddings = ShardedEmbeddings(TABLES, DIM, optimizer=optimizer, sharding=MIXED)
     embeddings.place(torch.device("cpu"), BATCH)
-    before, found, changed = dict(embeddings.state_dict()), [], []
+    before, overflows, changed = dict(embeddings.state_dict()), [], []
     for factor in (float("inf") if distributed.get_rank() == 0 else 1.0, 1.0):
         with torch.autocast("cpu", torch.bfloat16):
             vectors = embeddings(batch_of(0, 0, 16).ids, 16)
         gradient = torch.ones_like(vectors)
         gradient[0, 1, 0] *= factor
         vectors.backward(gradient)
-        found.append(embeddings.overflowed())
-        embeddings.update(torch.tensor(1.0), found[-1])
+        overflows.append(embeddings.overflowed())
+        embeddings.update(torch.tensor(1.0), overflows[-1])
         after = dict(embeddings.state_dict())
         changed.append([not torch.equal(after[name], value) for name, value in before.items()])
         assert all(value.isfinite().all() for value in after.values())
-    return {"dtype": vectors.dtype, "found": [each.item() for each in found], "changed": changed}
+    return {"dtype": vectors.dtype, "found": [overflow.item() for overflow in overflows], "changed": changed}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])

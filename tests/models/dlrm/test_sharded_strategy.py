@@ -78,10 +78,10 @@ class Once:
 
 def rows(clicks: Clicks, rank: int, world: int) -> Clicks:
     """Returns a rank's rows of a global batch."""
-    own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    span = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     per_table = clicks.ids.split([BATCH * table.hotness for table in TABLES])
-    ids = torch.cat([each.view(BATCH, -1)[own].flatten() for each in per_table])
-    return Clicks(clicks.labels[own], clicks.numerical[own], ids)
+    ids = torch.cat([column.view(BATCH, -1)[span].flatten() for column in per_table])
+    return Clicks(clicks.labels[span], clicks.numerical[span], ids)
 
 
 def fitted(begin: int, memory_gib: float | None, folder: str, resume: str | None) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def fitted(begin: int, memory_gib: float | None, folder: str, resume: str | None
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]]:
     started = {count: Ranks(count, tmp_path_factory.mktemp("ranks")) for count in (1, 2)}
     yield started
-    for each in started.values():
-        each.close()
+    for group in started.values():
+        group.close()
 
 
 def test_a_run_on_two_ranks_resumes_on_one_like_the_plain_network(ranks: dict[int, Ranks], tmp_path: Path) -> None:

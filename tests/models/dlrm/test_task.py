@@ -208,10 +208,10 @@ def test_tables_and_layers_change_by_rate_times_gradient(precision: str, tmp_pat
         (F.binary_cross_entropy_with_logits(twin(clicks), clicks.labels) * scale).backward()
         gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
         assert isinstance(twin.embeddings, PlainEmbeddings)
-        found = twin.embeddings.pending[0].gradient.float()
+        of_vectors = twin.embeddings.pending[0].gradient.float()
         for number, ids in enumerate(clicks.ids.view(len(CARDINALITIES), -1).long()):
             empty = torch.zeros_like(before[f"embeddings.weights.{number}"])
-            gradients[f"embeddings.weights.{number}"] = empty.index_add(0, ids, found[:, number])
+            gradients[f"embeddings.weights.{number}"] = empty.index_add(0, ids, of_vectors[:, number])
 
         def compare() -> None:
             rate = 2 * (len(changed) + 1) / 20

@@ -83,12 +83,12 @@ def fused() -> Any:
     assert package is not None
 
     used = [(precision, shape, build_layers(shape[1], kinds, width)) for precision, (shape, kinds, width) in DECIDED]
-    used += [(precision, shape, own().layers()) for precision in PRECISIONS for own, shape in NETWORKS.values()]
+    used += [(precision, shape, make().layers()) for precision in PRECISIONS for make, shape in NETWORKS.values()]
     launches = set[Any]()
-    for precision, shape, own in used:
+    for precision, shape, modules in used:
         with matmul_precision(precision):
             images = pixels(shape, precision.dtype, CUDA)
-            launches |= package.body.launches_of(images, [layer.to(CUDA) for layer in own], precision.dtype)
+            launches |= package.body.launches_of(images, [layer.to(CUDA) for layer in modules], precision.dtype)
     package.precompile.compile_all(launches)
     return package
 
@@ -121,16 +121,16 @@ def test_a_layer_agrees_with_float64(precision: Precision, case: Case, fused: An
     (images, channels, height, width), kinds, outputs = case
     tolerance = precision.tolerance * max(1.0, (images * height * width / 2000) ** 0.5)
     with matmul_precision(precision):
-        found = layers(fused, (images, channels, height, width), kinds, outputs, precision.dtype, CUDA, decided=True)
-    assert found.largest < tolerance, found.above(tolerance)
+        errors = layers(fused, (images, channels, height, width), kinds, outputs, precision.dtype, CUDA, decided=True)
+    assert errors.largest < tolerance, errors.above(tolerance)
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_a_layer_with_active_relus_agrees_with_float64(case: Case, fused: Any) -> None:
     """A few values near 0 may pass a ReLU in one dtype only; sums hardly change."""
     with matmul_precision(SINGLE):
-        found = layers(fused, *case, torch.float32, CUDA)
-    assert found.largest < 1e-3, found.above(1e-3)
+        errors = layers(fused, *case, torch.float32, CUDA)
+    assert errors.largest < 1e-3, errors.above(1e-3)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
@@ -140,17 +140,17 @@ def test_a_network_is_as_accurate_as_plain_torch(precision: Precision, fused: An
     Gradients are compared on average, since the worst one varies randomly.
     """
     with matmul_precision(precision):
-        found, plain = (
+        errors, plain = (
             network(features, IMAGES, precision.dtype, CUDA, width_multiplier=0.5, strides=STRIDES)
             for features in (fused.body.features, plain_features)
         )
     pairs = {
-        "output": (found.output, plain.output),
-        "gradients": (fmean(found.gradients.values()), fmean(plain.gradients.values())),
-        "buffers": (found.of_buffers, plain.of_buffers),
+        "output": (errors.output, plain.output),
+        "gradients": (fmean(errors.gradients.values()), fmean(plain.gradients.values())),
+        "buffers": (errors.of_buffers, plain.of_buffers),
     }
     worst = {name: pair for name, pair in pairs.items() if not pair[0] < 3 * pair[1] + precision.tolerance / 10}
-    assert not worst, (worst, found, plain)
+    assert not worst, (worst, errors, plain)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
@@ -158,10 +158,10 @@ def test_a_network_is_as_accurate_as_plain_torch(precision: Precision, fused: An
 def test_each_kernel_of_a_network_agrees_with_float64(kind: str, precision: Precision, fused: Any) -> None:
     """Outputs and gradients within the precision's rounding, statistics and sums within float32's."""
     torch.manual_seed(0)
-    own, shape = NETWORKS[kind]
+    make, shape = NETWORKS[kind]
     with matmul_precision(precision), checked_kernels(fused) as errors:
         images = pixels(shape, precision.dtype, CUDA)
-        fused.body.apply_body(images, own().to(CUDA).layers(), precision.dtype).float().square().sum().backward()
+        fused.body.apply_body(images, make().to(CUDA).layers(), precision.dtype).float().square().sum().backward()
     assert {name.split()[0] for name in errors} == set(CHECKS)
     limits = {
         name: precision.tolerance / 4 if name.endswith(("output", "gradient", "weight")) else 1e-5 for name in errors
@@ -170,24 +170,24 @@ def test_each_kernel_of_a_network_agrees_with_float64(kind: str, precision: Prec
 
 
 def test_nan_propagates(fused: Any) -> None:
-    own = narrow().to(CUDA)
+    model = narrow().to(CUDA)
     with torch.no_grad():
-        own.layers()[3].conv.weight[5] = torch.nan
-    features = own.features(torch.randn(*IMAGES, device=CUDA))
+        model.layers()[3].conv.weight[5] = torch.nan
+    features = model.features(torch.randn(*IMAGES, device=CUDA))
     features.sum().backward()
-    assert features.isnan().all() and own.stem.conv.weight.grad is not None
-    assert own.stem.conv.weight.grad.isnan().all()
+    assert features.isnan().all() and model.stem.conv.weight.grad is not None
+    assert model.stem.conv.weight.grad.isnan().all()
 
 
 def test_training_is_deterministic(fused: Any) -> None:
     torch.manual_seed(0)
-    own = narrow().to(CUDA)
+    model = narrow().to(CUDA)
     images = torch.randn(*IMAGES, device=CUDA).contiguous(memory_format=torch.channels_last)
     runs = []
     for _ in range(2):
         with torch.autocast(CUDA, dtype=torch.float16):
-            out = own.features(images)
-        wanted = [*own.stem.parameters(), *own.blocks.parameters()]
+            out = model.features(images)
+        wanted = [*model.stem.parameters(), *model.blocks.parameters()]
         runs.append((out, *torch.autograd.grad(out.float().square().sum(), wanted)))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
@@ -234,8 +234,8 @@ def test_the_first_step_with_kernels_equals_that_of_plain_torch(
 
 
 def test_training_with_kernels_reduces_the_loss(tmp_path: Path, fused: Any) -> None:
-    found = run(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
-    assert fmean(found.losses[-4:]) < 0.7 * fmean(found.losses[:4])
+    result = run(tmp_path, "precision=fp32", "fit.max_steps=24", "fit.max_epochs=3")
+    assert fmean(result.losses[-4:]) < 0.7 * fmean(result.losses[:4])
 
 
 def test_trivial_augment_in_a_graph_equals_that_of_the_cpu() -> None:

@@ -35,8 +35,8 @@ CASES = [
 def test_a_layer_agrees_with_float64(shape: Shape, kinds: str, width: int, dtype: torch.dtype) -> None:
     """Outputs, all gradients and running statistics; no ReLU's input changes sign by rounding."""
     tolerance = TOLERANCES[dtype]
-    found = layers(fused, shape, kinds, width, dtype, decided=True)
-    assert found.largest < tolerance, found.above(tolerance)
+    errors = layers(fused, shape, kinds, width, dtype, decided=True)
+    assert errors.largest < tolerance, errors.above(tolerance)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_a_layer_agrees_with_float64(shape: Shape, kinds: str, width: int, dtype
     [case if i % 4 == 3 else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES)],
 )
 def test_a_layer_with_active_relus_agrees_with_float64(shape: Shape, kinds: str, width: int) -> None:
-    found = layers(fused, shape, kinds, width, torch.float32)
-    assert found.largest < 2e-5, found.above(2e-5)
+    errors = layers(fused, shape, kinds, width, torch.float32)
+    assert errors.largest < 2e-5, errors.above(2e-5)
 
 
 @pytest.mark.slow
 def test_several_layers_agree_with_float64() -> None:
     """Kernels use the partial sums of other kernels."""
-    found = layers(fused, (2, 12, 6, 5), "2p1", 24, torch.float32)
-    assert found.largest < 5e-5, found.above(5e-5)
+    errors = layers(fused, (2, 12, 6, 5), "2p1", 24, torch.float32)
+    assert errors.largest < 5e-5, errors.above(5e-5)
 
 
 @pytest.mark.slow
@@ -64,17 +64,17 @@ def test_programs_with_several_tiles_agree_with_float64(kinds: str, monkeypatch:
     # A depthwise layer's images are cut into segments of rows, the last one shorter.
     monkeypatch.setattr(fused.depthwise, "strips_of", lambda *key: strips_of(*key)._replace(programs=20))
     monkeypatch.setattr(fused.norm, "CONCLUDED_AT_ONCE", 2)
-    found = layers(fused, (5, 16, 7, 8), kinds, 16, torch.float32)
-    assert found.largest < 2e-5, found.above(2e-5)
+    errors = layers(fused, (5, 16, 7, 8), kinds, 16, torch.float32)
+    assert errors.largest < 2e-5, errors.above(2e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["1", "p"])
 def test_statistics_are_accurate_far_from_0(kinds: str) -> None:
     """With means of 30 deviations; sums of plain squares would leave 4 digits of the variance."""
-    found = layers(fused, (6, 16, 5, 5), kinds, 16, torch.float32, offset=30.0)
-    variance = max(value for name, value in found.buffers.items() if name.endswith("running_var"))
-    assert variance < 2e-6, found
+    errors = layers(fused, (6, 16, 5, 5), kinds, 16, torch.float32, offset=30.0)
+    variance = max(value for name, value in errors.buffers.items() if name.endswith("running_var"))
+    assert variance < 2e-6, errors
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -97,12 +97,12 @@ def test_statistics_of_a_depthwise_layer_are_accurate_far_from_0(stride: int, mo
 def test_a_network_with_small_strides_agrees_with_float64() -> None:
     """Its errors are at most five times those of plain torch: 9 layers amplify rounding."""
     strides = [1, 1, 2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-    found, plain = (
+    errors, plain = (
         network(features, (3, 3, 5, 7), torch.float32, depth=9, width_multiplier=0.125, strides=strides)
         for features in (fused.body.features, plain_features)
     )
-    assert found.output < 5 * plain.output and found.of_gradients < 5 * plain.of_gradients, (found, plain)
-    assert found.of_buffers < 1e-5 and plain.output < 1e-3 and plain.of_gradients < 0.02, (found, plain)
+    assert errors.output < 5 * plain.output and errors.of_gradients < 5 * plain.of_gradients, (errors, plain)
+    assert errors.of_buffers < 1e-5 and plain.output < 1e-3 and plain.of_gradients < 0.02, (errors, plain)
 
 
 def tiny_layers() -> list[ConvNormReLU]:

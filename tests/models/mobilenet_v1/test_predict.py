@@ -77,10 +77,10 @@ def test_the_accuracy_equals_that_of_the_evaluation(
 ) -> None:
     record = predicted()
     assert f"{record.quality[0].value / 100:.2%} of 15 images right" in (tmp_path / "predictions.svg").read_text()  # type: ignore[index,operator]
-    evaluated, found = read_record(home / "run").final_metric, record.final_metric
+    evaluated, metric = read_record(home / "run").final_metric, record.final_metric
     assert record.quality and record.quality[0].of == "right, 15 images of the val split"
-    assert found is not None and evaluated is not None
-    assert (found.name, found.value) == ("top1", evaluated.value)
+    assert metric is not None and evaluated is not None
+    assert (metric.name, metric.value) == ("top1", evaluated.value)
 
 
 def test_images_without_labels_are_classified(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_changes_and_strengths_are_uniform() -> None:
     counts = torch.bincount(changes, minlength=len(Change))
     assert len(counts) == 14 and (counts - 2000).abs().max() < 200
     for change in Change:
-        own = strengths[changes == change]
-        assert own.min() < -0.49 and own.max() > 0.49 and own.abs().max() <= 0.5
-        assert own.mean().abs() < 0.03 and own.std() == pytest.approx(0.5 / 3**0.5, rel=0.05)
+        values = strengths[changes == change]
+        assert values.min() < -0.49 and values.max() > 0.49 and values.abs().max() <= 0.5
+        assert values.mean().abs() < 0.03 and values.std() == pytest.approx(0.5 / 3**0.5, rel=0.05)
 
 
 def test_trivial_augment_applies_in_training_only() -> None:

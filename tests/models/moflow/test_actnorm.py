@@ -136,9 +136,9 @@ def test_norm_batch_starts_as_devices_with_other_weights_do(monkeypatch: pytest.
     before = {name: value.clone() for name, value in network.state_dict().items()}
     torch.manual_seed(3)
     networks = network.networks_of_devices(3)
-    weights = [each.bond_flow.steps[0].coupling.convs[0].weight for each in networks]  # type: ignore[union-attr]
+    weights = [replica.bond_flow.steps[0].coupling.convs[0].weight for replica in networks]  # type: ignore[union-attr]
     assert torch.equal(weights[0], before["bond_flow.steps.0.coupling.convs.0.weight"])
-    assert not any(torch.equal(weights[0], each) for each in weights[1:]) and not torch.equal(*weights[1:])
+    assert not any(torch.equal(weights[0], weight) for weight in weights[1:]) and not torch.equal(*weights[1:])
     set_as_devices(networks, x, adj, network.one_hot(nodes, edges)[1])
     torch.manual_seed(3)
     network.initialize(nodes, edges)
@@ -174,12 +174,12 @@ def initialised_state(rank: int, world: int, norm_batch: int | None = None) -> d
     nodes, edges = make_molecules(BATCH)
     torch.manual_seed(2)
     x, adj = network.dequantise(*network.one_hot(nodes, edges), noise=True)
-    own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    network.dequantise = lambda *_args, **_kwargs: (x[own], adj[own])  # type: ignore[method-assign]
+    span = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    network.dequantise = lambda *_args, **_kwargs: (x[span], adj[span])  # type: ignore[method-assign]
     torch.manual_seed(10 + rank)
     if world == 1:  # in groups as on both ranks
         network.norm_batch = norm_batch or BATCH // 2
-    network.initialize(nodes[own], edges[own])
+    network.initialize(nodes[span], edges[span])
     return network.state_dict()
 
 

@@ -86,8 +86,8 @@ def test_plu_matrix_has_the_log_determinant_and_gradients_of_slogdet() -> None:
     expected = torch.linalg.slogdet(conv.matrix())[1]
     assert_close(conv.log_abs_det(), expected, rtol=1e-12, atol=1e-12)
     _, log_det = conv(torch.randn(2, 4, 12, dtype=torch.float64))
-    found = torch.autograd.grad(log_det, parameters, allow_unused=True, materialize_grads=True)
-    assert_close(found, torch.autograd.grad(4 * expected, parameters), rtol=1e-10, atol=1e-10)
+    gradients = torch.autograd.grad(log_det, parameters, allow_unused=True, materialize_grads=True)
+    assert_close(gradients, torch.autograd.grad(4 * expected, parameters), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,10 @@ def test_a_rings_last_bond_spans_its_size_less_one() -> None:
         "C1" + "C" * 12 + "1": {(1, 1): 12, (1, FAR + 1): 1},
     }
     for smiles, expected in counted.items():
-        found = spans(one_hot(smiles)[1]).view(3, FAR + 1)
-        assert {(kind + 1, apart + 1): int(found[kind, apart]) for kind, apart in found.nonzero().tolist()} == expected
+        counts = spans(one_hot(smiles)[1]).view(3, FAR + 1)
+        assert {
+            (kind + 1, apart + 1): int(counts[kind, apart]) for kind, apart in counts.nonzero().tolist()
+        } == expected
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,8 @@ def test_rings_of_up_to_five_atoms_are_all_cycles_of_the_graph(smiles: str) -> N
 
 def test_benzene_alternates() -> None:
     """So does one ring of naphthalene in the Kekulé form that is written."""
-    found = {"c1ccccc1": 1, "c1ccccc1-c1ccccc1": 2, "c1ccc2ccccc2c1": 1, "C1CCCCC1": 0, "C1=CC=CCC1": 0, "C=CC=CC=C": 0}
-    for smiles, expected in found.items():
+    cases = {"c1ccccc1": 1, "c1ccccc1-c1ccccc1": 2, "c1ccc2ccccc2c1": 1, "C1CCCCC1": 0, "C1=CC=CCC1": 0, "C=CC=CC=C": 0}
+    for smiles, expected in cases.items():
         assert alternating(one_hot(smiles)[1])[0, 0] == expected
     assert alternating(one_hot("CC=CC")[1]).tolist() == [[0, 2, 2, 0]]  # in both directions
 
@@ -89,7 +91,7 @@ def test_neighbours_are_those_of_rdkit() -> None:
                 together[bonds[i], bonds[j]] += i != j
         number = np.bincount([kind for bonds in kinds for kind in bonds], minlength=3) / 2
         expected = [*number, *together.ravel(), sum(len(bonds) ** 3 for bonds in kinds)]
-        assert_close(neighbours(one_hot(smiles)[1])[0].tolist(), [float(each) for each in expected])
+        assert_close(neighbours(one_hot(smiles)[1])[0].tolist(), [float(value) for value in expected])
 
 
 def test_elements_are_counted_by_their_bonds_as_rdkit_does() -> None:
@@ -117,9 +119,9 @@ def test_counts_of_independent_bonds_are_expectations() -> None:
     chance = torch.rand(10, 2, dtype=torch.float64)
     chance = chance / chance.sum(1, keepdim=True)  # of no bond and of a single one
     likely = graphs(chance[None, :, 0], ends)
-    each = torch.tensor(list(product([0.0, 1.0], repeat=10)), dtype=torch.float64)
-    weight = (chance[:, 0] * each + chance[:, 1] * (1 - each)).prod(1)
-    every = graphs(each, ends)
+    choices = torch.tensor(list(product([0.0, 1.0], repeat=10)), dtype=torch.float64)
+    weight = (chance[:, 0] * choices + chance[:, 1] * (1 - choices)).prod(1)
+    every = graphs(choices, ends)
     for count, kept in ((pairs, 64), (spans, 64), (rings, 3), (neighbours, 12)):
         expected = (weight[:, None] * count(every)).sum(0)
         assert_close(count(likely)[0, :kept], expected[:kept])

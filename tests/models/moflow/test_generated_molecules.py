@@ -99,7 +99,7 @@ def test_with_the_kept_statistics_a_training_flow_runs_backwards_exactly(norm_ba
     (gradient,) = torch.autograd.grad(again.square().sum(), adj)  # of the identity, whatever path it took
     assert_close(gradient, 2 * adj, rtol=1e-6, atol=1e-8)
     assert not torch.allclose(flow.eval().reverse(z), adj)
-    assert all(each is None for norm in flow.modules() for each in (getattr(norm, "kept_mean", None),))
+    assert all(mean is None for norm in flow.modules() for mean in (getattr(norm, "kept_mean", None),))
 
 
 @pytest.mark.parametrize("execution", ["fast", "reference"])
@@ -131,7 +131,9 @@ def test_keeping_statistics_changes_nothing_else() -> None:
         else:
             z, _ = network.bond_flow(adj)
         z.square().sum().backward()
-        results.append([z, *(each.grad for each in network.bond_flow.parameters()), *network.bond_flow.buffers()])
+        results.append(
+            [z, *(parameter.grad for parameter in network.bond_flow.parameters()), *network.bond_flow.buffers()]
+        )
     assert_close(*results)
 
 
@@ -150,14 +152,14 @@ def test_the_discrepancy_is_that_of_its_definition() -> None:
     variance = y.var(0, correction=0).sum().item()
 
     def average(first: torch.Tensor, second: torch.Tensor, skipped: bool) -> float:
-        found = []
+        terms = []
         for i, a in enumerate(first):
             for j, b in enumerate(second):
                 if not (skipped and i == j):
                     widths = [scale * variance for scale in SCALES]
                     curved = [width / (width + (a - b).square().sum().item()) for width in widths]
-                    found.append((a @ b).item() / variance + sum(curved) / len(curved))
-        return sum(found) / len(found)
+                    terms.append((a @ b).item() / variance + sum(curved) / len(curved))
+        return sum(terms) / len(terms)
 
     expected = average(x, x, True) + average(y, y, True) - 2 * average(x, y, False)
     assert_close(discrepancy(x, y).item(), expected)
@@ -169,16 +171,16 @@ def test_the_discrepancy_is_that_of_its_definition() -> None:
 def test_counts_are_standardised_by_the_real_ones_and_far_ones_bent() -> None:
     real = torch.tensor([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]], dtype=torch.float64)
     generated = torch.tensor([[4.0, 5.0], [2.0, 6.0]], dtype=torch.float64)
-    found, same = standardised(generated, real)
+    scores, same = standardised(generated, real)
     far = 1 / LEAST_SPREAD  # of a count that is the same in all real molecules
 
     def bent(value: float) -> float:
         return value / (1 + (value / FAREST) ** 2) ** 0.5
 
     spread = (8 / 3) ** 0.5 + LEAST_SPREAD
-    assert_close(found, torch.tensor([[bent(2 / spread), 0], [0, bent(far)]], dtype=torch.float64))
+    assert_close(scores, torch.tensor([[bent(2 / spread), 0], [0, bent(far)]], dtype=torch.float64))
     assert_close(same[:, 1], torch.zeros(3, dtype=torch.float64))
-    assert found.max() < FAREST < far
+    assert scores.max() < FAREST < far
 
 
 def test_elements_that_cannot_have_their_bonds_are_improbable() -> None:
@@ -188,11 +190,11 @@ def test_elements_that_cannot_have_their_bonds_are_improbable() -> None:
     limits = torch.tensor([0.0, 4.0, 2.0, 1.0]).double()  # of no atom and of three elements
     for classes, wrong in (([1, 1, 1, 1, 0], 0), ([3, 2, 1, 3, 0], 1), ([3, 3, 3, 3, 3], 3), ([1, 0, 1, 0, 0], 2)):
         atoms = torch.nn.functional.one_hot(torch.tensor(classes), 4).double()
-        found = wrong_elements(atoms[None], one_hot(edges)[None], limits).item()
-        assert_close(found, SHARPNESS * wrong, rtol=0, atol=wrong * math.log(3) + LEAK)
+        penalty = wrong_elements(atoms[None], one_hot(edges)[None], limits).item()
+        assert_close(penalty, SHARPNESS * wrong, rtol=0, atol=wrong * math.log(3) + LEAK)
     undecided = torch.full((1, 5, 4), 0.25, dtype=torch.float64)
-    found = wrong_elements(undecided, one_hot(edges)[None], limits).item()
-    assert_close(found, 2 * math.log(4 / 3) + 3 * math.log(4))  # three elements may end the chain
+    penalty = wrong_elements(undecided, one_hot(edges)[None], limits).item()
+    assert_close(penalty, 2 * math.log(4 / 3) + 3 * math.log(4))  # three elements may end the chain
     edges[0, 2] = edges[2, 0] = 3  # six bond orders are those that any element has at most
     assert wrong_elements(atoms[None], one_hot(edges)[None], limits).isfinite().all()
 
@@ -216,7 +218,7 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
     with kept_statistics(network):
         network(*batch)
         torch.manual_seed(1)
-        found = loss(network, *batch, most_bonds)
+        losses = loss(network, *batch, most_bonds)
         torch.manual_seed(1)
         latents = []
         for shape in ((4, 4, 4), (4, 3)):
@@ -229,23 +231,23 @@ def test_it_is_that_of_the_molecules_that_the_network_draws() -> None:
             atoms = network.atom_flow.reverse(latents[1], adj, Limit())
     bonds, adj, atoms = bonds[:, :, :3, :3], adj[:, :, :3, :3], atoms[:, :3]  # the atoms that molecules have
     likely, elements = probabilities(bonds, 1), probabilities(atoms, 2)
-    assert_close(found["orphans"], orphans(bonds).mean())
-    assert_close(found["excess_bonds"], excess_bonds(likely).mean())
-    assert_close(found["wrong_elements"], wrong_elements(atoms, adj, most_bonds).mean())
-    real = torch.stack([one_hot(each) for each in batch[1].numpy()])
+    assert_close(losses["orphans"], orphans(bonds).mean())
+    assert_close(losses["excess_bonds"], excess_bonds(likely).mean())
+    assert_close(losses["wrong_elements"], wrong_elements(atoms, adj, most_bonds).mean())
+    real = torch.stack([one_hot(edges) for edges in batch[1].numpy()])
     real_elements = torch.nn.functional.one_hot(batch[0].long(), 3).double()
     apart = [
         discrepancy(pairs(likely), pairs(real)),
         discrepancy(*standardised(bond_counts(likely), bond_counts(real))),
         discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
     ]
-    assert_close(found["discrepancy"], sum(apart, torch.zeros(())))
-    defects = found["orphans"] + found["excess_bonds"] + found["wrong_elements"] + found["overflow"] / 10
-    assert_close(found["penalty"], (20 * defects + 100 * found["discrepancy"]) / 4**3)  # bits per dimension
-    assert min(found["orphans"], found["discrepancy"], found["wrong_elements"]) > 0.01
-    found["penalty"].backward()
+    assert_close(losses["discrepancy"], sum(apart, torch.zeros(())))
+    defects = losses["orphans"] + losses["excess_bonds"] + losses["wrong_elements"] + losses["overflow"] / 10
+    assert_close(losses["penalty"], (20 * defects + 100 * losses["discrepancy"]) / 4**3)  # bits per dimension
+    assert min(losses["orphans"], losses["discrepancy"], losses["wrong_elements"]) > 0.01
+    losses["penalty"].backward()
     for flow in (network.bond_flow, network.atom_flow):
-        assert all(each.grad is not None and each.grad.isfinite().all() for each in flow.parameters())
+        assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in flow.parameters())
 
 
 @pytest.mark.parametrize("padding", ["prior", "encoded"])
@@ -255,8 +257,8 @@ def test_the_host_reads_no_result(padding: str) -> None:
     network, batch = make_network(padding=padding, num_atom_flows=3).train(), make_molecules(12)
     with kept_statistics(network), profile(activities=[ProfilerActivity.CPU]) as profiled:
         network(*batch)
-        found = GeneratedMolecules(molecules=64)(network, *batch, torch.tensor([0.0, 4.0, 1.0]).double())
-        found["penalty"].backward()
+        losses = GeneratedMolecules(molecules=64)(network, *batch, torch.tensor([0.0, 4.0, 1.0]).double())
+        losses["penalty"].backward()
     ran = {event.name for event in profiled.events() or []}
     assert "aten::mul" in ran
     assert not ran & {"aten::_local_scalar_dense", "aten::nonzero"}
@@ -265,14 +267,14 @@ def test_the_host_reads_no_result(padding: str) -> None:
 @pytest.mark.parametrize("same", [1, 12])
 def test_molecules_that_are_all_the_same_have_a_finite_gradient(same: int) -> None:
     network = make_network().train()
-    nodes, edges = (each.expand(same, *each.shape[1:]) for each in make_molecules(1))
+    nodes, edges = (tensor.expand(same, *tensor.shape[1:]) for tensor in make_molecules(1))
     with kept_statistics(network):
         network(*make_molecules(12))
         most_bonds = torch.tensor([0.0, 4.0, 1.0]).double()
-        found = GeneratedMolecules(molecules=64)(network, nodes, edges, most_bonds)
-    found["penalty"].backward()
-    assert found["penalty"].isfinite()
-    assert all(each.grad is None or each.grad.isfinite().all() for each in network.parameters())
+        losses = GeneratedMolecules(molecules=64)(network, nodes, edges, most_bonds)
+    losses["penalty"].backward()
+    assert losses["penalty"].isfinite()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in network.parameters())
 
 
 def test_values_that_go_far_are_cut_off_and_pulled_back() -> None:
@@ -301,9 +303,9 @@ def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
     parts = ("orphans", 0.5), ("wrong_elements", 0.85)  # at most that share: few steps change the elements less
     ends = []
     for bits in (30, 1e-9):
-        given = f"{{_target_:{TARGET},defects:{bits},discrepancy:{bits},molecules:64}}"
+        loss = f"{{_target_:{TARGET},defects:{bits},discrepancy:{bits},molecules:64}}"
         (tmp_path / str(bits)).mkdir()
-        config = tiny_config(tmp_path / str(bits), f"model.task.generated_molecules={given}", *options, "hp.lr=5e-3")
+        config = tiny_config(tmp_path / str(bits), f"model.task.generated_molecules={loss}", *options, "hp.lr=5e-3")
         rows = [row for row in train(config).history if "orphans" in row]
         assert len(rows) > 20
         ends.append([np.mean([row[part] for row in rows[-5:]]) for part, _ in parts])

@@ -44,13 +44,13 @@ def test_fast_graph_conv_equals_the_reference() -> None:
 def test_reference_graph_conv_equals_the_formula() -> None:
     """Term by term; the edge type is the fastest index of the edge weight's rows."""
     torch.manual_seed(0)
-    x, own, own_bias, edge, edge_bias = leaf(1, 3, 2), leaf(4, 2), leaf(4), leaf(8, 2), leaf(8)
+    x, self_weight, self_bias, edge, edge_bias = leaf(1, 3, 2), leaf(4, 2), leaf(4), leaf(8, 2), leaf(8)
     adj = torch.rand(2, 3, 3, dtype=torch.float64)
     relations = torch.stack([torch.eye(3, dtype=torch.float64), *adj]).transpose(0, 1)[None]
-    output = reference.graph_conv(x, relations, own, own_bias, edge, edge_bias)[0]
+    output = reference.graph_conv(x, relations, self_weight, self_bias, edge, edge_bias)[0]
     for m in range(3):
         for c in range(4):
-            expected = own[c] @ x[0, m] + own_bias[c]
+            expected = self_weight[c] @ x[0, m] + self_bias[c]
             for e in range(2):
                 for n in range(3):
                     expected = expected + adj[e, m, n] * (edge[2 * c + e] @ x[0, n] + edge_bias[2 * c + e])

@@ -124,13 +124,13 @@ def test_the_loss_on_generated_molecules_is_that_of_the_eager_step_in_a_graph(
 
     monkeypatch.setattr(GeneratedMolecules, "_latents", latents)
     loss = "{_target_:src.models.moflow.generated_molecules.GeneratedMolecules,molecules:64}"
-    given = [f"model.task.generated_molecules={loss}", "model.task.network.padding=encoded", "fit.max_epochs=2"]
-    found = []
+    overrides = [f"model.task.generated_molecules={loss}", "model.task.network.padding=encoded", "fit.max_epochs=2"]
+    runs = []
     for choice in ("off", "on"):
-        record, _ = trained(tmp_path / choice, *given, f"execution.graph={choice}", f"execution.compile={choice}")
-        found.append([values(record, name) for name in ("loss", "orphans", "wrong_elements", "discrepancy")])
-    assert len(found[0][0]) > 10
-    for eager, captured in zip(*found, strict=True):
+        record, _ = trained(tmp_path / choice, *overrides, f"execution.graph={choice}", f"execution.compile={choice}")
+        runs.append([values(record, name) for name in ("loss", "orphans", "wrong_elements", "discrepancy")])
+    assert len(runs[0][0]) > 10
+    for eager, captured in zip(*runs, strict=True):
         assert captured == pytest.approx(eager, rel=1e-3, abs=1e-4)
 
 

@@ -149,7 +149,7 @@ def test_encoded_padding_samples_the_latents_that_rows_without_an_atom_have(scal
     network.decode = lambda z_atom, z_bond: drawn.append(z_atom) or make_molecules(3)  # type: ignore
     for temperature in (1, (1e-9, 1)):
         network.sample(2000, temperature, torch.Generator().manual_seed(4))
-    warm, cold = (each[:, 4:] for each in drawn)  # the rows that no step transforms
+    warm, cold = (latents[:, 4:] for latents in drawn)  # the rows that no step transforms
     molecules = make_molecules(2000)
     clean = network.one_hot(*molecules)
     noised, _ = network.dequantise(*clean, noise=True)

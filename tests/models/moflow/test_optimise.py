@@ -47,8 +47,8 @@ def optimised(home: Path, folder: Path, *overrides: str) -> Record:
     checkpoint = home / "outputs" / "moflow" / "run" / "checkpoints" / "last.ckpt"
     data = [] if any(text.startswith("datamodule=") for text in overrides) else ["datamodule=smiles_file"]
     mine = [f"ckpt_path={checkpoint}", "hardware=cpu", f"output_dir={folder}", "num_samples=4", "batch_size=16"]
-    own = ["correct_validity=true", "optimise=qed", "optimise_starts=2", "optimise_steps=4"]
-    return prediction_of([*data, *mine, *(f"model.predict.{text}" for text in own), *overrides])
+    options = ["correct_validity=true", "optimise=qed", "optimise_starts=2", "optimise_steps=4"]
+    return prediction_of([*data, *mine, *(f"model.predict.{text}" for text in options), *overrides])
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -90,8 +90,8 @@ def test_a_latent_vector_decodes_to_its_molecule_and_equal_graphs_are_returned_o
     expected = {
         graph_key(*graph) for graph in zip(*(a.numpy() for a in network.reconstruct(nodes, edges)), strict=True)
     }
-    found = [graph_key(*graph) for graph in zip(nodes_again, edges_again, strict=True)]
-    assert sorted(found) == sorted(expected)
+    keys = [graph_key(*graph) for graph in zip(nodes_again, edges_again, strict=True)]
+    assert sorted(keys) == sorted(expected)
 
 
 def graph_key(nodes: np.ndarray, edges: np.ndarray) -> tuple[int, ...]:
@@ -114,11 +114,13 @@ FOUND = Optimised(
 
 def test_the_best_found_molecule_is_similar_enough_and_better_than_its_start() -> None:
     pairs = best_pairs(FOUND, [0, 0.4, 0.6])
-    assert [found and found.smiles for found in pairs.values()] == ["CCCl", "CCBr", None, None, None, None]
+    assert [molecule and molecule.smiles for molecule in pairs.values()] == ["CCCl", "CCBr", None, None, None, None]
 
 
 def test_figures_are_over_starts_and_their_successes() -> None:
-    figures = {(each.group, each.name): each.value for each in figures_of(best_pairs(FOUND, [0, 0.6]), FOUND, "qed")}
+    figures = {
+        (figure.group, figure.name): figure.value for figure in figures_of(best_pairs(FOUND, [0, 0.6]), FOUND, "qed")
+    }
     assert figures["", "R2"] == 0.25
     lowest, highest = (
         {name: value for (group, name), value in figures.items() if group == chosen} for chosen in ("lowest", "highest")
@@ -131,7 +133,7 @@ def test_figures_are_over_starts_and_their_successes() -> None:
 
 
 def test_the_best_molecules_are_new() -> None:
-    assert [found.smiles for found in best_new(FOUND)] == ["CCF", "CCBr", "CCS"]
+    assert [molecule.smiles for molecule in best_new(FOUND)] == ["CCF", "CCBr", "CCS"]
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_pairs_have_the_values_and_similarities_of_rdkit(home: Path, tmp_path: P
     assert len(lowest) == len(highest) == 2 and max(lowest.values()) < min(highest.values())
     assert (tmp_path / "molecules_optimised.png").stat().st_size > 1000
     assert record.quality is not None
-    figures = {(each.group, each.name): each.value for each in record.quality}
+    figures = {(figure.group, figure.name): figure.value for figure in record.quality}
     rate = 100 * sum(bool(row["found"]) for row in rows if (row["group"], row["delta"]) == ("lowest", "0")) / 2
     assert figures["lowest", "similarity >= 0: improved"] == rate
     assert (figures["", "R2"] or 0) <= 1
@@ -169,7 +171,7 @@ def test_given_molecules_are_the_starts(home: Path, tmp_path: Path, capsys: pyte
     assert [(row["group"], row["start"], row["delta"]) for row in rows] == [
         ("given", text, "0.1") for text in canonical
     ]
-    assert [each.name.partition(": ")[2] for each in record.quality or () if each.group == "given"] == [
+    assert [figure.name.partition(": ")[2] for figure in record.quality or () if figure.group == "given"] == [
         "improved", "mean improvement", "mean similarity",
     ]  # fmt: skip
     assert "given: 2 starts" in capsys.readouterr().out

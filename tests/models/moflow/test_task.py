@@ -127,7 +127,7 @@ class TestMoFlow(TaskContract):
         key = "model.task.network.logdet="
         for trained in ("exact", "published"):
             fit(self.job(home, f"trained_{trained}", f"{key}{trained}", *one_step))
-        exact, published = (home / f"trained_{each}" / "checkpoints" / "last.ckpt" for each in ("exact", "published"))
+        exact, published = (home / f"trained_{kind}" / "checkpoints" / "last.ckpt" for kind in ("exact", "published"))
         longer = "fit.max_steps=2", "fit.eval_every_n_epochs=null", "accept_changes=true"
         fit(self.job(home, "to_exact", f"{key}exact", f"ckpt_path={published}", *longer))
         with pytest.raises(UserError, match=f"was trained with {key}exact.*; give {key}exact, or start anew"):

@@ -156,8 +156,8 @@ def test_every_incoming_edge_adds_the_nodes_own_features_once() -> None:
     result = case.fiber_out.unflatten(conv(nodes, geometry_of(graph, case, "fast")))
     for degree, feature in case.fiber_in.unflatten(nodes).items():
         if degree in case.fiber_out:
-            own = conv.to_self[str(degree)] @ feature * graph.dst_ptr.diff()[:, None, None]
-            assert_close(result[degree], own, rtol=0, atol=1e-12)
+            expected = conv.to_self[str(degree)] @ feature * graph.dst_ptr.diff()[:, None, None]
+            assert_close(result[degree], expected, rtol=0, atol=1e-12)
 
 
 def single(degree: int, channels: int = 4) -> Fiber:
@@ -189,7 +189,7 @@ def test_groups_follow_from_sharing_and_complete_fibers(
 
 
 @pytest.mark.parametrize(
-    ("name", "networks", "weights", "own"),
+    ("name", "networks", "weights", "to_self"),
     [
         ("full", 1, (1 + 1 + 1 + 1 + 3 + 3 + 1 + 3 + 5) * 20, 0),
         ("by output", 2, 3 * 4 * 5 + (1 + 3 + 5) * 4 * 3, 0),
@@ -203,12 +203,12 @@ def test_groups_follow_from_sharing_and_complete_fibers(
         ("own features of some", 1, (1 + 3 + 3) * 3 * 2, 3 * 2),
     ],
 )
-def test_parameter_counts_follow_from_the_groups(name: str, networks: int, weights: int, own: int) -> None:
+def test_parameter_counts_follow_from_the_groups(name: str, networks: int, weights: int, to_self: int) -> None:
     case = CASES[name]
     hidden = (SCALARS + 1) * 8 + 8 + 8 * 8 + 8 + (2 * 2 * 8 if "use_layer_norm" in case.arguments else 0)
     conv = convolution(case)
     assert len(list(conv.radial_groups())) == networks
-    assert sum(parameter.numel() for parameter in conv.parameters()) == networks * hidden + weights * 8 + own
+    assert sum(parameter.numel() for parameter in conv.parameters()) == networks * hidden + weights * 8 + to_self
 
 
 @EVERY

@@ -43,10 +43,10 @@ def test_formula_equals_torchs_count(sizes: dict[str, Any]) -> None:
     predicted: list[torch.Tensor] = []
     forward = counted(lambda: predicted.append(network(graph, *features)))
     backward = counted(lambda: predicted[0].sum().backward())
-    found = cost(network, Molecule(nodes, edges), 1, 4)
+    costs = cost(network, Molecule(nodes, edges), 1, 4)
     basis = 2 * basis_macs(edges, network.transformer.max_degree)
-    assert forward == found.flops_forward + basis
-    assert forward + backward == found.flops_training + basis + gradient_to_data(network, nodes)
+    assert forward == costs.flops_forward + basis
+    assert forward + backward == costs.flops_training + basis + gradient_to_data(network, nodes)
 
 
 def test_useful_work_of_the_published_model() -> None:

@@ -34,8 +34,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(home: Path, folder: Path, file: Path, *overrides: str) -> Record:
     checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
-    own = [f"output_dir={folder}", f"datamodule.source.file={file}", f"data_root={folder / 'data'}"]
-    return prediction_of([*tiny_prediction(home), checkpoint, *own, *overrides])
+    paths = [f"output_dir={folder}", f"datamodule.source.file={file}", f"data_root={folder / 'data'}"]
+    return prediction_of([*tiny_prediction(home), checkpoint, *paths, *overrides])
 
 
 def test_published_features_are_those_of_qm9_and_others_are_one_hot() -> None:
@@ -89,7 +89,7 @@ def test_predictions_with_other_elements_do_not_turn_with_the_molecule(sharing: 
     graph = random_graph()
     elements = features_of(tuple(range(1, 14)))[torch.randint(13, (len(graph.positions),))].double()
     bonds = torch.eye(4, dtype=torch.float64)[torch.randint(4, (len(graph.src),))]
-    found = network(graph, elements, bonds)
-    assert_close(network(moved(graph), elements, bonds), found, rtol=0, atol=1e-10)
+    output = network(graph, elements, bonds)
+    assert_close(network(moved(graph), elements, bonds), output, rtol=0, atol=1e-10)
     network.transformer.execution = "reference"
-    assert_close(network(graph, elements, bonds), found, rtol=0, atol=1e-10)
+    assert_close(network(graph, elements, bonds), output, rtol=0, atol=1e-10)

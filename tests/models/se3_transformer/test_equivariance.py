@@ -159,9 +159,9 @@ def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(pooling: Pooling,
     together = network(graph, nodes, edges)
     for number in range(len(SIZES)):
         first, last = graph.graph_ptr[number], graph.graph_ptr[number + 1]
-        own = slice(graph.dst_ptr[first], graph.dst_ptr[last])
-        alone = Graph.build(graph.positions[first:last], graph.src[own] - first, graph.dst[own] - first)
-        assert_close(network(alone, nodes[first:last], edges[own]), together[number : number + 1], rtol=0, atol=1e-11)
+        span = slice(graph.dst_ptr[first], graph.dst_ptr[last])
+        alone = Graph.build(graph.positions[first:last], graph.src[span] - first, graph.dst[span] - first)
+        assert_close(network(alone, nodes[first:last], edges[span]), together[number : number + 1], rtol=0, atol=1e-11)
 
 
 @EXECUTIONS

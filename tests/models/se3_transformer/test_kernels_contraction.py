@@ -36,7 +36,7 @@ def test_contraction_equals_the_reference(inputs: Fiber, outputs: tuple[Fiber, .
 
 
 @pytest.mark.parametrize(
-    "width", [16, 112, *(pytest.param(each, marks=pytest.mark.slow) for each in (48, 80, 96, 128))]
+    "width", [16, 112, *(pytest.param(width, marks=pytest.mark.slow) for width in (48, 80, 96, 128))]
 )
 def test_outputs_wider_than_a_tile_are_split(width: int) -> None:
     assert contraction(fused, plan_of(Fiber({0: 3}), Fiber({0: width})), 20, 16, torch.float32).largest < SINGLE
@@ -70,9 +70,9 @@ def test_a_plan_is_not_aligned_if_the_inner_width_is_rounded_up() -> None:
 
 @pytest.mark.parametrize("inputs", [Fiber.create(3, 4), Fiber({0: 6})])
 def test_float16_contraction_sums_in_float32(inputs: Fiber) -> None:
-    found = contraction(fused, plan_of(inputs, FOUR, Fiber({0: 4})), 70, 16, torch.float16)
-    assert found.largest < HALF
-    assert found.gradients[0] < SINGLE  # the hidden layer's, which is never rounded to float16
+    difference = contraction(fused, plan_of(inputs, FOUR, Fiber({0: 4})), 70, 16, torch.float16)
+    assert difference.largest < HALF
+    assert difference.gradients[0] < SINGLE  # the hidden layer's, which is never rounded to float16
 
 
 def test_columns_outside_the_group_are_zero() -> None:
@@ -85,9 +85,9 @@ def test_columns_outside_the_group_are_zero() -> None:
     result.sum().backward()
     reached = {block.plus for block in plan.blocks} | {block.minus for block in plan.blocks}
     assert columns.grad is not None
-    for found, layout in ((result, plan.outputs[0]), (columns.grad, plan.source)):
+    for values, layout in ((result, plan.outputs[0]), (columns.grad, plan.source)):
         for (degree, m), begin in layout.offsets.items():
-            assert bool(found[:, begin : begin + 4].any()) == (degree == 1), (degree, m)
+            assert bool(values[:, begin : begin + 4].any()) == (degree == 1), (degree, m)
     assert len(reached) == 3
 
 

@@ -101,12 +101,12 @@ def test_padding_has_no_effect_and_no_gradient() -> None:
 def test_a_graph_of_padded_edges_gives_no_error() -> None:
     graph, shape = ragged((1, 1), pad=(2, 5)), layout(2, 4)
     assert not int(graph.dst_ptr[-1])
-    for found in (
+    for difference in (
         gathering(fused, shape, graph, torch.float32),
         summing(fused, shape, graph, torch.float32),
         attention(fused, shape, shape, 2, graph, torch.float32),
     ):
-        assert found.largest == 0
+        assert difference.largest == 0
 
 
 def test_only_rectangles_that_fit_a_tile_are_supported() -> None:

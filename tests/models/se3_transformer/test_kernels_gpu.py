@@ -92,8 +92,8 @@ def layout(degrees: int, channels: int, max_m: int | None = None) -> EdgeLayout:
 def test_contraction_equals_the_reference(
     inputs: Fiber, outputs: tuple[Fiber, ...], edges: int, mid: int, precision: Precision, fused: Any
 ) -> None:
-    found = contraction(fused, plan_of(inputs, *outputs), edges, mid, precision.dtype, CUDA)
-    assert found.largest < precision.product, found
+    difference = contraction(fused, plan_of(inputs, *outputs), edges, mid, precision.dtype, CUDA)
+    assert difference.largest < precision.product, difference
 
 
 def test_contraction_is_deterministic(precision: Precision, fused: Any) -> None:
@@ -103,20 +103,20 @@ def test_contraction_is_deterministic(precision: Precision, fused: Any) -> None:
     hidden, weights = (random(*shape, seed=1, device=CUDA).float() for shape in ((9000, 32), (size * 32,)))
     columns, grad = (random(9000, 512, seed=seed, device=CUDA).to(precision.dtype) for seed in (2, 3))
     tensors = [hidden.requires_grad_(), columns.requires_grad_(), weights.requires_grad_()]
-    found = []
+    runs = []
     for _ in range(5):
         out = fused.contraction.contract(*tensors, plan)
-        found.append((out, *torch.autograd.grad(out, tensors, grad)))
-    for again in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
+        runs.append((out, *torch.autograd.grad(out, tensors, grad)))
+    for again in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, runs[0], strict=True))
 
 
 @pytest.mark.parametrize("shape", [layout(4, 32), layout(4, 16, max_m=1), layout(3, 5), layout(5, 64)])
 def test_gathering_and_summing_equal_plain_torch(
     shape: EdgeLayout, precision: Precision, fused: Any, graph: Graph
 ) -> None:
-    for found in (gathering(fused, shape, graph, precision.dtype), summing(fused, shape, graph, precision.dtype)):
-        assert found.largest < precision.short, found
+    for difference in (gathering(fused, shape, graph, precision.dtype), summing(fused, shape, graph, precision.dtype)):
+        assert difference.largest < precision.short, difference
 
 
 @pytest.mark.parametrize(
@@ -131,23 +131,23 @@ def test_gathering_and_summing_equal_plain_torch(
 def test_attention_equals_the_reference(
     value: EdgeLayout, key: EdgeLayout, heads: int, precision: Precision, fused: Any, graph: Graph
 ) -> None:
-    found = attention(fused, value, key, heads, graph, precision.dtype)
-    assert found.largest < 2 * precision.short, found
+    difference = attention(fused, value, key, heads, graph, precision.dtype)
+    assert difference.largest < 2 * precision.short, difference
 
 
 @pytest.mark.parametrize("fiber", [Fiber.create(4, 32), Fiber.create(3, 12), Fiber.create(5, 64)])
 def test_norm_equals_the_reference(fiber: Fiber, precision: Precision, fused: Any) -> None:
-    found = normalising(fused, fiber, 1003, precision.dtype, CUDA)
-    assert max(found.output, *found.gradients[1:]) < precision.short, found
-    assert found.gradients[0] < max(1e-3, precision.short), found  # cancellation for scalars near 0
+    difference = normalising(fused, fiber, 1003, precision.dtype, CUDA)
+    assert max(difference.output, *difference.gradients[1:]) < precision.short, difference
+    assert difference.gradients[0] < max(1e-3, precision.short), difference  # cancellation for scalars near 0
 
 
 @pytest.mark.parametrize(("degrees", "inner", "outer"), [(4, (16, 32), 32), (1, (6,), 16), (3, (5, 7), 33)])
 def test_linear_equals_the_reference(
     degrees: int, inner: tuple[int, ...], outer: int, precision: Precision, fused: Any
 ) -> None:
-    found = multiplying(fused, degrees, inner, outer, 1500, precision.dtype, CUDA)
-    assert found.largest < precision.product, found
+    difference = multiplying(fused, degrees, inner, outer, 1500, precision.dtype, CUDA)
+    assert difference.largest < precision.product, difference
 
 
 @pytest.mark.parametrize("precision", PRECISIONS[:2], ids=lambda precision: precision.name, indirect=True)
@@ -157,9 +157,9 @@ def test_radial_networks_equal_plain_torch(
     scalars: int, mid: int, norm: bool, wants_inputs: bool, precision: Precision, fused: Any
 ) -> None:
     """In float32, with TF32x3 under TF32. A few edges may differ in the sign at a ReLU."""
-    found = hidden_layer(fused, scalars, mid, norm, 20_000, wants_inputs, CUDA)
-    assert found.output < 2e-5, found
-    assert max(found.gradients[wants_inputs:]) < 0.05, found
+    difference = hidden_layer(fused, scalars, mid, norm, 20_000, wants_inputs, CUDA)
+    assert difference.output < 2e-5, difference
+    assert max(difference.gradients[wants_inputs:]) < 0.05, difference
 
 
 def outcome(
@@ -200,11 +200,11 @@ def test_a_network_on_kernels_is_close_to_the_float64_reference(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(matmul)
     try:
-        found, gradients = outcome("fast", torch.float32, half, dense=half is not None, **arguments)
+        output, gradients = outcome("fast", torch.float32, half, dense=half is not None, **arguments)
     finally:
         torch.set_float32_matmul_precision(before)
     expected, exact = outcome("reference", torch.float64, dense=half is not None, **arguments)
-    assert error(found, expected) < value
+    assert error(output, expected) < value
     assert gradients.keys() == exact.keys()
     actual, target = (torch.cat([g[name].double().flatten() for name in exact]) for g in (gradients, exact))
     assert float((actual - target).norm() / target.norm()) < gradient
@@ -213,9 +213,9 @@ def test_a_network_on_kernels_is_close_to_the_float64_reference(
 def test_float64_uses_plain_torch() -> None:
     """The fast execution in float64 is exact; the kernels would round."""
     assert dispatch.fused_for(torch.ones(1, dtype=torch.float64, device=CUDA)) is None
-    found, gradients = outcome("fast", torch.float64, num_layers=2)
+    output, gradients = outcome("fast", torch.float64, num_layers=2)
     expected, exact = outcome("reference", torch.float64, num_layers=2)
-    assert error(found, expected) < 1e-10
+    assert error(output, expected) < 1e-10
     assert all(error(gradients[name], exact[name]) < 1e-5 for name in exact)
 
 
@@ -223,10 +223,10 @@ def test_an_older_gpu_uses_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: 
     """With the same results and a single line in the log."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     kernels.note.cache_clear()
-    found, _ = outcome("fast", torch.float32, num_layers=1)
+    output, _ = outcome("fast", torch.float32, num_layers=1)
     kernels.note.cache_clear()
     expected, _ = outcome("reference", torch.float64, num_layers=1)
-    assert error(found, expected) < 1e-4
+    assert error(output, expected) < 1e-4
     lines = [record.getMessage() for record in caplog.records if "fused kernels" in record.getMessage()]
     assert len(lines) == 1 and "older than the fused kernels need" in lines[0]
 

@@ -121,14 +121,14 @@ def test_features_with_unequal_channels_use_plain_torch(launched: set[str]) -> N
     geometry = Geometry.of(graph, random(len(graph.src), 2, seed=0).float(), 1, "fast")
     torch.manual_seed(0)
     conv = ConvSE3(fiber, fiber, 2, 1)
-    found = conv(random(len(graph.positions), fiber.num_features, seed=1).float(), geometry).detach()
+    output = conv(random(len(graph.positions), fiber.num_features, seed=1).float(), geometry).detach()
     assert launched == {"contract", "radial"}
     exact = Geometry.of(graph, random(len(graph.src), 2, seed=0).float(), 1, "reference")
     expected = conv.double()(
         random(len(graph.positions), fiber.num_features, seed=1).float().double(),
         Geometry(graph, exact.radial_inputs.double(), {p: x.double() for p, x in (exact.basis or {}).items()}, None),
     )
-    assert error(found, expected.detach()) < 1e-5
+    assert error(output, expected.detach()) < 1e-5
 
 
 def test_missing_triton_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,9 +16,9 @@ SINGLE, HALF = 5e-6, 2e-3  # relative to the largest number; float16 rounds at 5
 @pytest.mark.parametrize("fiber", [Fiber({0: 8}), Fiber.create(2, 3), Fiber.create(4, 16), Fiber.create(5, 12)])
 @pytest.mark.parametrize("nodes", [1, 4, 11])
 def test_norm_equals_the_reference(fiber: Fiber, nodes: int) -> None:
-    found = normalising(fused, fiber, nodes, torch.float32)
-    assert max(found.output, *found.gradients[1:]) < SINGLE
-    assert found.gradients[0] < 3e-5  # cancellation for scalars near 0
+    difference = normalising(fused, fiber, nodes, torch.float32)
+    assert max(difference.output, *difference.gradients[1:]) < SINGLE
+    assert difference.gradients[0] < 3e-5  # cancellation for scalars near 0
 
 
 def test_lengths_are_clamped_to_the_smallest() -> None:
@@ -28,9 +28,9 @@ def test_lengths_are_clamped_to_the_smallest() -> None:
 
 
 def test_norm_of_float16_is_computed_in_float32() -> None:
-    found = normalising(fused, Fiber.create(3, 8), 9, torch.float16)
-    assert found.largest < HALF
-    assert max(found.gradients[1:]) < SINGLE
+    difference = normalising(fused, Fiber.create(3, 8), 9, torch.float16)
+    assert difference.largest < HALF
+    assert max(difference.gradients[1:]) < SINGLE
 
 
 def test_norm_of_zero_is_zero_with_a_finite_gradient() -> None:
@@ -69,9 +69,9 @@ def test_linear_over_more_nodes_than_tiles_of_all_splits() -> None:
 
 
 def test_float16_linear_sums_in_float32() -> None:
-    found = multiplying(fused, 2, (8, 4), 8, 70, torch.float16)
-    assert found.largest < HALF
-    assert found.gradients[0] < SINGLE
+    difference = multiplying(fused, 2, (8, 4), 8, 70, torch.float16)
+    assert difference.largest < HALF
+    assert difference.gradients[0] < SINGLE
 
 
 def test_linear_skips_the_gradient_of_an_input_that_needs_none() -> None:

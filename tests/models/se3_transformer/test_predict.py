@@ -81,10 +81,10 @@ def test_errors_are_those_of_their_formulas_and_say_what_was_trained_on(
     assert quality is not None
     mae, rmse, r2 = quality
     rows = rows_of(tmp_path / "predictions.csv")
-    true, found = (np.array([float(row[name]) for row in rows]) for name in ("true", "predicted"))
-    assert mae.value == pytest.approx(np.abs(found - true).mean(), rel=1e-4)
-    assert rmse.value == pytest.approx(np.sqrt(((found - true) ** 2).mean()), rel=1e-4)
-    assert r2.value == pytest.approx(1 - ((found - true) ** 2).sum() / ((true - true.mean()) ** 2).sum(), rel=1e-3)
+    true, estimates = (np.array([float(row[name]) for row in rows]) for name in ("true", "predicted"))
+    assert mae.value == pytest.approx(np.abs(estimates - true).mean(), rel=1e-4)
+    assert rmse.value == pytest.approx(np.sqrt(((estimates - true) ** 2).mean()), rel=1e-4)
+    assert r2.value == pytest.approx(1 - ((estimates - true) ** 2).sum() / ((true - true.mean()) ** 2).sum(), rel=1e-3)
     assert [row["trained_on"] for row in rows].count("yes") == 52
     assert "MAE" in capsys.readouterr().out and mae.of.endswith("64 molecules of the whole data, 52 trained on")
 
@@ -111,7 +111,7 @@ def test_the_splits_are_compared(
     record = predicted("evaluate=true")
     out = capsys.readouterr().out
     assert record.quality is not None
-    errors = {each.group: each.value for each in record.quality if each.name == "MAE"}
+    errors = {figure.group: figure.value for figure in record.quality if figure.name == "MAE"}
     assert list(errors) == ["train", "val", "test"]
     assert {split: len(rows_of(tmp_path / f"predictions_{split}.csv")) for split in errors} == {
         "train": 52, "val": 6, "test": 6,

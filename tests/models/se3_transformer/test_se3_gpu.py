@@ -63,7 +63,11 @@ class Captures(pl.Callback):
 
 
 def captured_shapes(job: Job) -> int:
-    return next(each.count for each in job.trainer.callbacks if isinstance(each, Captures))  # type: ignore[attr-defined]
+    return next(
+        callback.count
+        for callback in job.trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, Captures)
+    )
 
 
 FIT = "fit.final_evaluation=false"
@@ -72,12 +76,12 @@ FIT = "fit.final_evaluation=false"
 def test_graphs_of_several_shapes_give_the_losses_and_weights_of_eager_steps(tmp_path: Path) -> None:
     """Within float32 rounding; eager steps and replays of several graphs alternate in any order."""
     eager, expected, weights = trained(tmp_path / "eager", "execution.graph=off", FIT)
-    graphed, found, again = trained(tmp_path / "graph", "execution.graph=on", FIT)
+    graphed, rows, again = trained(tmp_path / "graph", "execution.graph=on", FIT)
     assert captured_shapes(eager) == 0 and captured_shapes(graphed) >= 2
-    assert len(expected) == len(found) == 6 * STEPS
-    assert values(found, "loss") == pytest.approx(values(expected, "loss"), rel=1e-3, abs=1e-4)
+    assert len(expected) == len(rows) == 6 * STEPS
+    assert values(rows, "loss") == pytest.approx(values(expected, "loss"), rel=1e-3, abs=1e-4)
     torch.testing.assert_close(again, weights, rtol=1e-2, atol=1e-3)
-    assert sum(values(found, "loss")[-STEPS:]) < sum(values(found, "loss")[:STEPS])
+    assert sum(values(rows, "loss")[-STEPS:]) < sum(values(rows, "loss")[:STEPS])
 
 
 def test_graphs_use_the_current_learning_rate(tmp_path: Path) -> None:
