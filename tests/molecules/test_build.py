@@ -43,10 +43,10 @@ def literal(nodes, edges, vocabulary):
             if not adjacency[start, end]:
                 continue
             molecule.AddBond(start, end, ORDERS[int(adjacency[start, end])])
-            if (found := overvalent(molecule)) is not None:
-                atom = molecule.GetAtomWithIdx(found[0])
+            if (violation := overvalent(molecule)) is not None:
+                atom = molecule.GetAtomWithIdx(violation[0])
                 base = {7: 3, 8: 2, 16: 2}.get(atom.GetAtomicNum())
-                if base is not None and found[1] - base == 1:
+                if base is not None and violation[1] - base == 1:
                     atom.SetFormalCharge(1)
     return molecule
 
@@ -61,10 +61,10 @@ def literal_smiles(molecule):
 
 def literal_correct(molecule):
     """Returns the SMILES after the published validity correction, and the number of fragments before it."""
-    while (found := overvalent(molecule)) is not None:
+    while (violation := overvalent(molecule)) is not None:
         bonds = [
             (-int(bond.GetBondTypeAsDouble()), position, bond.GetBeginAtomIdx(), bond.GetEndAtomIdx())
-            for position, bond in enumerate(molecule.GetAtomWithIdx(found[0]).GetBonds())
+            for position, bond in enumerate(molecule.GetAtomWithIdx(violation[0]).GetBonds())
         ]
         order, _, start, end = min(bonds)
         molecule.RemoveBond(start, end)
@@ -144,7 +144,7 @@ I = 9  # noqa: E741 # of ZINC250K
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         (graph([], []), None),
         (graph([C], []), "C"),
@@ -158,13 +158,13 @@ I = 9  # noqa: E741 # of ZINC250K
         (graph([0, C, 0, O], [(1, 3, 1)]), "CO"),
     ],
 )
-def test_each_graph_gives_its_molecule_or_none(given, expected):
-    molecule = build_molecule(*given)
+def test_each_graph_gives_its_molecule_or_none(arguments, expected):
+    molecule = build_molecule(*arguments)
     assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         (graph([], []), None),
         # The highest bond order is lowered, and the largest fragment kept.
@@ -179,8 +179,8 @@ def test_each_graph_gives_its_molecule_or_none(given, expected):
         (graph([O, I, N, C, C], [(0, 1, 3), (0, 2, 1), (3, 4, 1)], ZINC250K), None),
     ],
 )  # fmt: skip
-def test_correction_keeps_the_largest_fragment(given, expected):
-    molecule = correct(*given)
+def test_correction_keeps_the_largest_fragment(arguments, expected):
+    molecule = correct(*arguments)
     assert (None if molecule is None else canonical_smiles(molecule)) == expected
 
 

@@ -72,8 +72,8 @@ def test_one_molecule_is_too_few(pool: WorkerPool) -> None:
 @pytest.mark.slow
 def test_processes_number_features_alike() -> None:
     with WorkerPool(2) as workers:
-        found = [workers.submit(summed_features, RINGS).result() for _ in range(3)]
-    assert all(np.array_equal(each, summed_features(RINGS)) for each in found)
+        results = [workers.submit(summed_features, RINGS).result() for _ in range(3)]
+    assert all(np.array_equal(result, summed_features(RINGS)) for result in results)
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,11 @@ def test_every_neutral_molecule_is_rebuilt(neutral):
     ],
 )
 def test_molecules_of_other_elements_are_rebuilt_as_rdkit_reads_them(smiles):
-    own = Chem.MolFromSmiles(smiles)
-    vocabulary = of_elements("own", {atom.GetSymbol() for atom in own.GetAtoms()}, 20)
+    parsed = Chem.MolFromSmiles(smiles)
+    vocabulary = of_elements("own", {atom.GetSymbol() for atom in parsed.GetAtoms()}, 20)
     for build in (build_molecule, correct):
         molecule = build(*encode(smiles, vocabulary), vocabulary)
-        assert molecule is not None and canonical_smiles(molecule) == canonical_smiles(own)
+        assert molecule is not None and canonical_smiles(molecule) == canonical_smiles(parsed)
 
 
 def test_a_silicon_with_five_bonds_is_invalid_and_corrected_to_four():

@@ -44,13 +44,13 @@ def test_the_form_is_the_first_of_all(neutral: list[str]) -> None:
     """As many double bonds that share no atom, on the same atoms: the first such set in the order of their atoms."""
     for smiles in neutral:
         molecule = Chem.MolFromSmiles(smiles)
-        found = double_bonds(molecule)
-        atoms = {atom for pair in found for atom in pair}
+        bonds = double_bonds(molecule)
+        atoms = {atom for pair in bonds for atom in pair}
         candidates = [pair for pair in aromatic_bonds(molecule) if atoms.issuperset(pair)]
         complete = (
-            some for some in combinations(candidates, len(found)) if {a for pair in some for a in pair} == atoms
+            some for some in combinations(candidates, len(bonds)) if {a for pair in some for a in pair} == atoms
         )
-        assert found == list(next(complete)), smiles
+        assert bonds == list(next(complete)), smiles
 
 
 def test_other_bonds_and_the_molecule_stay(neutral: list[str]) -> None:
@@ -58,9 +58,9 @@ def test_other_bonds_and_the_molecule_stay(neutral: list[str]) -> None:
         molecule, expected = Chem.MolFromSmiles(smiles), Chem.MolFromSmiles(smiles)
         kekulize(molecule)
         Chem.Kekulize(expected)
-        for own, other in zip(molecule.GetBonds(), expected.GetBonds(), strict=True):
-            assert own.GetIsAromatic() == other.GetIsAromatic()
-            assert own.GetIsAromatic() or own.GetBondType() == other.GetBondType()
+        for bond, other in zip(molecule.GetBonds(), expected.GetBonds(), strict=True):
+            assert bond.GetIsAromatic() == other.GetIsAromatic()
+            assert bond.GetIsAromatic() or bond.GetBondType() == other.GetBondType()
         assert Chem.CanonSmiles(Chem.MolToSmiles(molecule)) == Chem.CanonSmiles(smiles)
 
 
