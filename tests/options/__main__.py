@@ -20,11 +20,11 @@ SETTINGS = {"PART": "1/1", "OUT": "options", "ONLY": "*", "DEVICE": "", "AT_ONCE
 
 def main(arguments: list[str]) -> int:
     begin_s = time.monotonic()
-    given = dict(text.split("=", 1) for text in arguments)
-    if unknown := given.keys() - SETTINGS.keys():
+    values = dict(text.split("=", 1) for text in arguments)
+    if unknown := values.keys() - SETTINGS.keys():
         print(f"error: {', '.join(unknown)}: give some of {', '.join(SETTINGS)}", file=sys.stderr)
         return 2
-    settings = SETTINGS | {name: os.environ[name] for name in ("PART", "OUT", "ONLY") if name in os.environ} | given
+    settings = SETTINGS | {name: os.environ[name] for name in ("PART", "OUT", "ONLY") if name in os.environ} | values
     run.import_all()
     from tests.options import trying
 

@@ -102,9 +102,9 @@ def cases(compose: Compose, device: str = "cuda", names: Sequence[str] = tuple(B
         device: "cuda", or "cpu" for networks of the smallest sizes and no CUDA graphs.
         names: the bases.
     """
-    found = [case for name in names for case in _of_base(name, compose, device)]
-    assert len({case.name for case in found}) == len(found), "two cases have one name"
-    return found
+    all_cases = [case for name in names for case in _of_base(name, compose, device)]
+    assert len({case.name for case in all_cases}) == len(all_cases), "two cases have one name"
+    return all_cases
 
 
 def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
@@ -116,11 +116,11 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
 
     def of(option: str, *more: str, **fields: object) -> Case:
         uncompiled = ("execution.compile=off",) if base.compiles and not matches(option, COMPILED) else ()
-        own = (*command, *more, *uncompiled) if more else command
+        overrides = (*command, *more, *uncompiled) if more else command
         fields = {"graphs": graphs, "predict": uncompiled if matches(option, PREDICTED) else None} | fields
         if matches(option, SAME_LOSSES):
             fields.setdefault("twin", f"{name}: execution.compile=off" if uncompiled else first)
-        return Case(f"{name}: {option}", name, train=own, **fields)  # type: ignore[arg-type]
+        return Case(f"{name}: {option}", name, train=overrides, **fields)  # type: ignore[arg-type]
 
     yield Case(first, name, command, graphs, predict=(), prepare=())
     config = compose("train", *command)
@@ -139,9 +139,9 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
     for number in (2, 8):
         batch = config.hp.batch_size // number
         more = f"hp.accumulate={number}", f"hp.batch_size={batch}"
-        own = () if base.additive in (None, "as it is") else (base.additive,)
+        additive = () if base.additive in (None, "as it is") else (base.additive,)
         twin = f"{name}: {base.additive}" if base.additive else ""
-        yield of(" ".join(more), *more, *own, twin=twin, predict=())
+        yield of(" ".join(more), *more, *additive, twin=twin, predict=())
     yield from _predictions(name, compose, quick)
     if quick:
         yield from _of_data(name, command, device, graphs)
@@ -176,10 +176,10 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
     if (config.model.name, text) == ("se3_transformer", "model.task.network.execution=reference"):
         needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
-    own = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
+    data_root = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
     if option.value.startswith("{") and not option.is_new:
-        return [*own, *replacing(config, option.key, option.value)]
-    return [*before, text, *own]
+        return [*data_root, *replacing(config, option.key, option.value)]
+    return [*before, text, *data_root]
 
 
 def _of_groups(of: Callable[..., Case], name: str, config: DictConfig) -> Iterator[Case]:
@@ -209,9 +209,9 @@ def _of_groups(of: Callable[..., Case], name: str, config: DictConfig) -> Iterat
     if name.endswith("/published"):
         yield of("+fix_hp=max_bs", "+fix_hp=max_bs", graphs=("auto",), timeout_s=240.0)
     if name == ONCE:
-        found = "+fix_hp=auto", "fix_hp.most=64", "fix_hp.steps=4", "fix_hp.file=FOLDER_OF_CASE/fix_hp.yaml"
+        search = "+fix_hp=auto", "fix_hp.most=64", "fix_hp.steps=4", "fix_hp.file=FOLDER_OF_CASE/fix_hp.yaml"
         for choose in ("batch_size", "p_core"):
-            yield of(f"+fix_hp=auto fix_hp.choose={choose}", *found, f"fix_hp.choose={choose}", graphs=("auto",),
+            yield of(f"+fix_hp=auto fix_hp.choose={choose}", *search, f"fix_hp.choose={choose}", graphs=("auto",),
                      timeout_s=400.0)  # fmt: skip
 
 
@@ -226,17 +226,17 @@ def _of_data(name: str, command: tuple[str, ...], device: str, graphs: tuple[str
             if name == "se3_transformer/quick" and option.startswith("qm9") and option != "qm9_molecules":
                 yield Case(title, name, not_tried=data)
         elif data[0] == name:
-            own = f"datamodule={option}", *data[1:], "data_root=FOLDER_OF_CASE"
+            overrides = f"datamodule={option}", *data[1:], "data_root=FOLDER_OF_CASE"
             if option == "image_files":
-                yield Case(title, name, predict=(*own[:-1], "num_samples=8"))
+                yield Case(title, name, predict=(*overrides[:-1], "num_samples=8"))
                 continue
             predict = None if option.startswith("token_") else ()  # those have no text to judge
-            prepare = tuple(text for text in own if text.startswith("data"))
-            yield Case(title, name, (*rest, *own), graphs, predict=predict, prepare=prepare)
+            prepare = tuple(text for text in overrides if text.startswith("data"))
+            yield Case(title, name, (*rest, *overrides), graphs, predict=predict, prepare=prepare)
     tiny = BASES[name].tiny if device == "cpu" else ()
-    for option, own in EXPERIMENTS.items():
-        if own[0] == name:
-            train = (f"experiment={option}", *COMMON, *own[1:], *tiny, "data_root=FOLDER_OF_CASE")
+    for option, experiment in EXPERIMENTS.items():
+        if experiment[0] == name:
+            train = (f"experiment={option}", *COMMON, *experiment[1:], *tiny, "data_root=FOLDER_OF_CASE")
             yield Case(f"{name}: experiment={option}", name, train, graphs, predict=())
 
 
@@ -265,11 +265,11 @@ def _predictions(name: str, compose: Compose, quick: bool) -> Iterator[Case]:
             more = ("model.predict.repeats=20",) if "repeats" in config.model.predict else ()
         yield Case(f"{name}: predict {text}", name, predict=(*sizes, *more, text))
     for graph in ("on", "off") if quick else ():
-        own = *uncompiled, "num_samples=40", "batch_size=16", "benchmark=true", f"execution.graph={graph}"
-        yield Case(f"{name}: predict execution.graph={graph}", name, predict=own)
+        overrides = *uncompiled, "num_samples=40", "batch_size=16", "benchmark=true", f"execution.graph={graph}"
+        yield Case(f"{name}: predict execution.graph={graph}", name, predict=overrides)
     for precision in group_options("precision"):
-        own = f"precision={precision}", *uncompiled, "num_samples=40", "batch_size=16"
-        yield Case(f"{name}: predict precision={precision}", name, predict=own)
+        overrides = f"precision={precision}", *uncompiled, "num_samples=40", "batch_size=16"
+        yield Case(f"{name}: predict precision={precision}", name, predict=overrides)
 
 
 def _of_ranks(of: Callable[..., Case], name: str, on_cpu: bool) -> Iterator[Case]:
@@ -290,5 +290,5 @@ def _of_ranks(of: Callable[..., Case], name: str, on_cpu: bool) -> Iterator[Case
 
 def command_of(base: Base, device: str) -> tuple[str, ...]:
     """Returns the overrides of train.py for a base case."""
-    own = (*base.overrides, *COMMON)
-    return (*own, *base.tiny, "hardware=cpu", "precision=fp32", "fit.max_steps=8") if device == "cpu" else own
+    command = (*base.overrides, *COMMON)
+    return (*command, *base.tiny, "hardware=cpu", "precision=fp32", "fit.max_steps=8") if device == "cpu" else command

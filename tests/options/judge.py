@@ -64,8 +64,8 @@ def difference(one: Losses, other: Losses) -> tuple[float, float] | None:
         return None
     largest = max(abs(loss) for _, loss, _ in pairs)
     shares = [(step, share(a, b, largest / 10)) for step, a, b in pairs]
-    early = max((each for step, each in shares if step <= EARLY_STEPS), default=0.0)
-    return early, max((each for step, each in shares if step > EARLY_STEPS), default=0.0)
+    early = max((value for step, value in shares if step <= EARLY_STEPS), default=0.0)
+    return early, max((value for step, value in shares if step > EARLY_STEPS), default=0.0)
 
 
 def share(one: float, other: float, least: float) -> float:
@@ -77,12 +77,12 @@ def share(one: float, other: float, least: float) -> float:
 
 def disagreement(what: str, one: Losses, other: Losses, precision: str) -> tuple[str, float]:
     """Returns what is wrong with losses that must be equal, "" if nothing, and their largest difference."""
-    found = difference(one, other)
-    if found is None:
+    shares = difference(one, other)
+    if shares is None:
         return f"{what}: the runs have no loss of the same step", math.inf
     early, late = TOLERANCES[precision]
-    worst = max(found)
-    if found[0] <= early and found[1] <= late:
+    worst = max(shares)
+    if shares[0] <= early and shares[1] <= late:
         return "", worst
     steps = [
         step
@@ -90,7 +90,7 @@ def disagreement(what: str, one: Losses, other: Losses, precision: str) -> tuple
         if share(a, b, max(abs(loss) for _, loss in one) / 10) > (early if step <= EARLY_STEPS else late)
     ]
     at = f" from step {steps[0]} on" if steps else ""
-    return f"{what}: losses differ by {found[0]:.1e} early and {found[1]:.1e} later{at}", worst
+    return f"{what}: losses differ by {shares[0]:.1e} early and {shares[1]:.1e} later{at}", worst
 
 
 def wrong_losses(steps: Losses, expected: int) -> str:
@@ -104,8 +104,8 @@ def wrong_losses(steps: Losses, expected: int) -> str:
 
 def refusal_of(name: str, device: str, table: Sequence[Refusal]) -> Refusal | None:
     """Returns the first row of the table that names the case on this device."""
-    found = (row for row in table if fnmatchcase(name, row.case) and row.device in ("", device))
-    return next(found, None)
+    rows = (row for row in table if fnmatchcase(name, row.case) and row.device in ("", device))
+    return next(rows, None)
 
 
 def judged_refusal(row: Refusal, ends: Mapping[str, tuple[int, str]]) -> str:

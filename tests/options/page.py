@@ -54,19 +54,19 @@ The cases that options are tried on:
 
 def joined(results: Sequence[Result]) -> Result:
     """Returns the newest result of each case, with the calls that they came from."""
-    runs, found = list[Result](), dict[str, Any]()
+    runs, newest = list[Result](), dict[str, Any]()
     for result in results:
         if "runs" in result:  # joined before
             offset = len(runs)
             runs += result["runs"]
-            found |= {name: [run + offset, *rest] for name, (run, *rest) in result["cases"].items()}
+            newest |= {name: [run + offset, *rest] for name, (run, *rest) in result["cases"].items()}
             continue
         runs.append({key: result[key] for key in ("device", "gpus", "torch", "date", "seconds")} | commit_of(result))
         for case in result["cases"]:
-            if case["status"] != NOT_RUN or case["name"] not in found:
-                found[case["name"]] = [len(runs) - 1, case["status"], text_of(case)]
-    used = sorted({run for run, *_ in found.values()})
-    cases = {name: [used.index(run), *rest] for name, (run, *rest) in sorted(found.items())}
+            if case["status"] != NOT_RUN or case["name"] not in newest:
+                newest[case["name"]] = [len(runs) - 1, case["status"], text_of(case)]
+    used = sorted({run for run, *_ in newest.values()})
+    cases = {name: [used.index(run), *rest] for name, (run, *rest) in sorted(newest.items())}
     return {"runs": [runs[number] for number in used], "cases": cases}
 
 
@@ -107,18 +107,18 @@ def page(result: Result) -> str:
     )
     parts = [head]
     for status, title in ((FAILED, "Failures"), (NOT_TRIED, "Not tried")):
-        rows = [[f"`{name}`", text] for name, (_, own, text) in result["cases"].items() if own == status]
+        rows = [[f"`{name}`", text] for name, (_, state, text) in result["cases"].items() if state == status]
         if rows:
             parts.append(f"## {title}\n\n{table(['case', 'why'], rows)}\n")
     not_run = Counter(
-        (name.partition(":")[0], text) for name, (_, own, text) in result["cases"].items() if own == NOT_RUN
+        (name.partition(":")[0], text) for name, (_, state, text) in result["cases"].items() if state == NOT_RUN
     )
     if not_run:
         rows = [[f"`{base}`", str(count), why] for (base, why), count in sorted(not_run.items())]
         parts.append(f"## Not run\n\n{table(['options of', 'how many', 'because'], rows)}\n")
     rows = [[f"`{row.case}`", row.line, row.reason] for row in REFUSALS if row.device != "cpu"]
     parts.append(f"## Refused\n\n{table(['cases', 'the line says', 'because'], rows)}\n")
-    rows = [[reason, ", ".join(f"`{each}`" for each in patterns)] for reason, patterns in LEFT_OUT.items()]
+    rows = [[reason, ", ".join(f"`{pattern}`" for pattern in patterns)] for reason, patterns in LEFT_OUT.items()]
     parts.append(f"## Not enumerated\n\n{table(['because', 'options'], rows)}\n")
     return "\n".join(parts)
 
@@ -138,7 +138,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def shown(result: Result) -> str:
     """Returns a joined result as JSON with a line for each case."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in result["cases"].items()]
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in result["cases"].items()]
     return f'{{"runs": {json.dumps(result["runs"], indent=1)},\n "cases": {{\n' + ",\n".join(lines) + "\n}}\n"
 
 
@@ -146,7 +146,7 @@ def main(files: Sequence[str]) -> None:
     before = [json.loads(RESULT.read_text(encoding="utf-8"))] if RESULT.exists() else []
     result = joined([*before, *(json.loads(Path(file).read_text(encoding="utf-8")) for file in files)])
     names = {case.name for case in cases(composed)}
-    there = {name: own for name, own in result["cases"].items() if name in names}
+    there = {name: row for name, row in result["cases"].items() if name in names}
     result = joined([result | {"cases": {name: [0, NOT_RUN, "no call has come to it"] for name in names} | there}])
     write_text(RESULT, shown(result))
     write_text(PAGE, page(result))

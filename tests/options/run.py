@@ -135,8 +135,8 @@ def _go_on(
 def _ended(pid: int, run: Running) -> Ended | None:
     """Returns how a process ended, which is killed with its own processes when its time is over; None if it runs."""
     seconds = time.monotonic() - run.begin_s
-    found, status = os.waitpid(pid, os.WNOHANG)
-    if found:
+    ended_pid, status = os.waitpid(pid, os.WNOHANG)
+    if ended_pid:
         code = os.waitstatus_to_exitcode(status)
     elif seconds > run.command.timeout_s:
         os.killpg(pid, signal.SIGKILL)

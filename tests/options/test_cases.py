@@ -39,12 +39,12 @@ def some() -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Case]:
+def all_cases() -> list[Case]:
     return cases(composed)
 
 
-def options(found: list[Case]) -> set[str]:
-    return {case.option for case in found}
+def options(every: list[Case]) -> set[str]:
+    return {case.option for case in every}
 
 
 def test_a_new_option_is_enumerated_by_its_type() -> None:
@@ -69,7 +69,7 @@ def test_comments_name_values(hint: Any, current: Any, comment: str, expected: l
 
 
 def test_every_choice_of_the_schema_is_tried(some: list[Case]) -> None:
-    own = options(some)
+    texts = options(some)
     for part in fields(TrainConfig):
         section = part.type
         if not (is_dataclass(section) and isinstance(section, type)):
@@ -77,10 +77,10 @@ def test_every_choice_of_the_schema_is_tried(some: list[Case]) -> None:
         for name, hint in get_type_hints(section, include_extras=True).items():
             key = f"{part.name}.{name}"
             named = [
-                each for argument in get_args(hint) if get_origin(argument) is Literal for each in get_args(argument)
+                value for argument in get_args(hint) if get_origin(argument) is Literal for value in get_args(argument)
             ]
             named += ["true", "false"] if hint is bool else []
-            tried = {value for value in named if f"{key}={value}" in own}
+            tried = {value for value in named if f"{key}={value}" in texts}
             assert len(tried) >= len(named) - 1 or left_out(f"{key}={named[0]}"), f"{key}: {words_of(hint)}"
 
 
@@ -97,9 +97,9 @@ def test_every_datamodule_experiment_and_model_is_tried_or_has_a_reason() -> Non
 
 
 @pytest.mark.slow
-def test_every_datamodule_and_experiment_has_a_case(found: list[Case]) -> None:
-    assert {f"datamodule={name}" for name in DATAMODULES} <= options(found)
-    assert {f"experiment={name}" for name in EXPERIMENTS} <= options(found)
+def test_every_datamodule_and_experiment_has_a_case(all_cases: list[Case]) -> None:
+    assert {f"datamodule={name}" for name in DATAMODULES} <= options(all_cases)
+    assert {f"experiment={name}" for name in EXPERIMENTS} <= options(all_cases)
 
 
 @pytest.mark.parametrize(
@@ -130,31 +130,31 @@ GENERATED = "{_target_:src.models.moflow.generated_molecules.GeneratedMolecules}
         "se3_transformer/quick: datamodule.edges.kind=full", "se3_transformer/quick: fit.ema_decay=0.9",
     ],
 )  # fmt: skip
-def test_a_case_of_another_model_is_there(found: list[Case], option: str) -> None:
-    assert option in {case.name for case in found}
+def test_a_case_of_another_model_is_there(all_cases: list[Case], option: str) -> None:
+    assert option in {case.name for case in all_cases}
 
 
 @pytest.mark.slow
-def test_cases_of_a_twin_compare_with_its_base(found: list[Case]) -> None:
-    names = {case.name for case in found}
-    for case in found:
+def test_cases_of_a_twin_compare_with_its_base(all_cases: list[Case]) -> None:
+    names = {case.name for case in all_cases}
+    for case in all_cases:
         assert not case.twin or case.twin in names
-    twins = {case.name: case.twin for case in found}
+    twins = {case.name: case.twin for case in all_cases}
     reference = "moflow/quick: model.task.network.execution=reference"
     assert twins[reference] == "moflow/quick: as it is" and matches(reference.partition(": ")[2], SAME_LOSSES)
     assert twins["moflow/quick: model.task.target=1"] == "moflow/quick: execution.compile=off"  # as it runs too
 
 
 def test_a_cpu_has_small_networks_and_no_graphs() -> None:
-    found = cases(composed, "cpu", ["mobilenet_v1/quick"])
-    assert all("on" not in case.graphs for case in found if case.train)
-    assert all("hardware=cpu" in case.train for case in found if case.train and "experiment=" not in case.option)
+    small = cases(composed, "cpu", ["mobilenet_v1/quick"])
+    assert all("on" not in case.graphs for case in small if case.train)
+    assert all("hardware=cpu" in case.train for case in small if case.train and "experiment=" not in case.option)
 
 
 @pytest.mark.slow
-def test_every_command_composes_and_its_values_are_allowed(found: list[Case]) -> None:
-    for case in found:
+def test_every_command_composes_and_its_values_are_allowed(all_cases: list[Case]) -> None:
+    for case in all_cases:
         if case.train:
-            given = [text for text in case.train if not text.startswith("data_root=")]
-            config = composed("train", *given, "data_root=data", "output_dir=out")
+            overrides = [text for text in case.train if not text.startswith("data_root=")]
+            config = composed("train", *overrides, "data_root=data", "output_dir=out")
             check_values("", config, TrainConfig)

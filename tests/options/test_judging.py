@@ -53,8 +53,8 @@ def with_last(loss: float) -> Losses:
     ],
 )
 def test_losses_that_must_agree(other: Losses, precision: str, word: str) -> None:
-    found = disagreement("graph and eager", FALLING, other, precision)[0]
-    assert (found == "") == (word == "") and word in found
+    message = disagreement("graph and eager", FALLING, other, precision)[0]
+    assert (message == "") == (word == "") and word in message
 
 
 def test_losses_of_one_run() -> None:
@@ -72,10 +72,10 @@ def test_a_refusal_needs_its_exit_code_and_its_line() -> None:
         assert "was to be refused" in judged_refusal(row, {"train": (code, line)}), (code, line)
 
 
-def verdict(found: Found, case: Case = CASE, done: bool = True) -> tuple[str, str]:
-    trial = Trial(Path(), "cuda", 0.0, 1, found={case.name: found}, done={case.name} if done else set())
+def verdict(outcome: Found, case: Case = CASE, done: bool = True) -> tuple[str, str]:
+    trial = Trial(Path(), "cuda", 0.0, 1, outcomes={case.name: outcome}, done={case.name} if done else set())
     trial.done |= {"moflow/quick: as it is"}
-    trial.found["moflow/quick: as it is"] = Found(losses={"off": FALLING, "on": FALLING})
+    trial.outcomes["moflow/quick: as it is"] = Found(losses={"off": FALLING, "on": FALLING})
     result = trial.verdict(case)
     return result.status, result.why
 
@@ -111,15 +111,15 @@ def test_verdicts(tmp_path: Path) -> None:
 
 
 def test_parts_have_every_case_once_and_their_bases() -> None:
-    found = [Case("a: as it is", "a", ("x",))]
-    found += [Case(f"a: {number}", "a", ("x",), twin="a: as it is") for number in range(10)]
-    parts = [part_of(found, f"{number}/3", "*") for number in (1, 2, 3)]
-    assert {case.name for part in parts for case in part} == {case.name for case in found}
+    every = [Case("a: as it is", "a", ("x",))]
+    every += [Case(f"a: {number}", "a", ("x",), twin="a: as it is") for number in range(10)]
+    parts = [part_of(every, f"{number}/3", "*") for number in (1, 2, 3)]
+    assert {case.name for part in parts for case in part} == {case.name for case in every}
     assert all(part[0].name == "a: as it is" for part in parts)
-    assert sum(map(len, parts)) == len(found) + 2
-    assert [case.name for case in part_of(found, "1/1", "a: 3")] == ["a: as it is", "a: 3"]
-    done = {case.name for case in found} - {"a: 7"}
-    assert [case.name for case in part_of(found, "1/1", "a: *", done)] == ["a: as it is", "a: 7"]
+    assert sum(map(len, parts)) == len(every) + 2
+    assert [case.name for case in part_of(every, "1/1", "a: 3")] == ["a: as it is", "a: 3"]
+    done = {case.name for case in every} - {"a: 7"}
+    assert [case.name for case in part_of(every, "1/1", "a: *", done)] == ["a: as it is", "a: 7"]
 
 
 def test_commands_run_in_forks_and_are_killed_in_time(tmp_path: Path) -> None:

@@ -58,13 +58,13 @@ def all_cases(device: str, gpus: int) -> list[Case]:
     return [case for case in cases(composed, device) if case.gpus == gpus]
 
 
-def part_of(found: Sequence[Case], part: str, only: str, done: Collection[str] = ()) -> list[Case]:
+def part_of(every: Sequence[Case], part: str, only: str, done: Collection[str] = ()) -> list[Case]:
     """Returns one part of the cases whose name matches and is not done: "2/3" is the second third by their commands.
 
     A base's cases are neighbours, so that few bases are run in two parts; each part has the bases that it needs.
     """
     number, parts = map(int, part.split("/"))
-    named = [case for case in found if fnmatchcase(case.name, only) and case.name not in done]
+    named = [case for case in every if fnmatchcase(case.name, only) and case.name not in done]
     total, before, chosen = sum(map(weight, named)), 0, []
     for case in named:
         if before * parts // max(1, total) == number - 1:
@@ -73,7 +73,7 @@ def part_of(found: Sequence[Case], part: str, only: str, done: Collection[str] =
     names = {case.name for case in chosen}
     bases = {f"{case.base}: as it is" for case in chosen if needs_base(case)}
     needed = (bases | {case.twin for case in chosen}) - names
-    return [case for case in found if case.name in needed] + chosen
+    return [case for case in every if case.name in needed] + chosen
 
 
 def needs_base(case: Case) -> bool:
@@ -104,7 +104,7 @@ class Trial:
     at_once: int
     fork: bool = True
     keep: bool = False
-    found: dict[str, Found] = field(default_factory=dict)
+    outcomes: dict[str, Found] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     save: Callable[[Sequence[Verdict]], object] = lambda verdicts: None  # what is known so far, now and then
@@ -125,20 +125,20 @@ class Trial:
 
     def work(self, case: Case) -> Work:
         """Yields the commands of a case in order; what fails ends it."""
-        found = self.found[case.name] = Found()
+        outcome = self.outcomes[case.name] = Found()
         folder = self.folders[case.name]
         if case.prepare is not None:
-            own = case.prepare or [text for text in case.train if text.startswith("datamodule")]
-            if not case.prepare and not any(text.startswith("datamodule=") for text in own):
-                own = None  # the data of an experiment, which prepare.py does not know
-            if own is not None:
-                yield from self.command(case, "prepare", "prepare.py", own)
-        for graph in case.graphs if case.train and all(ended.code == 0 for ended in found.ends.values()) else ():
+            overrides = case.prepare or [text for text in case.train if text.startswith("datamodule")]
+            if not case.prepare and not any(text.startswith("datamodule=") for text in overrides):
+                overrides = None  # the data of an experiment, which prepare.py does not know
+            if overrides is not None:
+                yield from self.command(case, "prepare", "prepare.py", overrides)
+        for graph in case.graphs if case.train and all(ended.code == 0 for ended in outcome.ends.values()) else ():
             run = folder / f"train_{graph}"
             yield from self.command(case, f"train graph={graph}", "train.py", case.train, f"execution.graph={graph}",
                                     f"output_dir={run}")  # fmt: skip
-            found.losses[graph], found.precision = losses_of(run / "result.json")
-        is_trained = all(ended.code == 0 for ended in found.ends.values())
+            outcome.losses[graph], outcome.precision = losses_of(run / "result.json")
+        is_trained = all(ended.code == 0 for ended in outcome.ends.values())
         if case.predict is not None and is_trained:
             run = folder / f"train_{case.graphs[-1]}" if case.train else self.folders[f"{case.base}: as it is"]
             run = run if case.train else run / f"train_{'on' if self.device == 'cuda' else 'off'}"
@@ -150,23 +150,23 @@ class Trial:
         self.done.add(case.name)
         if time.monotonic() > self.saved_s + SAVE_EVERY_S:
             self.saved_s = time.monotonic()
-            self.save([self.verdict(each) for each in self.chosen])
+            self.save([self.verdict(other) for other in self.chosen])
         if not self.keep and not case.name.endswith(": as it is"):
             for part in ("train_on", "train_off", "train_auto", "predict", "data", "outputs"):
                 shutil.rmtree(folder / part, ignore_errors=True)
 
     def command(self, case: Case, what: str, script: str, overrides: Sequence[str], *more: str) -> Work:
         folder = self.folders[case.name]
-        given = [self.filled(text, folder) for text in overrides]
-        if not any(text.startswith("data_root=") for text in given):
-            given.append(f"data_root={self.home / 'data'}")
-        common = f"output_root={folder / 'outputs'}", *(["hardware=cpu"] if self.on_cpu(script, given) else [])
+        words = [self.filled(text, folder) for text in overrides]
+        if not any(text.startswith("data_root=") for text in words):
+            words.append(f"data_root={self.home / 'data'}")
+        common = f"output_root={folder / 'outputs'}", *(["hardware=cpu"] if self.on_cpu(script, words) else [])
         log = folder / f"{what.replace(' ', '_')}.txt"
-        command = Command(script, (*given, *common, *more), log, case.timeout_s, case.gpus)
-        self.found[case.name].ends[what] = yield command
+        command = Command(script, (*words, *common, *more), log, case.timeout_s, case.gpus)
+        self.outcomes[case.name].ends[what] = yield command
 
-    def on_cpu(self, script: str, given: Sequence[str]) -> bool:
-        return self.device == "cpu" and script == "predict.py" and not any(t.startswith("hardware=") for t in given)
+    def on_cpu(self, script: str, overrides: Sequence[str]) -> bool:
+        return self.device == "cpu" and script == "predict.py" and not any(t.startswith("hardware=") for t in overrides)
 
     def filled(self, text: str, folder: Path) -> str:
         """Returns an override with the paths of this call."""
@@ -178,54 +178,56 @@ class Trial:
         """Returns what came of a case."""
         if case.not_tried:
             return Verdict(case.name, NOT_TRIED, case.not_tried)
-        found = self.found.get(case.name)
-        if found is None or case.name not in self.done or (case.twin and case.twin not in self.done):
+        outcome = self.outcomes.get(case.name)
+        if outcome is None or case.name not in self.done or (case.twin and case.twin not in self.done):
             return Verdict(case.name, NOT_RUN, "out of time")
-        seconds = round(sum(ended.seconds for ended in found.ends.values()), 1)
-        lines = [ended.error_line for ended in found.ends.values() if ended.code == 2]
+        seconds = round(sum(ended.seconds for ended in outcome.ends.values()), 1)
+        lines = [ended.error_line for ended in outcome.ends.values() if ended.code == 2]
         if lines and ABSENT.search(lines[-1]):
             return Verdict(case.name, NOT_TRIED, lines[-1], seconds)
-        absent = [name for ended in found.ends.values() if ended.code for name in ABSENT_MODULE.findall(ended.printed)]
+        absent = [
+            name for ended in outcome.ends.values() if ended.code for name in ABSENT_MODULE.findall(ended.printed)
+        ]
         if absent:
             return Verdict(case.name, NOT_TRIED, f"the package {absent[0]} is not installed", seconds)
         row = refusal_of(case.name, self.device, REFUSALS)
-        if row is not None and not row.always and all(ended.code == 0 for ended in found.ends.values()):
+        if row is not None and not row.always and all(ended.code == 0 for ended in outcome.ends.values()):
             row = None
         if row is not None:
-            status, why, worst = REFUSED, *self.refused(row, found)
+            status, why, worst = REFUSED, *self.refused(row, outcome)
         else:
-            status, why, worst = PASSED, *self.passed(case, found)
+            status, why, worst = PASSED, *self.passed(case, outcome)
         if why:
-            logs = [ended for ended in found.ends.values() if ended.code != 0] or list(found.ends.values())[-1:]
+            logs = [ended for ended in outcome.ends.values() if ended.code != 0] or list(outcome.ends.values())[-1:]
             log = "\n".join(f"{logs[0].log.stem}\n{logs[0].printed}".splitlines()[-LOG_LINES:]) if logs else ""
             return Verdict(case.name, FAILED, why, seconds, worst, log)
         return Verdict(case.name, status, row.reason if row else "", seconds, worst)
 
-    def refused(self, row: Refusal, found: Found) -> tuple[str, None]:
-        last = list(found.ends.items())[-1:]
+    def refused(self, row: Refusal, outcome: Found) -> tuple[str, None]:
+        last = list(outcome.ends.items())[-1:]
         return judged_refusal(row, {what: (ended.code, ended.error_line) for what, ended in last}), None
 
-    def passed(self, case: Case, found: Found) -> tuple[str, float | None]:
+    def passed(self, case: Case, outcome: Found) -> tuple[str, float | None]:
         """Returns what is wrong with a case that must run, "" if nothing, and the largest difference of its losses."""
-        for what, ended in found.ends.items():
+        for what, ended in outcome.ends.items():
             if ended.code:
                 return how_it_failed(what, ended.code, ended.error_line, ended.printed), None
         steps = 1 if any(fnmatchcase(case.option, pattern) for pattern in ENDS_EARLY) else self.steps
-        for graph, losses in found.losses.items():
+        for graph, losses in outcome.losses.items():
             if why := wrong_losses(losses, steps):
                 return f"train graph={graph}: {why}", None
         worst = None
-        if len(found.losses) == 2:
-            why, worst = disagreement("graph and eager", found.losses["off"], found.losses["on"], found.precision)
+        if len(outcome.losses) == 2:
+            why, worst = disagreement("graph and eager", outcome.losses["off"], outcome.losses["on"], outcome.precision)
             if why:
                 return why, worst
         if case.twin and case.train:
-            twin = self.found.get(case.twin)
+            twin = self.outcomes.get(case.twin)
             if twin is None or not twin.losses:
                 return f"{case.twin}, whose losses it must have, gave none", worst
-            graph = next(iter(found.losses))
+            graph = next(iter(outcome.losses))
             other = twin.losses.get(graph) or list(twin.losses.values())[-1]
-            why, apart = disagreement(f"it and {case.twin!r}", other, found.losses[graph], found.precision)
+            why, apart = disagreement(f"it and {case.twin!r}", other, outcome.losses[graph], outcome.precision)
             worst = max(apart, worst or 0.0)
             return why, worst
         return "", worst
@@ -238,11 +240,11 @@ class Trial:
 def losses_of(record: Path) -> tuple[Losses, str]:
     """Returns the loss of each step of a run, and its precision; nothing where there is no record."""
     try:
-        found = json.loads(record.read_text(encoding="utf-8"))
+        content = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return [], "fp32"
-    rows = [(int(row["step"]), float(row["loss"])) for row in found["history"] if row.get("loss") is not None]
-    return rows, found["case"]["precision"]
+    rows = [(int(row["step"]), float(row["loss"])) for row in content["history"] if row.get("loss") is not None]
+    return rows, content["case"]["precision"]
 
 
 @cache

@@ -60,8 +60,8 @@ def options_of(config: DictConfig, schema: type, under: str = "") -> list[Option
     Args:
         schema: the dataclass of the entry point's config.
     """
-    found = [option for option in _section("", config, types_of(schema)) if option.key.startswith(under)]
-    return list(dict.fromkeys(found))
+    options = [option for option in _section("", config, types_of(schema)) if option.key.startswith(under)]
+    return list(dict.fromkeys(options))
 
 
 def types_of(section: type) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _of_mapping(key: str, node: DictConfig, hint: Any) -> Iterator[Option]:
     """Yields the options below a mapping, and those that replace it."""
     plain = OmegaConf.to_container(node)
     assert isinstance(plain, dict)
-    section = next((each for each in members(hint) if is_dataclass(each) and isinstance(each, type)), None)
+    section = next((member for member in members(hint) if is_dataclass(member) and isinstance(member, type)), None)
     if "_target_" in plain:
         target = target_of(key, plain["_target_"])
         hints = parameters_of(target)
@@ -132,12 +132,12 @@ def choices(hint: Any, current: Any) -> list[str]:
     values = list[str]()
     for member in members(hint):
         base, *limits = get_args(member) if get_origin(member) is Annotated else (member,)
-        for each in (base, *limits):
-            if get_origin(each) is Literal:
-                values += [shown(value) for value in get_args(each)]
-            elif isinstance(each, Range) and is_number(current):
-                values += [str(each.also[0])] if each.also else []
-                values += ["0"] if 0 in each and current else []
+        for part in (base, *limits):
+            if get_origin(part) is Literal:
+                values += [shown(value) for value in get_args(part)]
+            elif isinstance(part, Range) and is_number(current):
+                values += [str(part.also[0])] if part.also else []
+                values += ["0"] if 0 in part and current else []
         if base is bool:
             values += ["true", "false"]
         elif base is NoneType:
@@ -166,14 +166,14 @@ def documented(comment: str, hint: Any) -> list[str]:
 
     Also names after "or" that stand for a text. A part in braces that ends in "..." is a sketch and no value.
     """
-    found = re.findall(r"'([\[{].*?[\]}])'", comment)
-    found += [text.replace(" ", "") for text in re.findall(r"\{_target_:[^}]*\}", comment)]
-    found += re.findall(r"(?:^|; )(\d+(?:\.\d+)?): ", comment) if _takes_numbers(hint) else []
-    return found
+    values = re.findall(r"'([\[{].*?[\]}])'", comment)
+    values += [text.replace(" ", "") for text in re.findall(r"\{_target_:[^}]*\}", comment)]
+    values += re.findall(r"(?:^|; )(\d+(?:\.\d+)?): ", comment) if _takes_numbers(hint) else []
+    return values
 
 
 def _takes_numbers(hint: Any) -> bool:
-    bases = [get_args(each)[0] if get_origin(each) is Annotated else each for each in members(hint)]
+    bases = [get_args(member)[0] if get_origin(member) is Annotated else member for member in members(hint)]
     return int in bases or float in bases
 
 
@@ -193,16 +193,16 @@ def comments() -> dict[str, str]:
     """Returns the comment behind each key of models and datamodules, and behind each field of the schema."""
     from src.config.schema import TrainConfig
 
-    found = dict[str, str]()
+    texts = dict[str, str]()
     for group in ("model", "datamodule"):
         for file in sorted((CONF / group).glob("*.yaml")):
             for key, comment in commented_keys(file, group):
-                found.setdefault(key, comment)
+                texts.setdefault(key, comment)
     for part in fields(TrainConfig):
         if is_dataclass(part.type) and isinstance(part.type, type):
-            own = _field_comments(part.type)
-            found |= {f"{part.name}.{name}": comment for name, comment in own.items()}
-    return found
+            of_fields = _field_comments(part.type)
+            texts |= {f"{part.name}.{name}": comment for name, comment in of_fields.items()}
+    return texts
 
 
 def commented_keys(file: Path, group: str) -> Iterator[tuple[str, str]]:
@@ -232,8 +232,8 @@ def group_options(group: str) -> list[str]:
 def schedules() -> list[str]:
     """Returns the schedules of src/training/schedule.py, as values of `model.task.schedule`."""
     classes = inspect.getmembers(importlib.import_module(schedule.__name__), inspect.isclass)
-    own = [kind for _, kind in classes if kind.__module__ == schedule.__name__ and not is_protocol(kind)]
-    named = [kind for kind in own if hasattr(kind, "total") or "total" in getattr(kind, "__dataclass_fields__", {})]
+    kinds = [kind for _, kind in classes if kind.__module__ == schedule.__name__ and not is_protocol(kind)]
+    named = [kind for kind in kinds if hasattr(kind, "total") or "total" in getattr(kind, "__dataclass_fields__", {})]
     return [f"{{_target_:{schedule.__name__}.{kind.__name__}}}" for kind in named if kind.__name__ != "ScheduledRate"]
 
 
