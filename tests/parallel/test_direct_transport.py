@@ -20,7 +20,7 @@ STEPS = 8
 
 def contents(rank: int, step: int, numbers: Sequence[int]) -> list[Tensor]:
     random = torch.Generator().manual_seed(100 * step + rank)
-    return [torch.randn(each, generator=random) for each in numbers]
+    return [torch.randn(count, generator=random) for count in numbers]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
     last = min(last, len(numbers))
     memory = [torch.zeros(needed(numbers, ranks)) for _ in range(ranks)]
     meetings = [Barrier(ranks, timeout=20) for _ in range(2)]
-    given = [[contents(rank, step, numbers) for step in range(STEPS)] for rank in range(ranks)]
+    inputs = [[contents(rank, step, numbers) for step in range(STEPS)] for rank in range(ranks)]
 
     met: list[int] = []
 
@@ -50,10 +50,10 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
         met.append(meetings[which].wait())
 
     def run(rank: int) -> list[list[Tensor]]:
-        messages, found = DirectTransport(memory, rank, meet, numbers), []
+        messages, means = DirectTransport(memory, rank, meet, numbers), []
         for step in range(STEPS):
             sent = []
-            for number, content in enumerate(given[rank][step]):
+            for number, content in enumerate(inputs[rank][step]):
                 message = messages.empty(number, len(content), torch.float32, content.device)
                 message.copy_(content)
                 is_last = number >= len(numbers) - last
@@ -61,8 +61,8 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
             for _, wait in sent:
                 wait()
             messages.finish()
-            found.append([message.clone() for message, _ in sent])
-        return found
+            means.append([message.clone() for message, _ in sent])
+        return means
 
     with ThreadPoolExecutor(ranks) as threads:
         first, *rest = threads.map(run, range(ranks))
@@ -70,6 +70,6 @@ def test_every_rank_has_the_same_mean(ranks: int, numbers: tuple[int, ...], last
     assert len(met) == STEPS * ranks * (2 * len(numbers) - last + 1)
     for step in range(STEPS):
         for number, result in enumerate(first[step]):
-            mean = torch.stack([given[rank][step][number].double() for rank in range(ranks)]).mean(0)
+            mean = torch.stack([inputs[rank][step][number].double() for rank in range(ranks)]).mean(0)
             torch.testing.assert_close(result.double(), mean, rtol=1e-6, atol=1e-6)
             assert all(torch.equal(result, other[step][number]) for other in rest)

@@ -41,20 +41,20 @@ def averaged(dtype: torch.dtype | None) -> dict[str, Any]:
     rank, model, waiting = distributed.get_rank(), network(), Waiting(CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
     average = GradientAverage(list(model.parameters()), waiting, dtype, max_bytes=100)
-    found: dict[str, Any] = {"early": [], "parts": [], "gradients": []}
+    result: dict[str, Any] = {"early": [], "parts": [], "gradients": []}
     for step in range(3):
         model.zero_grad(set_to_none=True)
         loss_of(model, rank, step).backward()
-        found["early"].append(len(average.sent))
-        found["parts"].append([[names[parameter] for parameter in part] for part in average.averaged()])
-        found["gradients"].append({name: p.grad for name, p in model.named_parameters()})
-        found["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
-    found["messages"], found["waited"] = len(average.buckets), waiting.seconds()
+        result["early"].append(len(average.sent))
+        result["parts"].append([[names[parameter] for parameter in part] for part in average.averaged()])
+        result["gradients"].append({name: p.grad for name, p in model.named_parameters()})
+        result["strides"] = model[0].weight.grad.stride() == model[0].weight.stride()  # type: ignore[union-attr, index]
+    result["messages"], result["waited"] = len(average.buckets), waiting.seconds()
     average.close()
     model.zero_grad(set_to_none=True)
     loss_of(model, rank, 0).backward()
-    found["alone"] = model[2].weight.grad  # type: ignore[index]
-    return found
+    result["alone"] = model[2].weight.grad  # type: ignore[index]
+    return result
 
 
 def expected(step: int) -> dict[str, torch.Tensor | None]:
@@ -83,10 +83,10 @@ def test_every_rank_gets_the_mean(dtype: torch.dtype | None, tolerance: float, r
 
 
 def test_once_closed_gradients_are_a_ranks_own(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks(averaged, None)):
+    for rank, result in enumerate(ranks(averaged, None)):
         model = network()
         loss_of(model, rank, 0).backward()
-        assert torch.equal(found["alone"], model[2].weight.grad)  # type: ignore[index]
+        assert torch.equal(result["alone"], model[2].weight.grad)  # type: ignore[index]
 
 
 def accumulated() -> tuple[list[int], torch.Tensor]:

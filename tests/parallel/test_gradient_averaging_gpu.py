@@ -64,10 +64,10 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
             there = [p.grad is not None and p.grad.data_ptr() == average.slots[p].data_ptr() for p in parameters]
             assert there == [k % 2 == 1 for k in range(len(parameters))]
         assert {p for part in average.averaged() for p in part} == set(parameters)
-        found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+        copies = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             parameter.grad = None
-        return found
+        return copies
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -80,7 +80,7 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
         step()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        found = step()
+        gradients = step()
     late = torch.Generator().manual_seed(1)
     for replay in range(REPLAYS):
         for x in inputs:
@@ -89,7 +89,7 @@ def replays(direct: bool, dtype: torch.dtype | None, tolerance: float, device: t
         if torch.randint(world, (), generator=late) == rank:
             torch.cuda._sleep(200_000 * (replay % 4))  # cycles: up to a third of a millisecond behind the others
         graph.replay()
-        for mine, mean in zip(found, means, strict=True):
+        for mine, mean in zip(gradients, means, strict=True):
             distributed.all_reduce(mean, distributed.ReduceOp.AVG)
             torch.testing.assert_close(mine.double(), mean, rtol=tolerance, atol=4 * tolerance)
             others = [torch.empty_like(mine) for _ in range(world)]
@@ -153,8 +153,8 @@ def overlaps(captured: bool, device: torch.device) -> None:
         for factor in factors:
             factor.normal_()
         expected = [factor.clone() for factor in factors]
-        for each in expected:
-            distributed.all_reduce(each, distributed.ReduceOp.AVG)
+        for tensor in expected:
+            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
         torch.cuda.synchronize()
         if captured:
             graph.replay()
@@ -189,9 +189,9 @@ def averages_moflow(device: torch.device) -> None:
         network.loss(network(*batch)).backward()
         for _ in average.averaged() if averaged else ():
             pass
-        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         network.zero_grad()
-        return found
+        return grads
 
     mine = molecules()
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -201,7 +201,7 @@ def averages_moflow(device: torch.device) -> None:
             gradients(mine, averaged=True)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        found = [gradient.clone() for gradient in gradients(mine, averaged=True)]
+        captured = [gradient.clone() for gradient in gradients(mine, averaged=True)]
     for _ in range(3):
         means = [torch.zeros_like(parameter) for parameter in parameters]
         for rank in range(distributed.get_world_size()):
@@ -209,12 +209,12 @@ def averages_moflow(device: torch.device) -> None:
             for mean, gradient in zip(means, gradients(batch, averaged=False), strict=True):
                 mean += gradient / distributed.get_world_size()
             if rank == distributed.get_rank():
-                for own, drawn in zip(mine, batch, strict=True):
-                    own.copy_(drawn)
+                for target, drawn in zip(mine, batch, strict=True):
+                    target.copy_(drawn)
         torch.cuda.synchronize()
         graph.replay()
         torch.cuda.synchronize()
-        for (name, _), gradient, mean in zip(network.named_parameters(), found, means, strict=True):
+        for (name, _), gradient, mean in zip(network.named_parameters(), captured, means, strict=True):
             error = float((gradient - mean).norm() / mean.norm().clamp(min=1e-6))
             assert error < 1e-3, f"{name}: {error}"
     average.close()

@@ -63,9 +63,9 @@ def test_what_is_withdrawn_is_not_given(moved: bool, parameter: nn.Parameter) ->
     if moved:
         parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
     withdraw([place])
-    found = slot_of(newcomer)
-    assert found.data_ptr() != place.data_ptr()
-    assert found.shape == parameter.shape and found.stride() == parameter.stride()
+    slot = slot_of(newcomer)
+    assert slot.data_ptr() != place.data_ptr()
+    assert slot.shape == parameter.shape and slot.stride() == parameter.stride()
 
 
 def test_what_nobody_owns_any_more_is_not_given(parameter: nn.Parameter) -> None:
@@ -112,8 +112,8 @@ def test_a_convolution_on_small_maps(
 
     exact = weight.detach().double().requires_grad_()
     images = maps.double().transpose(1, 2).unflatten(2, (2, 2))
-    found = torch.nn.functional.conv2d(images, exact, padding=1).flatten(2).transpose(1, 2)
-    found.backward(direction.double())
+    expected = torch.nn.functional.conv2d(images, exact, padding=1).flatten(2).transpose(1, 2)
+    expected.backward(direction.double())
     assert exact.grad is not None
     scale = exact.grad.abs().max()
     torch.testing.assert_close(place.double() / scale, exact.grad / scale, rtol=0, atol=tolerance)
@@ -123,15 +123,15 @@ def test_word_vectors() -> None:
     words, positions = tables = nn.Parameter(torch.randn(40, 24)), nn.Parameter(torch.randn(70, 24))
     norm = nn.Parameter(torch.ones(24)), nn.Parameter(torch.zeros(24))
     places = {table: torch.full_like(table, torch.nan) for table in tables}
-    found = []
+    grads = []
     for offered in ({}, places):
         offer(offered)
         out = embedding.embed(sentences([5, 3, 7], None, 4), words, positions, *norm, 1e-12, 0.0, torch.float32)
         out.square().mul(torch.arange(24)).sum().backward()
-        found.append([table.grad for table in tables])
+        grads.append([table.grad for table in tables])
         for parameter in (*tables, *norm):
             parameter.grad = None
-    for table, plain, placed in zip(tables, *found, strict=True):
+    for table, plain, placed in zip(tables, *grads, strict=True):
         assert torch.equal(plain, placed) and placed.data_ptr() == places[table].data_ptr()
 
 
@@ -142,17 +142,17 @@ def test_weights_of_a_layer() -> None:
     parameters = dict(block.named_parameters())
     places = {parameter: torch.full_like(parameter, torch.nan) for parameter in parameters.values()}
     layout, x = Layout.of(sentences([5, 3, 7], None, 1)), torch.randn(16, 16)
-    found = []
+    grads = []
     for offered in ({}, places):
         offer(offered)
         out = layer.layer(x, layout, False, 2, 1e-12, (0.0, 0.0), tuple(parameters.values()))
         out.square().mul(torch.arange(16)).sum().backward()
-        found.append({name: parameter.grad for name, parameter in parameters.items()})
+        grads.append({name: parameter.grad for name, parameter in parameters.items()})
         for parameter in parameters.values():
             parameter.grad = None
     withdraw(places.values())
-    assert all(torch.equal(found[0][name], found[1][name]) for name in parameters)
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in parameters)
     there = {
-        name for name, parameter in parameters.items() if found[1][name].data_ptr() == places[parameter].data_ptr()
+        name for name, parameter in parameters.items() if grads[1][name].data_ptr() == places[parameter].data_ptr()
     }
     assert there == {"attention.out_lin.weight", "ffn.lin1.weight", "ffn.lin2.weight"}
