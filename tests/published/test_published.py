@@ -20,13 +20,13 @@ CRITEO_TRAIN_ROWS = 4_195_197_692
 def one(model: str, kind: str = "train", **values: object) -> PublishedRow:
     """Returns the only row of the model with these values; `source` need only be a part of the row's source."""
     part = str(values.pop("source", ""))
-    found = [
+    matches = [
         row
         for row in rows(model, kind)
         if part in row.source and all(getattr(row, key) == value for key, value in values.items())
     ]
-    assert len(found) == 1, f"{len(found)} rows of {model} with {values}"
-    return found[0]
+    assert len(matches) == 1, f"{len(matches)} rows of {model} with {values}"
+    return matches[0]
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,18 @@ def test_corrected_dlrm_rates_fit_the_published_time(trainer: str, epoch_s: int,
 
 def test_every_flagperf_dlrm_rate_is_divided_by_twice_the_world_size() -> None:
     factors = {"1x1": 2, "1x8": 16, "2x8": 32}
-    found = [row for row in rows("dlrm", "train") if "FlagPerf" in row.source]
-    assert len(found) == 6
-    for row in found:
+    entries = [row for row in rows("dlrm", "train") if "FlagPerf" in row.source]
+    assert len(entries) == 6
+    for row in entries:
         for name in ("p_whole", "p_train", "p_core"):
             assert row.corrected[name].value == pytest.approx((row.figure(name) or 0) / factors[row.trainer])
             assert row.corrected[name].why
 
 
 def test_corrected_moflow_rates_count_the_full_batches_only() -> None:
-    found = [row for row in rows("moflow", "train") if "FlagPerf" in row.source]
-    assert len(found) == 4
-    for row in found:
+    entries = [row for row in rows("moflow", "train") if "FlagPerf" in row.source]
+    assert len(entries) == 4
+    for row in entries:
         per_rank = ceil(224_568 / row.world_size)  # the sampler pads every rank to the same length
         assert row.batch_size is not None
         trained = per_rank // row.batch_size * row.batch_size * row.world_size
@@ -170,8 +170,8 @@ def test_corrected_moflow_rates_count_the_full_batches_only() -> None:
 
 
 def test_corrected_distilbert_rows_count_each_sentence_once_and_are_tf32() -> None:
-    found = [row for row in rows("distilbert") if not row.measured]
-    for row in found:
+    entries = [row for row in rows("distilbert") if not row.measured]
+    for row in entries:
         assert row.batch_size is not None
         steps = ceil(ceil(67_349 / row.world_size) / row.batch_size)
         counted = steps * row.batch_size * row.world_size
@@ -192,13 +192,13 @@ def test_nearest_rows_are_in_the_order_of_similarity() -> None:
     for hardware in ("a100_40g", "a100_80g"):
         nearest = nearest_rows({**case, "hardware": hardware}, "train")[0]
         assert (nearest.trainer, nearest.batch_size, nearest.hardware) == ("1x8", 512, hardware)
-    found = nearest_rows(case, "train")
+    entries = nearest_rows(case, "train")
     tiers = [
         0 if (r.trainer, r.batch_size, r.precision) == ("1x8", 512, "amp") else 1 if r.trainer == "1x8" else 2
-        for r in found
+        for r in entries
     ]
     assert tiers == sorted(tiers) and set(tiers) == {0, 1, 2}
-    assert sorted(map(id, found)) == sorted(map(id, rows("moflow", "train")))
+    assert sorted(map(id, entries)) == sorted(map(id, rows("moflow", "train")))
     assert {r.kind for r in nearest_rows(case, "predict")} == {"predict"}
     same_over_all_devices = nearest_rows({**case, "batch_size": 4096, "batch_per": "global"}, "train")
     assert same_over_all_devices[0].batch_size == 512
@@ -264,14 +264,14 @@ def test_a_mistake_names_file_table_and_row(tmp_path: Path, old: str, new: str, 
 
 def published_hyper_parameters() -> dict[tuple[str, str], dict[str, float]]:
     """Returns batch_size and lr from the printed fix_hp text of every row that has one, by (model, trainer)."""
-    found = {}
+    parameters = {}
     for row in rows():
         if row.fix_hp != "/":
             printed = dict(part.split("=") for part in row.fix_hp.split(","))
             assert row.batch_size == int(printed["bs"])
             names = {"bs": "batch_size", "lr": "lr"}
-            found[row.model, row.trainer] = {names[key]: float(value) for key, value in printed.items()}
-    return found
+            parameters[row.model, row.trainer] = {names[key]: float(value) for key, value in printed.items()}
+    return parameters
 
 
 def test_max_bs_holds_the_published_rows_and_no_others() -> None:
