@@ -31,18 +31,18 @@ def run(model: str, home: Path, overrides: Sequence[str]) -> None:
     """Trains a model of a tiny size, and predicts with it where its data can be predicted."""
     home.mkdir(parents=True)
     mine = [*MODELS[model](home), *TRAINED, FLAG, *overrides, f"output_dir={home / 'trained'}"]
-    if any(each.startswith("trainer=") for each in overrides):
+    if any(override.startswith("trainer=") for override in overrides):
         subprocess.run([sys.executable, "train.py", *mine], cwd=ROOT, check=True)
     else:
         train(composed("train", *mine))
     checkpoint, output = home / "trained" / "checkpoints" / "last.ckpt", home / "predicted"
     data = [*ON_DISK] if model == "dlrm" else []
-    device = [each for each in overrides if each.startswith(("precision=", "hardware="))]
-    given = [
+    device = [override for override in overrides if override.startswith(("precision=", "hardware="))]
+    command = [
         f"model={model}", *data, f"ckpt_path={checkpoint}", FLAG, *device, "batch_size=8", "num_samples=24",
         f"data_root={home / 'data'}", f"output_dir={output}",
     ]  # fmt: skip
-    predict(composed("predict", *given), given)
+    predict(composed("predict", *command), command)
 
 
 def assert_twice_the_same(home: Path, models: Sequence[str], *overrides: str) -> None:
@@ -77,8 +77,8 @@ def figures(home: Path) -> dict[str, Any]:
 
 def main() -> None:
     home, *arguments = sys.argv[1:]
-    overrides = [each for each in arguments if "=" in each]
-    models = [each for each in arguments if each in MODELS]
+    overrides = [argument for argument in arguments if "=" in argument]
+    models = [argument for argument in arguments if argument in MODELS]
     for model in models:
         if "plain" in arguments:
             for kernels in ("fused", "fold_triton"):

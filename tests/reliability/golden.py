@@ -41,8 +41,8 @@ def rounding() -> dict[str, str]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        found = {model: losses(model, Path(home) / model) for model in MODELS}
-    FILE.write_text(json.dumps({"rounding": rounding(), "losses": found}, indent=1) + "\n", encoding="utf-8")
+        by_model = {model: losses(model, Path(home) / model) for model in MODELS}
+    FILE.write_text(json.dumps({"rounding": rounding(), "losses": by_model}, indent=1) + "\n", encoding="utf-8")
     print(FILE)
 
 

@@ -119,10 +119,10 @@ def place(checkpoint: dict[str, Any], draw: random.Random) -> tuple[Any, Any, st
     """Returns a random dict or list of a checkpoint, one of its keys, and the dotted key."""
     configs = ["model_config", "run_config"]  # these decide what is made: each gets as much as all others
     section = draw.choice([*checkpoint, *configs * len(checkpoint)])
-    found = [*places(checkpoint[section], section)]
+    choices = [*places(checkpoint[section], section)]
     if section in configs and draw.random() < 0.7:
-        found = [each for each in found if ".task" in each[2] or ".datamodule" in each[2]]
-    return draw.choice([*found, (checkpoint, section, section)])
+        choices = [choice for choice in choices if ".task" in choice[2] or ".datamodule" in choice[2]]
+    return draw.choice([*choices, (checkpoint, section, section)])
 
 
 def plant(checkpoint: dict[str, Any], draw: random.Random, canary: Path) -> Plant:
@@ -281,8 +281,8 @@ def predict_py(overrides: list[str]) -> None:
 
 def predicting(*more: str) -> Callable[[Trial, Path, Path], Callable[[], None]]:
     def command(trial: Trial, path: Path, out: Path) -> Callable[[], None]:
-        given = [f"ckpt_path={path}", "hardware=cpu", "num_samples=8", "batch_size=8", "logger=none"]
-        return partial(predict_py, [*given, f"data_root={trial.home / 'data'}", f"output_dir={out}", *more])
+        overrides = [f"ckpt_path={path}", "hardware=cpu", "num_samples=8", "batch_size=8", "logger=none"]
+        return partial(predict_py, [*overrides, f"data_root={trial.home / 'data'}", f"output_dir={out}", *more])
 
     return command
 

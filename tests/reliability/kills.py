@@ -76,7 +76,7 @@ class Kill(NamedTuple):
     def kind(self) -> str:
         if self.at_record:
             return "record"
-        return "file" if self.operation is not None else " ".join(each.name for each in self.signals)
+        return "file" if self.operation is not None else " ".join(sent.name for sent in self.signals)
 
 
 KINDS: tuple[tuple[str | signal.Signals, ...], ...] = (

@@ -133,11 +133,11 @@ def add(value: Any, to: Callable[[bytes], None]) -> None:
         for field in fields(value):
             add(getattr(value, field.name), to)
     elif isinstance(value, tuple | list):
-        for each in value:
-            add(each, to)
+        for part in value:
+            add(part, to)
     elif isinstance(value, dict):
-        for key, each in value.items():
-            add((key, each), to)
+        for key, part in value.items():
+            add((key, part), to)
     else:
         assert value is None or isinstance(value, str | int | float | bool), type(value)
         to(repr(value).encode())
@@ -177,10 +177,10 @@ class Trial:
 
     def check(self, folder: Path, what: str) -> None:
         """Fails unless the folder is as a lone preparation leaves it."""
-        found = files_in(folder)
-        others = sorted(set(found) ^ set(self.files))
+        files = files_in(folder)
+        others = sorted(set(files) ^ set(self.files))
         assert not others, f"{what}: {len(others)} files more or less, such as {others[0]}"
-        differ = [name for name in found if found[name] != self.files[name]]
+        differ = [name for name in files if files[name] != self.files[name]]
         assert not differ, f"{what}: {differ} differ"
 
     def at_once(self, number: int, kill_at: int | None) -> None:
@@ -292,13 +292,13 @@ def main(count: int, names: list[str]) -> int:
         begun = time.monotonic()
         home = Path(tempfile.mkdtemp(prefix=f"preparations_{name}_"))
         try:
-            found = try_out(name, home / name, count)
+            counts = try_out(name, home / name, count)
         except (AssertionError, TimeoutError) as error:
             failed = 1
             print(f"{name}: {error} (kept: {home})", flush=True)
             continue
-        print(f"{name}: {found.at_once} prepared at once, {found.kills} killed, {found.refused} damages refused and "
-              f"{found.same} without effect, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+        print(f"{name}: {counts.at_once} prepared at once, {counts.kills} killed, {counts.refused} damages refused and "
+              f"{counts.same} without effect, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
     return failed
 
 

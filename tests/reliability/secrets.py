@@ -75,7 +75,7 @@ def parts(secret: str) -> set[str]:
 
 def quoted(text: str) -> str:
     """Returns a text as the value of an override."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text) + "'"
 
 
 def run(home: Path, *, fails: bool = False, sweep: bool = False) -> Run:
@@ -159,20 +159,20 @@ class Listener:
 
 
 def main(arguments: Sequence[str]) -> int:
-    found = 0
+    total = 0
     for name, how in {"run": {}, "failing run": {"fails": True}, "sweep": {"sweep": True}}.items():
         with tempfile.TemporaryDirectory() as folder:
             ended = run(Path(folder), **how)
             leaks = ended.leaks()
             secrets = {secret for secret, _ in leaks}
-            found += len(secrets)
+            total += len(secrets)
             files = len([*ended.contents()])
             print(f"{name}: {len(secrets)} of {len(ended.secrets)} planted secrets found in {files} files and streams")
             for secret, where in leaks if "-v" in arguments else []:
                 print(f"  {secret}: {where}")
             if "-v" in arguments:
                 print(ended.code, ended.printed[-3000:], len(ended.sent))
-    return int(found > 0)
+    return int(total > 0)
 
 
 if __name__ == "__main__":

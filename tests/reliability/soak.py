@@ -36,9 +36,9 @@ WRITING = 1  # the thread or descriptor of a checkpoint that a slow disk is stil
 
 def overrides(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[str]:
     """Returns the command of a run of `epochs`, or of `seconds` of steps alone; with windows of a thousand steps."""
-    given = f"file:{home / 'readings.jsonl'},epochs:{epochs or 'null'},seconds:{seconds or 'null'}"
+    values = f"file:{home / 'readings.jsonl'},epochs:{epochs or 'null'},seconds:{seconds or 'null'}"
     common = [*MODELS[model](home), f"output_dir={home / 'run'}", "logger=csv",
-              f"+callbacks.watching={{_target_:tests.reliability.watching.Watching,{given}}}"]  # fmt: skip
+              f"+callbacks.watching={{_target_:tests.reliability.watching.Watching,{values}}}"]  # fmt: skip
     if epochs is None:
         return [*common, f"fit.max_epochs={LONG}", "fit.eval_every_n_epochs=null", f"fit.max_time_s={seconds}",
                 f"fit.checkpoint_every_n_epochs={LONG}", "measure.window=1000"]  # fmt: skip
@@ -56,7 +56,7 @@ def growth(readings: list[dict[str, Any]]) -> dict[str, float]:
     grown = {}
     for name in ("memory", "threads", "descriptors", "rows"):
         typical = min if name in ("threads", "descriptors") else statistics.median
-        first, last = (typical(each[name] for each in part) for part in (middle, end))
+        first, last = (typical(reading[name] for reading in part) for part in (middle, end))
         grown[name] = last - first
     grown["memory"] /= MIB
     return grown
@@ -66,9 +66,9 @@ def judge(readings: list[dict[str, Any]]) -> str:
     """Returns what grew beyond its limit, or nothing. One thread or descriptor more is that of a checkpoint."""
     grown = growth(readings)
     limit = FREE_MIB + grown["rows"] * BYTES_OF_ROW / MIB
-    found = [f"memory by {grown['memory']:.1f} MiB (limit {limit:.1f})"] if grown["memory"] > limit else []
-    found += [f"{name} by {grown[name]:g}" for name in ("threads", "descriptors") if grown[name] > WRITING]
-    return ", ".join(found)
+    complaints = [f"memory by {grown['memory']:.1f} MiB (limit {limit:.1f})"] if grown["memory"] > limit else []
+    complaints += [f"{name} by {grown[name]:g}" for name in ("threads", "descriptors") if grown[name] > WRITING]
+    return ", ".join(complaints)
 
 
 def soak(model: str, home: Path, epochs: int | None, seconds: float | None) -> list[dict[str, Any]]:
@@ -93,13 +93,13 @@ def main() -> None:
         begun = time.monotonic()
         home = Path(tempfile.mkdtemp(prefix=f"soak_{model}_"))
         readings = soak(model, home, asked.epochs, asked.seconds)
-        first, last, found = readings[0], readings[-1], judge(readings)
-        failed |= bool(found)
+        first, last, grown = readings[0], readings[-1], judge(readings)
+        failed |= bool(grown)
         print(
             f"{model}: {last['step']:,} steps, {last['rows']:,} evaluations in {time.monotonic() - begun:.0f} s; "
             f"memory {first['memory'] / MIB:.1f}, in the end {last['memory'] / MIB:.1f} MiB "
             f"({growth(readings)['memory']:+.1f} in the second half), threads {last['threads']}, "
-            f"descriptors {last['descriptors']}; {f'grew: {found} (kept: {home})' if found else 'nothing grew'}",
+            f"descriptors {last['descriptors']}; {f'grew: {grown} (kept: {home})' if grown else 'nothing grew'}",
             flush=True,
         )
     sys.exit(failed)

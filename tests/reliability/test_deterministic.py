@@ -52,8 +52,8 @@ def test_it_is_set_before_anything_is_computed(tmp_path: Path) -> None:
 
 def test_a_workspace_that_repeats_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     execution = composed("predict", FLAG).execution
-    for given, kept in (":16:8", ":16:8"), (":4096:2:16:8", ":4096:8"):
-        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
+    for workspace, kept in (":16:8", ":16:8"), (":4096:2:16:8", ":4096:8"):
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
         set_execution(execution, "cpu")
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == kept
 

@@ -13,8 +13,8 @@ from tests.reliability.kills import MODELS
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_those_of_earlier_commits(model: str, tmp_path: Path) -> None:
     golden = json.loads(FILE.read_text())
-    expected, found = golden["losses"][model], losses(model, tmp_path)
-    assert len(found) == len(expected) == STEPS
-    assert found[0] == pytest.approx(expected[0], rel=1e-4)
+    expected, actual = golden["losses"][model], losses(model, tmp_path)
+    assert len(actual) == len(expected) == STEPS
+    assert actual[0] == pytest.approx(expected[0], rel=1e-4)
     if golden["rounding"] == rounding():  # elsewhere training amplifies what is rounded otherwise
-        assert found == expected
+        assert actual == expected

@@ -36,9 +36,9 @@ def untouched(model: str) -> dict[str, Any]:
 
 def read(path: Path, model: str) -> Any:
     """Returns the configs that a prediction gets of a checkpoint."""
-    given = [f"model={model}", "hardware=cpu", "output_dir=unused", f"ckpt_path={path}"]
+    overrides = [f"model={model}", "hardware=cpu", "output_dir=unused", f"ckpt_path={path}"]
     checkpoint = read_checkpoint(path)
-    config = complete_prediction(composed("predict", *given), checkpoint.get("run_config"), given)
+    config = complete_prediction(composed("predict", *overrides), checkpoint.get("run_config"), overrides)
     trained = trained_config(checkpoint, path)
     assert trained is not None
     task = values_for(plain(config.model.task), trained["task"], path, "model.task", chooses=True)
@@ -61,9 +61,9 @@ def test_a_hostile_config_is_refused_or_nothing_comes_of_it(
         planted = plant(checkpoint, random.Random(f"{model} {number}"), canary)
         write_checkpoint(as_tuples(checkpoint, set()), path)
         try:
-            found = read(path, model)
-            assert planted.is_value or found == expected, planted
-            assert "the secret" not in str(found), planted
+            configs = read(path, model)
+            assert planted.is_value or configs == expected, planted
+            assert "the secret" not in str(configs), planted
         except UserError as error:
             refused += 1
             assert "\n" not in str(error)

@@ -36,10 +36,10 @@ class Watching(pl.Callback):
         if at < self.next:
             return
         self.next = at + self.every
-        found = {"at": at, "step": trainer.global_step, "rows": self.rows, "memory": anonymous_memory(),
+        reading = {"at": at, "step": trainer.global_step, "rows": self.rows, "memory": anonymous_memory(),
                  "threads": self.process.num_threads(), "descriptors": self.process.num_fds()}  # fmt: skip
         with self.file.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(reading) + "\n")
 
 
 def anonymous_memory() -> int:
