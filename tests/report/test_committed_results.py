@@ -70,16 +70,16 @@ def of_record(record: Record) -> set[str]:
     quality = record.final_metric.value if record.final_metric else None
     tested = [value for row in record.history[-1:] for name, value in row.items() if name.startswith("test_")]
     latency = record.latency_s and record.latency_s.mean
-    judged = [each.value for each in record.quality or ()]
+    judged = [figure.value for figure in record.quality or ()]
     return printed([record.p_whole, steady, record.throughput, quality, latency, *tested, *judged])
 
 
 def test_summaries_print_the_figures_of_the_records_that_they_link() -> None:
     """A record is linked by its figure, or by its commit in the cell behind the figure."""
     linked = re.compile(r"(?:\| ([\d,.]+)[^|]*\| )?\[([\d,.]+|[0-9a-f]{7})\]\(records/([^)]+)\)")
-    found = [(page.name, *link) for page in PAGES for link in linked.findall(page.read_text(encoding="utf-8"))]
-    assert len(found) > 70
-    for page, figure, label, name in found:
+    links = [(page.name, *link) for page in PAGES for link in linked.findall(page.read_text(encoding="utf-8"))]
+    assert len(links) > 70
+    for page, figure, label, name in links:
         record = read_record(RESULTS / "records" / name)
         assert (figure or label) in of_record(record), (page, name, figure or label)
         assert not figure or record.environment["git"]["commit"].startswith(label), (page, name, label)
@@ -93,12 +93,12 @@ def test_summaries_print_the_figures_of_published_rows(model: str) -> None:
     """
     lines = (RESULTS / f"{model}.md").read_text(encoding="utf-8").splitlines()
     gpus = {f"{gpu.lower()}_{gib}g" for line in lines for gpu, gib in re.findall(r"\| published, (\w+) (\d+)GB", line)}
-    names, own = [*FIGURES, "final_metric", "latency_s.mean"], [row for row in rows(model) if row.hardware in gpus]
-    own += [row for row in rows(model) if row.measured]
-    known = printed(figure for row in own for name in names for figure in (row.figure(name), row.best(name)))
+    names, entries = [*FIGURES, "final_metric", "latency_s.mean"], [row for row in rows(model) if row.hardware in gpus]
+    entries += [row for row in rows(model) if row.measured]
+    figures = printed(figure for row in entries for name in names for figure in (row.figure(name), row.best(name)))
     cells = [cell for line in lines if "](records/" in line and line[0] == "|" for cell in line.split("|")[4:]]
     cells = [re.sub(r"\((?![^)]*corrected)[^)]*\)", "", cell) for cell in cells]
-    assert {figure for cell in cells for figure in re.findall(r"\d[\d,.]*", cell)} <= known
+    assert {figure for cell in cells for figure in re.findall(r"\d[\d,.]*", cell)} <= figures
 
 
 def test_the_speed_ups_of_the_summaries_are_those_of_the_records() -> None:
@@ -139,21 +139,21 @@ def test_no_page_of_a_model_copies_a_figure_of_a_record() -> None:
     """They link docs/results, whose figures are made."""
     records = [read_record(file) for file in (RESULTS / "records").rglob("*.json")]
     quality = [record.final_metric.value for record in records if record.final_metric and record.final_metric.value]
-    known = {f"{value * 100:.2f}" for value in quality}.union(*map(of_record, records))
-    known = {figure for figure in known if re.search("[.,]", figure) and len(re.sub(r"^0\.0*|\D", "", figure)) > 2}
-    known -= printed(row.figure("final_metric") for row in rows())
+    figures = {f"{value * 100:.2f}" for value in quality}.union(*map(of_record, records))
+    figures = {figure for figure in figures if re.search("[.,]", figure) and len(re.sub(r"^0\.0*|\D", "", figure)) > 2}
+    figures -= printed(row.figure("final_metric") for row in rows())
     for page in (ROOT / "docs" / "models").glob("*.md"):
-        assert known.isdisjoint(re.findall(r"\d[\d,.]*\d", page.read_text(encoding="utf-8"))), page.name
+        assert figures.isdisjoint(re.findall(r"\d[\d,.]*\d", page.read_text(encoding="utf-8"))), page.name
 
 
 def test_the_readme_prints_published_figures_and_the_medians_of_the_turns_that_it_links() -> None:
-    known = printed(row.figure(name) for row in rows() for name in FIGURES)
+    published = printed(row.figure(name) for row in rows() for name in FIGURES)
     cells = [line.split("|") for line in README.splitlines() if line.startswith("| [")]
     figures = [row[7].split()[0] for row in cells if row[7].strip()]
-    assert len(figures) == 4 and set(figures) <= known
+    assert len(figures) == 4 and set(figures) <= published
     for row in cells:
         turns = [side.throughputs for side in read_comparison(ROOT / row[6].split("(")[1].rstrip(") ")).sides]
-        medians = [f"{median(each):,.0f}" for each in turns if each]
+        medians = [f"{median(rates):,.0f}" for rates in turns if rates]
         assert row[2].strip() == medians[0] and row[3].strip() in medians[1:], row[1]
 
 
@@ -175,7 +175,7 @@ def test_the_comparisons_pages_say_what_their_records_say(
         return re.findall(r">([^<]+)<", re.sub(r"<(svg|style)\b.*?</\1>", "", source, flags=re.DOTALL))
 
     monkeypatch.chdir(ROOT)
-    found = [file for each in records for file in sorted(Path("docs/results/records").glob(each))]
-    expected = html.page(compare(load(found), published))
+    files = [file for pattern in records for file in sorted(Path("docs/results/records").glob(pattern))]
+    expected = html.page(compare(load(files), published))
     committed = Path(f"docs/results/comparisons/{name}.html").read_text(encoding="utf-8")
     assert texts(committed) == texts(expected)

@@ -72,17 +72,17 @@ def test_welch_interval_is_the_formula_of_welch_and_satterthwaite() -> None:
 def test_runs_that_differ_in_their_seed_are_one_group_with_mean_and_spread(make: Make) -> None:
     fast = [make(f"fast{i}", seed=i, rate=200.0 + i, config={"hp.lr": 1e-3, "model.task.lr": 1e-3}) for i in range(3)]
     slow = [make(f"slow{i}", seed=i, rate=100.0 + i) for i in range(2)]
-    found = compared(*slow, *fast)
-    assert [group.name for group in found.groups] == ["lr=0.0005", "lr=0.001"]
-    assert [len(group.runs) for group in found.groups] == [2, 3]
-    base, own = (group.estimates["p_steady"] for group in found.groups)
-    assert (own.mean, own.sd, own.n) == (201.0, pytest.approx(1.0), 3)
-    assert (own.difference, own.ratio) == (100.5, pytest.approx(201 / 100.5))
-    assert (own.low, own.high) == welch_interval(own.values, base.values)
+    comparison = compared(*slow, *fast)
+    assert [group.name for group in comparison.groups] == ["lr=0.0005", "lr=0.001"]
+    assert [len(group.runs) for group in comparison.groups] == [2, 3]
+    base, other = (group.estimates["p_steady"] for group in comparison.groups)
+    assert (other.mean, other.sd, other.n) == (201.0, pytest.approx(1.0), 3)
+    assert (other.difference, other.ratio) == (100.5, pytest.approx(201 / 100.5))
+    assert (other.low, other.high) == welch_interval(other.values, base.values)
     assert base.difference is None
-    assert [each.key for each in found.config] == ["hp.lr"]  # model.task.lr repeats it
-    assert found.warnings == ["5 runs cannot tell whether the code had uncommitted changes."]
-    assert "201.0 ± 1.0" in markdown(found) and "+100.0% [" in markdown(found)
+    assert [difference.key for difference in comparison.config] == ["hp.lr"]  # model.task.lr repeats it
+    assert comparison.warnings == ["5 runs cannot tell whether the code had uncommitted changes."]
+    assert "201.0 ± 1.0" in markdown(comparison) and "+100.0% [" in markdown(comparison)
 
 
 def test_what_hinders_a_fair_comparison_is_said(make: Make) -> None:
@@ -91,13 +91,16 @@ def test_what_hinders_a_fair_comparison_is_said(make: Make) -> None:
     old = {"gpus": ["H200"], "libraries": {"torch": "2.11.0"}, "git": {"commit": "a" * 40, "dirty": False}}
     one = make("one", environment=old)
     two = make("two", config={"hp.lr": 1e-3, "hp.batch_size": 64, "execution": "x"}, environment=other)
-    found = compared(one, two)
-    text = "\n".join(found.warnings)
+    comparison = compared(one, two)
+    text = "\n".join(comparison.warnings)
     assert "ran with different gpus, torch, commit" in text
     assert "more than one key of the config (hp.batch_size, hp.lr)" in text
     assert "single run" in text and "uncommitted changes." in text
     assert "Only some runs have the config keys execution" in text
-    assert {each.key: list(each.values) for each in found.environment}["gpus"] == ['["H200"]', '["A100"]']
+    assert {difference.key: list(difference.values) for difference in comparison.environment}["gpus"] == [
+        '["H200"]',
+        '["A100"]',
+    ]
     same = compared(make("x", seed=1, environment=old), make("y", seed=2, environment=other))
     assert "The runs of 'moflow, amp' differ in gpus, torch, commit." in same.warnings
 
@@ -121,12 +124,14 @@ def test_long_numbers_are_rounded_in_names_where_these_still_differ(make: Make) 
 def test_failed_runs_count_for_nothing_and_are_told_with_their_reason(make: Make) -> None:
     error = RunError(type="OutOfMemoryError", message="CUDA out of memory.\nTried")
     good, bad = make("good", seed=1, rate=10.0), make("bad", seed=2, rate=99.0, status="oom", error=error)
-    found = compared(good, bad)
-    assert found.groups[0].estimates["p_steady"].values == [10.0]
-    assert found.groups[0].done == 1
-    [failure] = found.failures
+    result = compared(good, bad)
+    assert result.groups[0].estimates["p_steady"].values == [10.0]
+    assert result.groups[0].done == 1
+    [failure] = result.failures
     assert (failure.source, failure.status) == (str(bad), "oom")
-    assert "| 1 (1 not done) |" in markdown(found) and "OutOfMemoryError: CUDA out of memory. Tried" in markdown(found)
+    assert "| 1 (1 not done) |" in markdown(result) and "OutOfMemoryError: CUDA out of memory. Tried" in markdown(
+        result
+    )
 
 
 def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: Make, tmp_path: Path) -> None:
@@ -139,10 +144,10 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
             (make("made", rate=10.0 * (i + 1), nuv=50.0 + i, config={"hp.lr": i}) / "result.json").rename(
                 folder / "result.json"
             )
-    found = compared(tmp_path / "sweep")
-    assert [group.name for group in found.groups] == ["lr=0", "lr=1"]
-    assert found.best == 1 and "Best: lr=1 (nuv 51" in markdown(found)
-    [failure] = found.failures
+    comparison = compared(tmp_path / "sweep")
+    assert [group.name for group in comparison.groups] == ["lr=0", "lr=1"]
+    assert comparison.best == 1 and "Best: lr=1 (nuv 51" in markdown(comparison)
+    [failure] = comparison.failures
     assert (failure.varied, failure.status, failure.reason) == ("hp.lr=2", "failed", "no file x")
 
 
@@ -151,30 +156,32 @@ def test_varied_keys_are_axes_with_the_groups_places(make: Make, capsys: pytest.
         return make(f"{batch}_{lr}", config={"hp.batch_size": batch, "hp.lr": lr}, **others)
 
     runs = [run(16, 1e-3, rate=10.0, nuv=50.0), run(16, 1e-2, rate=30.0, nuv=70.0), run(64, 1e-1, rate=20.0, nuv=60.0)]
-    found = compared(*runs, run(64, 1e-2, status="failed", error=RunError(type="X", message="why")))
-    batch, lr = found.axes
+    comparison = compared(*runs, run(64, 1e-2, status="failed", error=RunError(type="X", message="why")))
+    batch, lr = comparison.axes
     assert (batch.key, batch.numbers, batch.log) == ("hp.batch_size", [16, 16, 64, 64], False)
     assert (lr.numbers, lr.log) == ([0.001, 0.01, 0.1, 0.01], True)
     assert lr.lines == ["batch_size=16", "batch_size=16", "batch_size=64", "batch_size=64"]
-    assert [(each.title, each.places) for each in found.parallel] == [
+    assert [(axis.title, axis.places) for axis in comparison.parallel] == [
         ("hp.batch_size", [0, 0, 1, 1]),
         ("hp.lr", [0, 0.5, 1, 0.5]),
         ("nuv", [0, 1, 0.5, None]),
         ("p_steady", [0, 1, 0.5, None]),
     ]
-    assert [label for _, label in found.parallel[2].ticks] == ["50", "55", "60", "65", "70"]
-    assert [(each.varied, each.reason) for each in found.failures] == [("batch_size=64 lr=0.01", "X: why")]
-    assert f"hp.batch_size=16 hp.lr=0.01: {runs[1]}" in markdown(found)
+    assert [label for _, label in comparison.parallel[2].ticks] == ["50", "55", "60", "65", "70"]
+    assert [(failure.varied, failure.reason) for failure in comparison.failures] == [
+        ("batch_size=64 lr=0.01", "X: why")
+    ]
+    assert f"hp.batch_size=16 hp.lr=0.01: {runs[1]}" in markdown(comparison)
     assert not compared(*runs[:2]).axes  # two groups have no course
 
 
 def test_many_values_of_a_key_stand_at_their_places(make: Make) -> None:
     rates = [10.0**-i for i in range(10)]  # more than are labelled one by one
-    found = compared(*(make(f"r{i}", config={"hp.lr": lr, "hp.batch_size": i % 2}) for i, lr in enumerate(rates)))
-    lr = next(each for each in found.parallel if each.title == "hp.lr")
+    comparison = compared(*(make(f"r{i}", config={"hp.lr": lr, "hp.batch_size": i % 2}) for i, lr in enumerate(rates)))
+    lr = next(axis for axis in comparison.parallel if axis.title == "hp.lr")
     assert lr.places == pytest.approx([1 - i / 9 for i in range(10)])
     assert [place for place, _ in lr.ticks] == [0, 0.25, 0.5, 0.75, 1] and lr.ticks[-1][1] == "1"
-    assert [each.places[0] for each in found.parallel if each.title == "nuv"] == [0.5]  # all are equal
+    assert [axis.places[0] for axis in comparison.parallel if axis.title == "nuv"] == [0.5]  # all are equal
 
 
 def test_time_and_samples_to_target_count_from_the_first_step(make: Make) -> None:
@@ -184,12 +191,14 @@ def test_time_and_samples_to_target_count_from_the_first_step(make: Make) -> Non
         {"step": 20, "epoch": 1, "time_s": 34.0, "nuv": 61.0},
         {"step": 40, "epoch": 2, "time_s": 50.0, "nuv": 62.0},
     ]
-    found = compared(make("run", history=history, samples=4000, phases_s={"startup": 12.0, "wall": 60.0}, nuv=62.0))
-    estimates = found.groups[0].estimates
+    comparison = compared(
+        make("run", history=history, samples=4000, phases_s={"startup": 12.0, "wall": 60.0}, nuv=62.0)
+    )
+    estimates = comparison.groups[0].estimates
     assert estimates["seconds_to_target"].mean == 22.0
     assert estimates["samples_to_target"].mean == 2000
     assert "seconds_to_target" not in compared(make("never", history=history[:2], nuv=55.0)).groups[0].estimates
-    curve = next(each for each in found.curves if each.metric == "nuv")
+    curve = next(curve for curve in comparison.curves if curve.metric == "nuv")
     assert (curve.values, curve.samples, curve.seconds) == ([55.0, 61.0, 62.0], [1000, 2000, 4000], [10.0, 22.0, 38.0])
 
 
@@ -207,9 +216,9 @@ def test_where_less_is_better_the_least_is_best_and_reaches_the_target(make: Mak
         )
         for source, record in loaded.runs
     ]
-    found = compare(Loaded(records, loaded.paths, []), published=False)
-    assert found.best == 1
-    assert found.groups[0].estimates["seconds_to_target"].mean == 2.0
+    comparison = compare(Loaded(records, loaded.paths, []), published=False)
+    assert comparison.best == 1
+    assert comparison.groups[0].estimates["seconds_to_target"].mean == 2.0
 
 
 def test_kinds_units_and_metrics_are_not_mixed(
@@ -234,10 +243,10 @@ def test_a_comparison_is_written_in_each_format(
 
 
 def test_csv_is_in_the_units_that_it_names_and_latex_is_escaped(make: Make) -> None:
-    found = compared(make("a", config={"hp.lr": "50%_&"}), make("b", config={"hp.lr": 2}))
-    lines = as_csv(found).splitlines()
+    comparison = compared(make("a", config={"hp.lr": "50%_&"}), make("b", config={"hp.lr": 2}))
+    lines = as_csv(comparison).splitlines()
     assert "moflow" not in lines[0] and any(line.split(",")[-9:-7] == ["of_peak_flops", "%"] for line in lines)
-    assert r"50\%\_\&" in latex(found)
+    assert r"50\%\_\&" in latex(comparison)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +304,15 @@ def test_stability_is_the_spread_of_each_evaluation_beside_the_published_one(mak
                       {"step": 10, "epoch": 1, "validity": late}])
         for seed, (early, late) in values.items()
     ]  # fmt: skip
-    found = {(each.metric, each.at, each.n): each for each in stability(load(runs))}
-    early = found["validity", "step 5", 3]
+    spreads = {(spread.metric, spread.at, spread.n): spread for spread in stability(load(runs))}
+    early = spreads["validity", "step 5", 3]
     assert (early.mean, early.min, early.max, early.median) == (63.0, 60.0, 67.0, 62.0)
     assert early.sd == pytest.approx(stdev([60, 62, 67]))
-    assert found["nuv", "the end", 3].mean == 74.0
-    published = found["validity", "epoch 300", 20]
+    assert spreads["nuv", "the end", 3].mean == 74.0
+    published = spreads["validity", "epoch 300", 20]
     assert (published.mean, published.sd) == (87.29, 3.70) and "NVIDIA" in published.source
     assert published.sd is not None and published.min is not None and published.min < published.mean
-    assert ("uniqueness of 100", "epoch 300", 20) in found and ("uniqueness", "epoch 300", 20) not in found
+    assert ("uniqueness of 100", "epoch 300", 20) in spreads and ("uniqueness", "epoch 300", 20) not in spreads
 
 
 def test_stability_wants_seeds_of_one_case(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,10 +349,10 @@ def test_published_rows_are_printed_with_their_arithmetic(capsys: pytest.Capture
 
 def test_the_ratio_to_full_precision_is_the_one_that_nvidia_prints() -> None:
     """Printed: 1.32x (A100, TF32) and 1.50x (V100, FP32) at batch 240."""
-    found = over_full([published_row(row) for row in rows("se3_transformer", "train")])
+    entries = over_full([published_row(row) for row in rows("se3_transformer", "train")])
     ratios = {
         row.config: round(row.figures["over_full"] or 0, 2)
-        for row in found
+        for row in entries
         if (row.batch, row.precision) == ("240", "amp")
         and "09/2021, training perf" in row.source
         and "1x1" in row.config

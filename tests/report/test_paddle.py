@@ -11,8 +11,8 @@ from src.report.record import Case, Record
 
 @pytest.fixture
 def mobilenet(trained: Record, case: Case) -> Record:
-    own = replace(case, model="mobilenet_v1", datamodule="imagenet", precision="fp32", batch_size=64)
-    return replace(trained, case=own, unit="images")
+    variant = replace(case, model="mobilenet_v1", datamodule="imagenet", precision="fp32", batch_size=64)
+    return replace(trained, case=variant, unit="images")
 
 
 def test_fields_are_complete_and_in_order(mobilenet: Record) -> None:

@@ -53,22 +53,22 @@ def records(folder: Path, trained: Record, case: Case, **others: object) -> list
 
 def test_the_figures_of_the_page_are_those_of_the_comparison(tmp_path: Path, trained: Record, case: Case) -> None:
     comparison = compare(load(records(tmp_path, trained, case)))
-    found = Page(page(comparison))
+    parser = Page(page(comparison))
     base, other = comparison.groups
     for quantity in comparison.quantities:
         for group in (base, other):
             if quantity.name in group.estimates:
                 expected = spread(group.estimates[quantity.name], quantity)
-                assert any(text.startswith(expected) for text in found.texts), quantity.name
+                assert any(text.startswith(expected) for text in parser.texts), quantity.name
     moved = change(other.estimates["metric"], base.estimates["metric"])
-    assert moved == "+20.0%" and moved in found.texts
-    assert set(comparison.warnings) <= set(found.texts)
-    headings = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert moved == "+20.0%" and moved in parser.texts
+    assert set(comparison.warnings) <= set(parser.texts)
+    headings = [int(tag[1]) for tag, _ in parser.tags if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == 1 and all(b - a <= 1 for a, b in pairwise(headings))
-    tags = [tag for tag, _ in found.tags]
+    tags = [tag for tag, _ in parser.tags]
     assert tags.count("table") == tags.count("caption")
-    charts = [attributes for tag, attributes in found.tags if tag == "svg"]
-    assert charts and all(each.get("role") == "img" and each.get("aria-label") for each in charts)
+    charts = [attributes for tag, attributes in parser.tags if tag == "svg"]
+    assert charts and all(chart.get("role") == "img" and chart.get("aria-label") for chart in charts)
     assert tags.count("desc") == len(charts)
 
 
@@ -81,8 +81,8 @@ def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, tr
             final_metric=replace(trained.final_metric, value=nuv),
         )  # fmt: skip
         write_record(record, tmp_path / str(i) / "result.json")
-    found = Page(page(compare(load([tmp_path]), published=False)))
-    drawn = [attributes["aria-label"] for tag, attributes in found.tags if tag == "svg"]
+    parser = Page(page(compare(load([tmp_path]), published=False)))
+    drawn = [attributes["aria-label"] for tag, attributes in parser.tags if tag == "svg"]
     assert drawn[:4] == [
         "nuv over hp.batch_size",
         "p_steady over hp.batch_size",
@@ -90,8 +90,8 @@ def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, tr
         "p_steady over hp.lr",
     ]
     assert drawn[4] is not None and drawn[4].startswith("All keys and figures")
-    assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in found.texts
-    assert found.texts.index("Not done") < found.texts.index("What was varied")
+    assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in parser.texts
+    assert parser.texts.index("Not done") < parser.texts.index("What was varied")
 
 
 def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:
@@ -101,11 +101,11 @@ def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case
     failed = replace(trained, case=hostile, status="failed", error=RunError(type="X", message=HOSTILE))
     write_record(failed, tmp_path / "failed.json")
     written = page(compare(load([*paths, tmp_path / "failed.json"]), published=False))
-    found = Page(written)
-    assert "script" not in [tag for tag, _ in found.tags] and "<script" not in written
+    parser = Page(written)
+    assert "script" not in [tag for tag, _ in parser.tags] and "<script" not in written
     assert not re.search("[\x00-\x08\x0b-\x1f]", written)
-    assert any("<script>alert(1)</script>" in text for text in found.texts)
-    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert any("<script>alert(1)</script>" in text for text in parser.texts)
+    assert not [name for _, attributes in parser.tags for name in attributes if name.startswith("on")]
 
 
 def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Record, case: Case) -> None:
@@ -118,7 +118,7 @@ def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Recor
     assert drawn is not None
     lines, numbers = drawn["layer"]
     assert lines["encoding"]["strokeDash"]["scale"]["range"][::7] == [[1, 0], [6, 3], [2, 2]]
-    assert sorted(int(each["number"]) for each in numbers["data"]["values"]) == [*range(1, 17)]
+    assert sorted(int(row["number"]) for row in numbers["data"]["values"]) == [*range(1, 17)]
     written = page(comparison)
     assert 'border-bottom-style:dotted">▲</span>group 15: batch_size=' in written and written.count("<figure") > 2
 
@@ -130,8 +130,8 @@ def test_runs_on_several_devices_are_drawn_over_those_on_one(tmp_path: Path, tra
         )  # fmt: skip
         write_record(record, tmp_path / str(devices) / "result.json")
     comparison = compare(load([tmp_path]))
-    own = [(point.devices, point.efficiency) for point in comparison.scaling if not point.is_published]
-    assert own == [(2, 0.95), (4, 0.9)]
+    points = [(point.devices, point.efficiency) for point in comparison.scaling if not point.is_published]
+    assert points == [(2, 0.95), (4, 0.9)]
     assert {point.source for point in comparison.scaling if point.is_published} > set()
     written = page(comparison)
     assert "Weak scaling: speed-up per device at a fixed batch per device; grey: published rows" in written
@@ -158,11 +158,11 @@ def test_the_models_own_pictures_are_embedded_up_to_a_size(tmp_path: Path, train
         ("large", png + bytes(400_000)),
     ):
         (tmp_path / "run" / f"{name}.png").write_bytes(content)
-    found = Page(page(compare(load([tmp_path / "run"]))))
-    [image] = [attributes for tag, attributes in found.tags if tag == "img"]
+    parser = Page(page(compare(load([tmp_path / "run"]))))
+    [image] = [attributes for tag, attributes in parser.tags if tag == "img"]
     assert image["src"] == f"data:image/png;base64,{b64encode(png + b'x').decode()}"
     assert image["alt"] == f"parity of moflow, amp, drawn by the run: {tmp_path / 'run' / 'parity.png'}"
-    assert any("left out" in text and "large.png" in text for text in found.texts)
+    assert any("left out" in text and "large.png" in text for text in parser.texts)
 
 
 def test_step_times_are_drawn_from_their_percentiles(tmp_path: Path, trained: Record, case: Case) -> None:
@@ -179,8 +179,10 @@ def test_an_interactive_page_has_one_script_which_its_policy_names(tmp_path: Pat
     written = page(compare(load(paths), published=False), interactive=True)
     [script] = re.findall(r"<script>(.*?)</script>", written, re.DOTALL)
     assert written.count("<script") == 1 and "<!--" not in script and "val_" in script
-    found = Page(written)
-    [policy] = [each["content"] for tag, each in found.tags if tag == "meta" and "http-equiv" in each]
+    parser = Page(written)
+    [policy] = [
+        attributes["content"] for tag, attributes in parser.tags if tag == "meta" and "http-equiv" in attributes
+    ]
     assert policy is not None
     assert policy.endswith(f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'")
     assert "unsafe-eval" not in policy

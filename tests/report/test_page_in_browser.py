@@ -72,7 +72,7 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
     assert main(["compare", str(sweep), "--format", "html", "--output", str(file)]) == 0
 
     async def looks() -> tuple[dict[tuple[Any, ...], Any], Tab]:
-        found = {}
+        values = {}
         async with tab() as browser:
             for width, scheme, media in [
                 (1280, "light", "screen"), (1280, "dark", "screen"), (360, "light", "screen"), (360, "dark", "screen"),
@@ -80,11 +80,11 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
             ]:  # fmt: skip
                 await browser.look(width, scheme, media)
                 await browser.goto(file)
-                found[width, scheme, media] = await browser.value(LOOK)
-        return found, browser
+                values[width, scheme, media] = await browser.value(LOOK)
+        return values, browser
 
-    found, browser = asyncio.run(looks())
-    for (_, scheme, media), look in found.items():
+    results, browser = asyncio.run(looks())
+    for (_, scheme, media), look in results.items():
         assert look["overflow"] <= 0 and look["hidden"] == 0 and look["faint"] == [] and look["scripts"] == 0
         assert look["svgs"] > 10 and look["dark"] == (scheme == "dark" and media == "screen")
     assert set(browser.requested) == {file.as_uri()} and browser.complaints == []
@@ -97,23 +97,23 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
     assert main(["compare", str(sweep), "--format", "html", "--interactive", "--output", str(file)]) == 0
 
     async def try_out() -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         async with tab() as browser:
             await browser.look(1280)
             await browser.goto(file)
             await browser.value(DRAWN)
-            found["static"] = await browser.value(STATIC)
-            found["charts"] = await browser.value("document.querySelectorAll('.vega-embed svg').length")
+            values["static"] = await browser.value(STATIC)
+            values["charts"] = await browser.value("document.querySelectorAll('.vega-embed svg').length")
             await browser.value("document.querySelector('#chart-0').scrollIntoView()")
             at = await browser.value(f"{POINT}('{chart} .mark-symbol path[aria-roledescription=point]')")
             await browser.send("Input.dispatchMouseEvent", type="mouseMoved", **at)
-            found["tooltip"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
+            values["tooltip"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
             scatter = '[aria-label^="Final metric over rate: group"] .mark-symbol path[aria-roledescription=point]'
             await browser.value(f"document.querySelector('{scatter}').scrollIntoView()")
             await browser.send(
                 "Input.dispatchMouseEvent", type="mouseMoved", **await browser.value(f"{POINT}('{scatter}')")
             )
-            found["group"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
+            values["group"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
             await browser.value("document.querySelector('#chart-0').scrollIntoView()")
             labels = f"document.querySelector('{chart}').textContent"
             before, wheel = await browser.value(labels), {"type": "mouseWheel", "deltaX": 0, "deltaY": -300, **at}
@@ -122,20 +122,20 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
             zoomed = await browser.value(labels)
             await browser.send("Input.dispatchMouseEvent", **wheel)  # the wheel alone scrolls the page
             await browser.value(FRAME)
-            found["zoomed again"] = await browser.value(labels) != zoomed
-            found["help"] = await browser.value(HELP)
-            found["asked for"], found["complaints"] = set(browser.requested), list(browser.complaints)
+            values["zoomed again"] = await browser.value(labels) != zoomed
+            values["help"] = await browser.value(HELP)
+            values["asked for"], values["complaints"] = set(browser.requested), list(browser.complaints)
             await browser.send("Emulation.setScriptExecutionDisabled", value=True)
             await browser.goto(file)
-            found["without"] = await browser.value(
+            values["without"] = await browser.value(
                 f"[{STATIC}, document.querySelectorAll('.vega-embed').length, {HELP}]"
             )
-        return found
+        return values
 
-    found = asyncio.run(try_out())
-    assert found["static"] == 0 and found["charts"] > 10
-    assert "nuv" in found["tooltip"] and "hp.batch_size" in found["tooltip"]
-    assert "batch_size=1 " in found["group"] and "p_steady" in found["group"]
-    assert found["help"] and not found["zoomed again"]
-    assert found["asked for"] == {file.as_uri()} and found["complaints"] == []
-    assert found["without"] == [found["charts"], 0, False]
+    results = asyncio.run(try_out())
+    assert results["static"] == 0 and results["charts"] > 10
+    assert "nuv" in results["tooltip"] and "hp.batch_size" in results["tooltip"]
+    assert "batch_size=1 " in results["group"] and "p_steady" in results["group"]
+    assert results["help"] and not results["zoomed again"]
+    assert results["asked for"] == {file.as_uri()} and results["complaints"] == []
+    assert results["without"] == [results["charts"], 0, False]

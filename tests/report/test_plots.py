@@ -111,10 +111,10 @@ def test_a_picture_that_cannot_be_written_leaves_no_file(
 def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    own = Point("moflow", "H200 1x2", "amp", "weak", 2, 262144, 53e3, 1.9, "own")
-    same = replace(own, config="A100-80G 1x8", devices=8, speed_up=7.6, source="theirs", is_published=True)
-    near = replace(own, precision="fp32", devices=3, speed_up=2.86)  # its line ends where the label of `own` is
-    points = [own, near, same, replace(same, config="V100-16G 1x8", speed_up=7.58)]
+    point = Point("moflow", "H200 1x2", "amp", "weak", 2, 262144, 53e3, 1.9, "own")
+    same = replace(point, config="A100-80G 1x8", devices=8, speed_up=7.6, source="theirs", is_published=True)
+    near = replace(point, precision="fp32", devices=3, speed_up=2.86)  # its line ends where the label of `point` is
+    points = [point, near, same, replace(same, config="V100-16G 1x8", speed_up=7.58)]
     plots.scaling_picture(points, tmp_path / "scaling.png")
     (axes,) = drawn[0].axes
     assert sorted(np.asarray(line.get_xydata()).tolist() for line in axes.lines) == [
@@ -122,7 +122,7 @@ def test_scaling_picture_has_a_panel_for_each_kind_and_a_line_for_each_hardware(
     ]  # fmt: skip
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the leader lines
     assert len(boxes) == 4 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    plots.scaling_picture([*points, replace(own, kind="strong")], tmp_path / "both.png")
+    plots.scaling_picture([*points, replace(point, kind="strong")], tmp_path / "both.png")
     assert [a.get_title(loc="left").split()[0] for a in drawn[1].axes] == ["weak", "strong"]
 
 
@@ -147,8 +147,8 @@ def test_stability_picture_has_every_seed_over_epochs_and_what_was_published(
     runs = [replace(trained, history=rows, config={"seed": seed}) for seed in (1, 2)]
     curve = [Spread(metric="validity", at=f"epoch {i}", n=20, mean=60.0 + i, sd=4.0) for i in (1, 2)]
     curve.append(Spread(metric="uniqueness of 100", at="epoch 1", n=20, mean=99.0))  # the runs have none
-    own = [Spread(metric=name, at="step 108", n=2, mean=62.0) for name in ("nuv", "validity")]
-    plots.stability_picture(runs, [*own, *curve], tmp_path / "curve.png")
+    spreads = [Spread(metric=name, at="step 108", n=2, mean=62.0) for name in ("nuv", "validity")]
+    plots.stability_picture(runs, [*spreads, *curve], tmp_path / "curve.png")
     nuv, validity = drawn[0].axes
 
     def lines(axes: Axes) -> list[list[list[float]]]:
@@ -157,7 +157,7 @@ def test_stability_picture_has_every_seed_over_epochs_and_what_was_published(
     assert lines(nuv) == [[[0, 1], [0.5, 40], [2, 62]]] * 2
     assert [line.get_ydata() for line in nuv.lines if line.get_linestyle() == "--"] == [[87.9, 87.9]]
     assert lines(validity) == [[[1, 61], [2, 62]], *[[[2, 63]]] * 2]
-    (bars,) = (each for each in validity.collections if isinstance(each, LineCollection))
+    (bars,) = (collection for collection in validity.collections if isinstance(collection, LineCollection))
     assert [segment.tolist() for segment in bars.get_segments()] == [[[1, 57], [1, 65]], [[2, 58], [2, 66]]]
     assert [axes.get_title(loc="left") for axes in (nuv, validity)] == ["nuv, %", "validity, %"]
     legend = {"target 87.9", "seed 1", "seed 2", "published: mean and standard deviation of 20"}

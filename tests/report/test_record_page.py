@@ -15,13 +15,13 @@ PAGE = (ROOT / "docs" / "reference" / "record.md").read_text(encoding="utf-8")
 def keys(cls: type, prefix: str = "") -> Iterator[str]:
     """Yields the keys of a record, those of nested objects with dots."""
     hints = get_type_hints(cls)
-    for each in fields(cls):  # pyright: ignore[reportArgumentType]  # a dataclass
-        options = get_args(hints[each.name]) or (hints[each.name],)
+    for field in fields(cls):  # pyright: ignore[reportArgumentType]  # a dataclass
+        options = get_args(hints[field.name]) or (hints[field.name],)
         nested = [option for option in options if is_dataclass(option) and isinstance(option, type)]
         if nested:
-            yield from keys(nested[0], f"{prefix}{each.name}.")
+            yield from keys(nested[0], f"{prefix}{field.name}.")
         else:
-            yield prefix + each.name
+            yield prefix + field.name
 
 
 def test_the_page_has_every_key_of_a_record_and_no_other() -> None:

@@ -44,22 +44,22 @@ def logged(page: Path, folder: Path) -> list[list[str]]:
     for program in (python, smi):
         program.chmod(0o755)
     (folder / "docs").symlink_to(ROOT / "docs")
-    own = {**os.environ, "PYTHON": str(python), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-e", "-c", blocks(page)], cwd=folder, env=own, check=True, stdout=subprocess.DEVNULL)
+    variables = {**os.environ, "PYTHON": str(python), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-e", "-c", blocks(page)], cwd=folder, env=variables, check=True, stdout=subprocess.DEVNULL)
     return [line.removesuffix(SEPARATOR).split(SEPARATOR) for line in log.read_text().splitlines()]
 
 
 def jobs(words: list[str], model: str) -> Iterator[tuple[str, list[str]]]:
     """Yields the name of the record and the overrides of each job of a command."""
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in words[1:]}
+    options = {word.partition("=")[0]: word.partition("=")[2] for word in words[1:]}
     rest = [word for word in words[1:] if word != "-m" and not word.startswith("hydra")]
-    if "hydra.sweep.subdir" not in given:
-        where = Path(given["output_dir"])
+    if "hydra.sweep.subdir" not in options:
+        where = Path(options["output_dir"])
         yield "_".join([model_of(words, model), *where.parts[1:]]).replace("x1_published", "published_x1"), rest
         return
     rest = [word for word in rest if not word.startswith("batch_size=")]
-    for value in given["batch_size"].split(","):
-        name = given["hydra.sweep.subdir"].replace("${batch_size}", value)
+    for value in options["batch_size"].split(","):
+        name = options["hydra.sweep.subdir"].replace("${batch_size}", value)
         yield f"{model}_{name}", [*rest, f"batch_size={value}", f"output_dir=OUT/{name}"]
 
 
@@ -94,8 +94,8 @@ def config_of(entry: str, overrides: list[str], record: dict[str, Any]) -> dict[
         run = RECORDS / f"moflow_{Path(checkpoint).parts[1]}.json"
         trained = named(json.loads(run.read_text(encoding="utf-8"))["config"])
         for part in OF_A_CHECKPOINT:
-            own = {key for key in values if key.startswith(part) and not is_kept(key, overrides)}
-            values = {key: value for key, value in values.items() if key not in own}
+            keys = {key for key in values if key.startswith(part) and not is_kept(key, overrides)}
+            values = {key: value for key, value in values.items() if key not in keys}
             values |= {
                 key: value for key, value in trained.items() if key.startswith(part) and not is_kept(key, overrides)
             }
@@ -113,15 +113,15 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any], overrides: list[st
     A checkpoint of MoFlow also holds the elements of its data.
     """
     ours = {"model.task.elements": theirs["model.task.elements"], **ours} if "model.task.elements" in theirs else ours
-    found = []
+    lines = []
     for key in sorted((ours.keys() | theirs.keys()).difference(WITHOUT_A_KEY)):
-        own, kept = ours.get(key, "absent"), theirs.get(key, "absent")
-        if FOLDERS.fullmatch(key) or own == kept or (kept == "absent" and not is_given(key, overrides)):
+        value, kept = ours.get(key, "absent"), theirs.get(key, "absent")
+        if FOLDERS.fullmatch(key) or value == kept or (kept == "absent" and not is_given(key, overrides)):
             continue
-        if key in FILES and (own == FILES[key] or None not in (own, kept)):
+        if key in FILES and (value == FILES[key] or None not in (value, kept)):
             continue
-        found.append(f"{key}: {own}, in the record {kept}")
-    return found
+        lines.append(f"{key}: {value}, in the record {kept}")
+    return lines
 
 
 def pages() -> list[Path]:
@@ -149,8 +149,8 @@ def test_the_commands_of_the_pages_compose_the_configs_of_all_kept_records(
             record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
             repeated.add(name)
             values = config_of(Path(words[0]).stem, overrides, record)
-            wrong |= {name: found} if (found := differences(values, named(record["config"]), overrides)) else {}
-    assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
+            wrong |= {name: lines} if (lines := differences(values, named(record["config"]), overrides)) else {}
+    assert not wrong, "\n".join(f"{name}: {lines}" for name, lines in wrong.items())
     assert {file.stem for file in RECORDS.glob("*.json")} - repeated == set()
 
 
@@ -158,16 +158,16 @@ def test_the_commands_of_the_pages_repeat_all_kept_comparisons(commands: list[tu
     """With as many rounds of as many seconds, the same peers and options, but for folders."""
 
     def asked(words: list[str]) -> dict[str, Any]:
-        given = vars(parsed(words)) | {"out": None, "reference": None, "limit": None}
-        options = [word for word in given["words"] or () if not word.startswith("data_root=")]
-        return given | {"words": [re.sub("=[^=]*valid_idx_zinc.json$", "=official", word) for word in options]}
+        values = vars(parsed(words)) | {"out": None, "reference": None, "limit": None}
+        options = [word for word in values["words"] or () if not word.startswith("data_root=")]
+        return values | {"words": [re.sub("=[^=]*valid_idx_zinc.json$", "=official", word) for word in options]}
 
-    found = {}
+    repeated = {}
     for _, words in commands:
         if words[:2] == ["-m", "benchmarks.beside"]:
-            found[f"{words[2]}_{words[3]}"] = asked(words[2:])
+            repeated[f"{words[2]}_{words[3]}"] = asked(words[2:])
     kept = {
         file.stem: asked(shlex.split(json.loads(file.read_text(encoding="utf-8"))["command"])[3:])
         for file in (RESULTS / "beside").glob("*.json")
     }
-    assert found == kept
+    assert repeated == kept

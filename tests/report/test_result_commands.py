@@ -27,18 +27,18 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     smi.write_text("#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do echo GPU $i; done\n")
     for program in (python, smi):
         program.chmod(0o755)
-    own = {**os.environ, "PYTHON": str(python), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    variables = {**os.environ, "PYTHON": str(python), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     script = ROOT / "docs" / "results" / "all.sh"
-    subprocess.run(["bash", str(script), "out"], cwd=folder, env=own, check=True)
-    found = [line.removesuffix(SEPARATOR).split(SEPARATOR) for line in log.read_text().splitlines()]
-    return [words for words in found if words[0] != "report.py"]
+    subprocess.run(["bash", str(script), "out"], cwd=folder, env=variables, check=True)
+    calls = [line.removesuffix(SEPARATOR).split(SEPARATOR) for line in log.read_text().splitlines()]
+    return [words for words in calls if words[0] != "report.py"]
 
 
 def jobs(words: list[str]) -> Iterator[list[str]]:
     """Yields the overrides of a command: of a sweep over batch sizes the first and the last job's."""
-    given = [word for word in words[1:] if word != "-m" and not word.startswith("hydra")]
-    swept = [word for word in given if "-m" in words and word.startswith("batch_size=")]
-    rest = [word for word in given if word not in swept]
+    overrides = [word for word in words[1:] if word != "-m" and not word.startswith("hydra")]
+    swept = [word for word in overrides if "-m" in words and word.startswith("batch_size=")]
+    rest = [word for word in overrides if word not in swept]
     values = swept[0].partition("=")[2].split(",") if swept else [""]
     for value in dict.fromkeys((values[0], values[-1])):
         yield [*rest, *([f"batch_size={value}"] if value else [])]

@@ -32,8 +32,8 @@ def test_weak_scaling_keeps_the_batch_per_device_and_strong_scaling_the_global_b
         ("two", run(trained, 2, 512, "device", 19_000.0)),
     ]
     points = scaling(runs, published=False)
-    found = [(p.source, p.kind, p.batch, p.speed_up, p.efficiency) for p in points]
-    assert found == [
+    rows = [(p.source, p.kind, p.batch, p.speed_up, p.efficiency) for p in points]
+    assert rows == [
         ("two", "weak", "512 per device", 1.9, 0.95),
         ("four", "weak", "512 per device", 3.6, 0.9),
         ("four", "strong", "2048 global", 2.25, 0.5625),
@@ -68,7 +68,7 @@ def test_the_run_on_one_device_is_the_fastest_of_the_same_commit_and_machine(tra
         return replace(record, environment={"git": {"commit": commit}, "machine": machine})
 
     def only(*runs: Record) -> tuple[float, str]:
-        (point,) = scaling([("x", each) for each in runs], False)
+        (point,) = scaling([("x", record) for record in runs], False)
         return point.speed_up, point.source
 
     one, two = run(trained, 1, 8, "device", 100.0), run(trained, 2, 8, "device", 150.0)
@@ -132,13 +132,13 @@ def test_a_speed_up_that_cannot_be_is_marked_with_its_likely_cause(trained: Reco
     runs = [("one", run(trained, 1, 512, "device", 1_000.0)), ("two", run(trained, 2, 512, "device", 17_000.0))]
     other = [(name, replace(record, environment={"machine": name})) for name, record in runs]
     causes = "(one) was slowed by other work", "(one) is not comparable: of another machine"
-    for given, cause in zip((runs, other), causes, strict=True):
-        (point,) = scaling(given, published=False)
+    for pair, cause in zip((runs, other), causes, strict=True):
+        (point,) = scaling(pair, published=False)
         table = scaling_table([point])
         assert point.efficiency == 8.5 and "| 850.0% (!) |" in table.replace("  ", "")
         assert "(!) H200 1x2, amp, batch 512 per device: a speed-up of 17.00 on 2 devices is more than linear." in table
         assert cause in table
-        comparison = compare(Loaded(given, [Path()] * 2, []), published=False)
+        comparison = compare(Loaded(pair, [Path()] * 2, []), published=False)
         assert any(cause in text for text in comparison.warnings)
         assert cause in page(comparison) and cause in markdown(comparison)
         spec = scaling_spec(comparison, "weak")

@@ -16,8 +16,8 @@ from src.report.text import summary
 
 
 def test_time_outside_the_phases_is_unaccounted(trained: Record) -> None:
-    found = {share.name: (share.seconds, round(share.share, 3)) for share in shares(trained)}
-    assert found == {
+    phases = {share.name: (share.seconds, round(share.share, 3)) for share in shares(trained)}
+    assert phases == {
         "startup": (12.0, 0.06),
         "fetch": (8.0, 0.04),
         "compute": (160.0, 0.8),

@@ -114,15 +114,15 @@ def test_a_record_that_is_written_again_is_the_same_run(sweep: Path, tmp_path: P
 def test_a_run_that_logged_to_wandb_is_not_written_again(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = sweep / "1" / "wandb"
+    folder = sweep / "1" / "wandb"
     for name in ("run-20260102_000000-online1", "offline-run-20260101_000000-first", "debug.log"):
-        (own / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True)
     assert main(["wandb", str(sweep), "--output", str(tmp_path / "out")]) == 0
     assert [run["name"] for run in written(tmp_path / "out")] == [
         "moflow hp.batch_size=1024 seed=1", "moflow hp.batch_size=512 seed=1",
     ]  # fmt: skip
     printed = capsys.readouterr().out
-    assert f"{sweep / '1'}: has the W&B run online1" in printed and f"{own}/offline-run-*" in printed
+    assert f"{sweep / '1'}: has the W&B run online1" in printed and f"{folder}/offline-run-*" in printed
     assert "'online1'" in (tmp_path / "out" / "report.json").read_text().replace('"', "'")
 
 
@@ -150,10 +150,10 @@ def test_the_report_is_the_comparison(sweep: Path, tmp_path: Path) -> None:
     assert "## Published rows" in texts(made) and comparison.published
     (grid,) = grids(made)
     ids = {run["config"]["case"]["precision"]: run["id"] for run in written(tmp_path / "out")}
-    found = {runset.name: runset.filters for runset in grid.runsets}
-    assert list(found) == [group.name for group in comparison.groups]
+    filters = {runset.name: runset.filters for runset in grid.runsets}
+    assert list(filters) == [group.name for group in comparison.groups]
     for group in comparison.groups:
-        assert ids[group.case.precision] in found[group.name]
+        assert ids[group.case.precision] in filters[group.name]
     lines = {(panel.x.name, panel.y[0].name) for panel in panels(grid, reports.LinePlot)}
     metrics = {curve.metric for curve in comparison.curves}
     assert lines == {(axis, metric) for axis in ("samples", "seconds") for metric in metrics} and metrics
