@@ -26,13 +26,13 @@ def test_the_largest_is_found_to_within_a_sixteenth_in_few_trials(limit: int, us
         tried.append(size)
         return size <= limit
 
-    found = largest(usual, unit, fits)
+    best = largest(usual, unit, fits)
     assert all(size % unit == 0 for size in tried)
     assert len(tried) == len(set(tried)) <= 26
     if limit < unit:
-        assert found is None
+        assert best is None
     else:
-        assert found is not None and found <= limit < found + unit + max(unit, found / 16)
+        assert best is not None and best <= limit < best + unit + max(unit, best / 16)
 
 
 def test_memory_that_grows_evenly_is_found_in_few_trials() -> None:
@@ -43,9 +43,9 @@ def test_memory_that_grows_evenly_is_found_in_few_trials() -> None:
         tried[size] = Trial(size, used <= 0.95 * 80, used_gib=used, total_gib=80.0)
         return tried[size].fits
 
-    found = largest(512, 1, fits, lambda: predicted_batch([*tried.values()], 0.05))
+    best = largest(512, 1, fits, lambda: predicted_batch([*tried.values()], 0.05))
     exact = int((0.95 * 80 - 1.5) * 97)
-    assert found is not None and exact * 15 / 16 < found <= exact
+    assert best is not None and exact * 15 / 16 < best <= exact
     assert len(tried) == 4  # 512, 2048, a jump, and one that does not fit
 
 

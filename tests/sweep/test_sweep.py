@@ -35,9 +35,9 @@ def sweep(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 
 def fault(home: Path, **faults: int) -> str:
-    given = "".join(f",{name}:{seed}" for name, seed in faults.items())
+    values = "".join(f",{name}:{seed}" for name, seed in faults.items())
     return (
-        f"+callbacks.fault={{_target_:tests.support.sweep_faults.Fault,seed:${{seed}},notes:{home / 'notes'}{given}}}"
+        f"+callbacks.fault={{_target_:tests.support.sweep_faults.Fault,seed:${{seed}},notes:{home / 'notes'}{values}}}"
     )
 
 
@@ -55,19 +55,19 @@ def test_a_sweep_outlives_its_failures_and_its_launcher(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep" / "results.csv").exists()
     ended = sweep(tmp_path, *asked, f"sweep.resume={tmp_path / 'sweep'}")
     assert ended.returncode == 2, ended.stderr
-    found = rows(tmp_path)
-    assert list(found) == [str(seed) for seed in range(1, 13)]
-    assert {seed: row["state"] for seed, row in found.items() if row["state"] != "done"} == {
+    results = rows(tmp_path)
+    assert list(results) == [str(seed) for seed in range(1, 13)]
+    assert {seed: row["state"] for seed, row in results.items() if row["state"] != "done"} == {
         "2": "oom", "3": "failed", "4": "failed",
     }  # fmt: skip
-    assert "can't allocate memory" in found["2"]["reason"]
-    assert "the loss is infinite or NaN at step 2" in found["3"]["reason"]
-    assert "killed by SIGABRT" in found["4"]["reason"]
-    assert all(found[seed]["reason"] in ended.stdout for seed in "234")
+    assert "can't allocate memory" in results["2"]["reason"]
+    assert "the loss is infinite or NaN at step 2" in results["3"]["reason"]
+    assert "killed by SIGABRT" in results["4"]["reason"]
+    assert all(results[seed]["reason"] in ended.stdout for seed in "234")
     assert "12 jobs: 9 done, 2 failed, 1 oom" in ended.stdout
     assert "error: 3 of 12 jobs are not done: 1, 2, 3;" in ended.stderr
     assert sorted(map(int, (tmp_path / "notes").read_text().split())) == list(range(1, 13))  # none of them twice
-    assert all(float(row["p_train"]) > 0 for row in found.values() if row["state"] == "done")
+    assert all(float(row["p_train"]) > 0 for row in results.values() if row["state"] == "done")
 
 
 @pytest.mark.slow
