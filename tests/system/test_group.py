@@ -17,7 +17,7 @@ VARIABLES = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("variables", "expected"),
     [
         ({}, (None, 0, 1)),
         ({"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}, ("torchrun", 3, 4)),
@@ -33,11 +33,11 @@ VARIABLES = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
     ],
 )
 def test_a_rank_knows_its_group(
-    given: dict[str, str], expected: tuple[str | None, int, int], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected: tuple[str | None, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (group.started_by(), group.rank(), group.world_size()) == expected
 

@@ -74,8 +74,8 @@ def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> N
 
 @pytest.mark.slow
 def test_a_run_loads_no_compiler_and_the_compiler_still_works(tmp_path: Path) -> None:
-    found = printed(COMPILER, str(tmp_path), REPRISE_PLAIN_START="")[-5:]
-    assert found == ["[]", "0 False", "True True", "True True", "True False"]
+    lines = printed(COMPILER, str(tmp_path), REPRISE_PLAIN_START="")[-5:]
+    assert lines == ["[]", "0 False", "True True", "True True", "True False"]
 
 
 @pytest.mark.slow

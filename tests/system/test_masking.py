@@ -101,8 +101,8 @@ def test_a_secret_within_a_text(text: str, expected: str) -> None:
 
 
 def test_all_that_stands_under_a_secret_key_is_masked() -> None:
-    given = {"auth": {"user": "me", "pins": [1234, None, True]}, "logger": [{"api_key": "x"}], "token": 7}
-    assert masked(given) == {
+    config = {"auth": {"user": "me", "pins": [1234, None, True]}, "logger": [{"api_key": "x"}], "token": 7}
+    assert masked(config) == {
         "auth": {"user": MASK, "pins": [MASK, None, True]},
         "logger": [{"api_key": MASK}],
         "token": 7,
@@ -195,14 +195,14 @@ def test_the_environment_is_read_as_before_afterwards() -> None:
 @pytest.mark.parametrize("left_out", [MASK, f"https://{MASK}@host", f"${{oc.env:{VARIABLE}}}"])
 def test_what_a_checkpoint_leaves_out_has_to_be_given_again(left_out: str) -> None:
     trained = {"network": {"size": 3, "parts": [1, {"of": 2}]}, "hub": {"address": left_out}}
-    given = made(model={"task": {"network": {"size": 4}, "hub": {"address": "new"}}})
+    config = made(model={"task": {"network": {"size": 4}, "hub": {"address": "new"}}})
     asked = "model.task", "x.ckpt", ["seed=1", "+model.task.hub.address=new"]
-    assert with_secrets(trained, given, *asked) == trained | {"hub": {"address": "new"}}
+    assert with_secrets(trained, config, *asked) == trained | {"hub": {"address": "new"}}
     message = r"^x.ckpt does not hold model.task.hub.address, .* give it again as model.task.hub.address=VALUE$"
     with pytest.raises(UserError, match=message):
-        with_secrets(trained, given, "model.task", "x.ckpt", ["seed=1"])  # the default is not what it was trained with
+        with_secrets(trained, config, "model.task", "x.ckpt", ["seed=1"])  # the default is not what it was trained with
     with pytest.raises(UserError, match=r"^x.ckpt does not hold model.task.1, "):
-        with_secrets([0, left_out], given, "model.task", "x.ckpt", [])
+        with_secrets([0, left_out], config, "model.task", "x.ckpt", [])
 
 
 @pytest.mark.parametrize("entry", ["train", "predict", "prepare"])

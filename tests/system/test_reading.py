@@ -116,9 +116,9 @@ def test_an_array_of_more_than_its_file_is_refused(tmp_path: Path) -> None:
 def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path) -> None:
     for array in np.arange(6).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array(3.5), np.ones((0, 4)):
         np.save(tmp_path / "a.npy", array)
-        found = reading.read_npy(tmp_path / "a.npy")
-        np.testing.assert_array_equal(found, array)
-        assert found.dtype == array.dtype and found.flags.writeable
+        loaded = reading.read_npy(tmp_path / "a.npy")
+        np.testing.assert_array_equal(loaded, array)
+        assert loaded.dtype == array.dtype and loaded.flags.writeable
 
 
 @pytest.mark.parametrize("content", [b"text", [1, 2], {3: torch.ones(2)}, {"x": torch.ones(1).expand(10**12)}])
