@@ -210,8 +210,8 @@ def test_a_config_of_our_classes_is_taken(tmp_path: Path) -> None:
 def test_a_config_from_before_a_module_moved_is_taken(tmp_path: Path) -> None:
     old, new = ({"_target_": f"src.{package}.schedule.Cosine", "warmup": 3} for package in ("models", "training"))
     config = {"name": "dlrm", "task": {**OURS, "schedule": old, "parts": [old]}}
-    found = trained_config({"model_config": config}, tmp_path)
-    assert found is not None and found["task"] == {**OURS, "schedule": new, "parts": [new]}
+    result = trained_config({"model_config": config}, tmp_path)
+    assert result is not None and result["task"] == {**OURS, "schedule": new, "parts": [new]}
 
 
 @pytest.mark.parametrize("config", [[], "text", {"name": "dlrm"}, {"name": "dlrm", "task": "src.Task"}, 3])

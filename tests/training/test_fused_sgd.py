@@ -27,15 +27,15 @@ def stepped(overflows: list[bool], fused: bool) -> list[torch.Tensor]:
     optimizer: Any = torch.optim.SGD([weight], **OPTIONS, fused=fused)
     if fused:
         begin_momentum(optimizer)
-    found = []
+    weights = []
     for step, overflow in enumerate(overflows):
         weight.grad = torch.full((7,), torch.inf) if overflow else torch.arange(7.0) - step
         if fused:
             optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor(float(overflow))
         if fused or not overflow:
             optimizer.step()
-        found.append(weight.detach().clone())
-    return found
+        weights.append(weight.detach().clone())
+    return weights
 
 
 @pytest.mark.usefixtures("visible_garbage")
