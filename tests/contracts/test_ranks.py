@@ -26,8 +26,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
     """Groups of gloo ranks by their size."""
     started = {count: Ranks(count, tmp_path_factory.mktemp("ranks")) for count in (2, 4)}
     yield started
-    for each in started.values():
-        each.close()
+    for group in started.values():
+        group.close()
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,10 @@ def test_ranks_train_like_one_rank(model: str, world: int, rest: int, ranks: Gro
 @pytest.mark.parametrize("model", ["mobilenet_v1", "moflow"])
 def test_an_evaluation_has_the_mean_of_the_ranks_statistics(model: str, ranks: Groups, home: Path) -> None:
     many: list[Seen] = ranks[2](as_one_of_many, seen, model, home / model, 8, HELD_OUT, f"output_dir={home / 'mean'}")
-    names = [name for name in many[0].own if "running" in name]
-    assert names and any(not torch.equal(many[0].own[name], many[1].own[name]) for name in names)
+    names = [name for name in many[0].buffers if "running" in name]
+    assert names and any(not torch.equal(many[0].buffers[name], many[1].buffers[name]) for name in names)
     for name in names:
-        mean = torch.stack([rank.own[name] for rank in many]).mean(0)
+        mean = torch.stack([rank.buffers[name] for rank in many]).mean(0)
         for rank in many:
             assert_close(rank.end[name], mean)
 

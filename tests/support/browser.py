@@ -66,10 +66,10 @@ class Tab:
 
     async def value(self, script: str) -> Any:
         """Returns the value of a JavaScript expression, after its promise if it is one."""
-        found = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(str(found["exceptionDetails"]))
-        return found["result"].get("value")
+        answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(str(answer["exceptionDetails"]))
+        return answer["result"].get("value")
 
     async def _receive(self) -> dict[str, Any]:
         answer = json.loads((await self._socket.receive(timeout=SECONDS)).data)
@@ -106,9 +106,9 @@ async def tab() -> AsyncIterator[Tab]:
                 aiohttp.ClientSession() as session,
                 session.ws_connect(address[0].decode(), max_msg_size=0) as socket,
             ):
-                found = Tab(socket)
-                await found.open()
-                yield found
+                new_tab = Tab(socket)
+                await new_tab.open()
+                yield new_tab
         finally:
             process.kill()
             await process.wait()
@@ -126,5 +126,7 @@ async def screenshot(page: Path, output: Path, width: int, height: int, scheme: 
 
 
 if __name__ == "__main__":  # python -m tests.support.browser PAGE PNG WIDTH HEIGHT [light|dark]
-    given = sys.argv[1:]
-    asyncio.run(screenshot(Path(given[0]), Path(given[1]), int(given[2]), int(given[3]), *given[4:]))
+    arguments = sys.argv[1:]
+    asyncio.run(
+        screenshot(Path(arguments[0]), Path(arguments[1]), int(arguments[2]), int(arguments[3]), *arguments[4:])
+    )

@@ -26,12 +26,16 @@ def composed(entry: str, *overrides: str) -> DictConfig:
     written.install()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [override for override in parsed if _is_value(override)]
-    config = deepcopy(_composed(entry, tuple(str(each.input_line) for each in parsed if each not in values)))
+    config = deepcopy(
+        _composed(entry, tuple(str(override.input_line) for override in parsed if override not in values))
+    )
     try:
-        for each in values:
-            if each.is_add() and OmegaConf.select(config, each.key_or_group) is not None:
+        for override in values:
+            if override.is_add() and OmegaConf.select(config, override.key_or_group) is not None:
                 return deepcopy(_composed(entry, overrides))
-            OmegaConf.update(config, each.key_or_group, written.value_for(config, each), force_add=each.is_add())
+            OmegaConf.update(
+                config, override.key_or_group, written.value_for(config, override), force_add=override.is_add()
+            )
     except OmegaConfBaseException:
         return deepcopy(_composed(entry, overrides))
     return config

@@ -65,13 +65,15 @@ def expected(
     half = (len(held_out) + 1) // 2
     splits = {"train": trained, "test": held_out[:half], "validation": held_out[half:]}
     rows = {name: [_row(line, numbers) for line in content] for name, content in splits.items()}
-    return [len(own) + 1 for own in numbers], rows
+    return [len(mapping) + 1 for mapping in numbers], rows
 
 
 def _row(line: str, numbers: list[dict[int, int]]) -> Row:
     fields = line.rstrip("\n").split("\t")
     numerical = tuple(float(np.float16(math.log(int(field) + 3))) if field else 0.0 for field in fields[1:14])
-    ids = tuple(own.get(int(field, 16), 0) if field else 0 for own, field in zip(numbers, fields[14:], strict=True))
+    ids = tuple(
+        mapping.get(int(field, 16), 0) if field else 0 for mapping, field in zip(numbers, fields[14:], strict=True)
+    )
     return int(fields[0]), numerical, ids
 
 
@@ -81,5 +83,7 @@ def read(folder: Path, split: str, cardinalities: list[int]) -> list[Row]:
     numerical = np.fromfile(folder / split / "numerical.bin", np.float16).reshape(-1, 13)
     dtypes = ["int8" if size < 127 else "int16" if size < 32767 else "int32" for size in cardinalities]
     ids = [np.fromfile(folder / split / f"cat_{i}.bin", dtype) for i, dtype in enumerate(dtypes)]
-    columns = zip(labels.tolist(), numerical.tolist(), zip(*[own.tolist() for own in ids], strict=True), strict=True)
-    return [(label, tuple(numbers), own) for label, numbers, own in columns]
+    columns = zip(
+        labels.tolist(), numerical.tolist(), zip(*[table.tolist() for table in ids], strict=True), strict=True
+    )
+    return [(label, tuple(numbers), values) for label, numbers, values in columns]

@@ -85,8 +85,8 @@ def norm(
         total.register_hook(lambda grad: of_bias.append((grad * kept).sum(0)))
         return F.layer_norm(total, (dim,), weight, bias, EPS)
 
-    found = difference(lambda *inputs: Pair.apply(kernel, *inputs), plain, [x, residual, weight, bias])
-    return found, error(*of_bias)
+    result = difference(lambda *inputs: Pair.apply(kernel, *inputs), plain, [x, residual, weight, bias])
+    return result, error(*of_bias)
 
 
 def mask_of_rows(fused: Any, rows: int, dim: int, drop: Any, device: str) -> Tensor:
@@ -106,9 +106,9 @@ def gelu(fused: Any, rows: int, width: int, dtype: torch.dtype, device: str = "c
     def kernel(x: Tensor) -> tuple[Tensor, Back]:
         def back(grad: Tensor) -> Sequence[Tensor]:
             partials = fused.rows.new_partials(rows, width + 3, x)[:, 3:]
-            found = fused.rows.gelu_backward(grad, x, partials)
+            gradient = fused.rows.gelu_backward(grad, x, partials)
             of_bias.append(partials.sum(0))
-            return [found]
+            return [gradient]
 
         return fused.rows.gelu(x), back
 
@@ -151,12 +151,12 @@ def sum_by_id(fused: Any, tokens: int, count: int, dim: int, padding: int, devic
     ids = torch.randint(count, (tokens,), generator=generator, dtype=torch.int32)
     ids[::2] = 3
     grad, ids = random(tokens, dim, seed=6, device=device).float(), ids.to(device)
-    found, again = (fused.rows.sum_by_id(grad, ids, grad.new_full((count, dim), torch.nan), padding) for _ in range(2))
-    assert torch.equal(found, again)
+    sums, again = (fused.rows.sum_by_id(grad, ids, grad.new_full((count, dim), torch.nan), padding) for _ in range(2))
+    assert torch.equal(sums, again)
     expected = torch.zeros(count, dim, dtype=torch.float64, device=device).index_add(0, ids, grad.double())
     if padding >= 0:
         expected[padding] = 0
-    return error(found, expected)
+    return error(sums, expected)
 
 
 def attention(
@@ -180,9 +180,9 @@ def attention(
         out, logs = fused.attention.attend(q, k, v, options)
 
         def back(grad: Tensor) -> Sequence[Tensor]:
-            found = torch.full_like(q, torch.nan), torch.full_like(kv, torch.nan)
-            fused.attention.attend_backward(grad, q, k, v, out, logs, (found[0], *found[1].chunk(2, 1)), options)
-            return found
+            grads = torch.full_like(q, torch.nan), torch.full_like(kv, torch.nan)
+            fused.attention.attend_backward(grad, q, k, v, out, logs, (grads[0], *grads[1].chunk(2, 1)), options)
+            return grads
 
         return out, back
 
@@ -249,7 +249,7 @@ def layer(
     x = random(batch.ids.numel(), sizes.dim, seed=11, device=device).to(dtype)
     names = [name for name, _ in block.named_parameters()]
     parameters = [parameter.detach().to(dtype).float() for parameter in block.parameters()]
-    own, exact = block, deepcopy(block).double()
+    module, exact = block, deepcopy(block).double()
 
     # Rows after the last sentence differ: in the kernels they attend to nothing.
     end = int(batch.starts[-1]) if isinstance(batch, PackedTokens) else len(x)
@@ -260,15 +260,15 @@ def layer(
             return is_real * fused.layer.layer(x, layout, first_only, sizes.n_heads, EPS, (0.0, 0.0), parameters)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             mine = dict(zip(names, parameters, strict=True))
-            return is_real * functional_call(own, mine, (x, layout, first_only))
+            return is_real * functional_call(module, mine, (x, layout, first_only))
 
     def plain(x: Tensor, *parameters: Tensor) -> Tensor:
         return is_real * functional_call(exact, dict(zip(names, parameters, strict=True)), (x, layout, first_only))
 
-    found = difference(kernel, plain, [x, *parameters])
-    errors = dict(zip(["x", *names], found.gradients, strict=True))
+    result = difference(kernel, plain, [x, *parameters])
+    errors = dict(zip(["x", *names], result.gradients, strict=True))
     del errors["attention.k_lin.bias"]
-    return {"output": found.output, **errors}
+    return {"output": result.output, **errors}
 
 
 def randomise_block(module: nn.Module) -> None:

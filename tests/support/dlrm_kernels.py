@@ -21,11 +21,11 @@ def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, dev
         random(*shape, seed=len(shape), device=device) for shape in ((samples, dim), (samples, tables, dim))
     )
     overflow = torch.zeros((), device=device)
-    found = difference(
+    result = difference(
         lambda d, s: fused.interaction.dot_features(d, s, overflow), dot_features, [dense.to(dtype), sparse.to(dtype)]
     )
     assert float(overflow) == 0
-    return found
+    return result
 
 
 def layers(
@@ -85,9 +85,9 @@ def updated(
     before = [weight.detach().clone() for weight in kept.weights]
     ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
     with torch.no_grad():
-        found = fused.tables.look_up(list(kept.weights), tuple(tables), ids, batch, dtype)
+        actual = fused.tables.look_up(list(kept.weights), tuple(tables), ids, batch, dtype)
         expected_vectors = exact.look_up(ids, batch, torch.float64)
-    vectors = error(found, expected_vectors)
+    vectors = error(actual, expected_vectors)
 
     gradient = (random(batch, len(tables), dim, seed=1, device=device) + 0.5).to(dtype)
     rate = torch.tensor(0.25, device=device)
@@ -129,8 +129,8 @@ def update_of_parts(
         for several in (parts, unfused):
             several(torch.cat(ids_of_part).to(device), len(gradient_of_part)).backward(gradient_of_part)
     unfused.pending = [part._replace(order=None) for part in unfused.pending]
-    for each in (whole, parts, unfused):
-        each.update(torch.tensor(0.25, device=device))
+    for module in (whole, parts, unfused):
+        module.update(torch.tensor(0.25, device=device))
     assert not any(torch.equal(a, b) for a, b in zip(whole.weights, embeddings.weights, strict=True))
     return list(whole.weights), list(parts.weights), list(unfused.weights)
 
@@ -144,8 +144,8 @@ def narrow_look_up(
         narrow = PlainEmbeddings(tables, dim).to(dtype)
     ids = torch.cat([some_ids(table, batch) for table in tables]).to(device)
     with torch.no_grad():
-        found = fused.tables.look_up(list(narrow.weights), tuple(tables), ids, batch, dtype)
-        return error(found, deepcopy(narrow).double().look_up(ids, batch, torch.float64))
+        vectors = fused.tables.look_up(list(narrow.weights), tuple(tables), ids, batch, dtype)
+        return error(vectors, deepcopy(narrow).double().look_up(ids, batch, torch.float64))
 
 
 def some_ids(table: Table, batch: int) -> Tensor:

@@ -58,7 +58,7 @@ def main(home: Path, first: bool, cases: list[str]) -> None:
         overrides = CASES[name]
         folder = home / name / ("first" if first else str(world))
         model = "dlrm_dcnv2" if name == "adagrad" else "dlrm"
-        case = [*COMMON, *(each for each in overrides if not each.startswith("model=")), f"trainer=1x{world}",
+        case = [*COMMON, *(text for text in overrides if not text.startswith("model=")), f"trainer=1x{world}",
                 f"data_root={home / name}", f"output_dir={folder}"]  # fmt: skip
         if first:
             case += ["fit.max_epochs=1"]
@@ -68,8 +68,8 @@ def main(home: Path, first: bool, cases: list[str]) -> None:
                 case += [REPLICATED]
             case += [f"fit.max_epochs={EPOCHS}", f"ckpt_path={checkpoint}"]
         record = train(tiny_dlrm(home, *case, data=ON_DISK, model=model))
-        found = {"losses": torch.stack(Losses.latest.values).double().cpu()}
-        torch.save(found | {"metrics": record.history[-1], "phases": record.phases_s}, folder / f"rank{rank}.pt")
+        result = {"losses": torch.stack(Losses.latest.values).double().cpu()}
+        torch.save(result | {"metrics": record.history[-1], "phases": record.phases_s}, folder / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ def parts_of(value: Any) -> Iterator[Any]:
     """Yields the lists and objects in a JSON value."""
     if isinstance(value, dict | list):
         yield value
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from parts_of(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from parts_of(item)
 
 
 VALUES: tuple[Any, ...] = (

@@ -32,7 +32,7 @@ def call(self: InterpretedFunction, *arguments: Any, **options: Any) -> Any:
 @cache
 def languages(function: Callable[..., Any]) -> list[ModuleType]:
     """Under which names the function may know the language."""
-    return [module for module in (tl, tl.core) if any(known is module for known in function.__globals__.values())]
+    return [module for module in (tl, tl.core) if any(value is module for value in function.__globals__.values())]
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype:

@@ -27,10 +27,10 @@ def random(*shape: int, seed: int, device: str = "cpu") -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-def error(found: Tensor, expected: Tensor) -> float:
+def error(actual: Tensor, expected: Tensor) -> float:
     """Returns the largest difference, beside the largest number expected. Not a number counts as infinitely wrong."""
-    assert found.shape == expected.shape
-    distance = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).amax()
+    assert actual.shape == expected.shape
+    distance = (actual.double() - expected.double()).abs().nan_to_num(nan=torch.inf).amax()
     return float(distance / expected.abs().amax().clamp_min(1e-30)) if distance else 0.0
 
 
@@ -46,8 +46,8 @@ def difference(kernel: Callable[..., Tensor], plain: Callable[..., Tensor], inpu
     """Between the kernel on these inputs and plain torch on the same numbers in float64."""
     value, gradients = outcome(kernel, inputs)
     expected, expected_gradients = outcome(plain, [tensor.double() for tensor in inputs])
-    assert all(found.dtype == tensor.dtype for found, tensor in zip(gradients, inputs, strict=True))
+    assert all(gradient.dtype == tensor.dtype for gradient, tensor in zip(gradients, inputs, strict=True))
     return Difference(
         error(value, expected),
-        tuple(error(found, exact) for found, exact in zip(gradients, expected_gradients, strict=True)),
+        tuple(error(gradient, exact) for gradient, exact in zip(gradients, expected_gradients, strict=True)),
     )

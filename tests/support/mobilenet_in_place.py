@@ -24,14 +24,14 @@ def checked_kernels(fused: Any) -> Iterator[dict[str, float]]:
 
     def checking(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            found = kernel(*arguments)
+            outputs = kernel(*arguments)
             with torch.enable_grad():
-                for result, mine, expected, reference in CHECKS[name](found, *arguments):
+                for result, mine, expected, reference in CHECKS[name](outputs, *arguments):
                     error = float(
                         ((mine.double() - expected).detach().norm() / reference.detach().norm()).nan_to_num(torch.inf)
                     )
                     worst[f"{name} {result}"] = max(worst[f"{name} {result}"], error)
-            return found
+            return outputs
 
         return call
 
@@ -88,56 +88,58 @@ def sums(g: Tensor, z: Tensor, norm: Tensor, values: Tensor) -> Pairs:
     yield "product", values[:, 1].double().sum(0), products.sum(0), products.abs().sum(0)
 
 
-def stem_forward(found: Any, images: Tensor, weight: Tensor, stride: int) -> Pairs:
+def stem_forward(outputs: Any, images: Tensor, weight: Tensor, stride: int) -> Pairs:
     expected = channels_last(F.conv2d(channels_first(images.to(weight.dtype)), taps(weight), stride=stride, padding=1))
-    yield "output", found[0], expected, expected
-    yield from statistics(found[0], found[1].values)
+    yield "output", outputs[0], expected, expected
+    yield from statistics(outputs[0], outputs[1].values)
 
 
 def stem_backward_weight(
-    found: Any, g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight: Tensor, stride: int
+    gradient: Any, g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight: Tensor, stride: int
 ) -> Pairs:
-    own = taps(weight).requires_grad_()
-    given = channels_first(slopes_of(g, out, slopes))
-    (expected,) = torch.autograd.grad(F.conv2d(channels_first(images), own, stride=stride, padding=1), own, given)
-    yield "weight", taps(found), expected, expected
+    filters = taps(weight).requires_grad_()
+    of_output = channels_first(slopes_of(g, out, slopes))
+    (expected,) = torch.autograd.grad(
+        F.conv2d(channels_first(images), filters, stride=stride, padding=1), filters, of_output
+    )
+    yield "weight", taps(gradient), expected, expected
 
 
-def depthwise_forward(found: Any, z: Tensor, norm: Tensor, weight: Tensor, stride: int) -> Pairs:
+def depthwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor, stride: int) -> Pairs:
     a = channels_first(normalised(z, norm).relu())
     expected = channels_last(F.conv2d(a, taps(weight), stride=stride, padding=1, groups=len(weight)))
-    yield "output", found[0], expected, expected
-    yield from statistics(found[0], found[1].values)
+    yield "output", outputs[0], expected, expected
+    yield from statistics(outputs[0], outputs[1].values)
 
 
 def depthwise_backward(
-    found: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor, stride: int
+    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor, stride: int
 ) -> Pairs:
-    before, own = channels_first(normalised(z, norm)).requires_grad_(), taps(weight).requires_grad_()
-    made = F.conv2d(before.relu(), own, stride=stride, padding=1, groups=len(weight))
-    of_input, of_weight = torch.autograd.grad(made, (before, own), channels_first(slopes_of(g, out, slopes)))
-    yield "gradient", found[0], channels_last(of_input), of_input
-    yield from sums(found[0], z, norm, found[1].values)
-    yield "weight", taps(found[2]), of_weight, of_weight
+    before, filters = channels_first(normalised(z, norm)).requires_grad_(), taps(weight).requires_grad_()
+    made = F.conv2d(before.relu(), filters, stride=stride, padding=1, groups=len(weight))
+    of_input, of_weight = torch.autograd.grad(made, (before, filters), channels_first(slopes_of(g, out, slopes)))
+    yield "gradient", outputs[0], channels_last(of_input), of_input
+    yield from sums(outputs[0], z, norm, outputs[1].values)
+    yield "weight", taps(outputs[2]), of_weight, of_weight
 
 
-def pointwise_forward(found: Any, z: Tensor, norm: Tensor, weight: Tensor) -> Pairs:
+def pointwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor) -> Pairs:
     expected = normalised(z, norm).relu() @ weight.double().T
-    yield "output", found[0], expected, expected
-    yield from statistics(found[0], found[1].values)
+    yield "output", outputs[0], expected, expected
+    yield from statistics(outputs[0], outputs[1].values)
 
 
 def pointwise_backward(
-    found: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor
+    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor
 ) -> Pairs:
     expected = (slopes_of(g, out, slopes) @ weight.double()) * (normalised(z, norm) > 0)
-    yield "gradient", found[0], expected, expected
-    yield from sums(found[0], z, norm, found[1].values)
+    yield "gradient", outputs[0], expected, expected
+    yield from sums(outputs[0], z, norm, outputs[1].values)
 
 
-def pointwise_backward_weight(found: Any, g: Tensor, out: Tensor, slopes: Tensor, z: Tensor, norm: Tensor) -> Pairs:
+def pointwise_backward_weight(gradient: Any, g: Tensor, out: Tensor, slopes: Tensor, z: Tensor, norm: Tensor) -> Pairs:
     expected = slopes_of(g, out, slopes).flatten(0, 2).T @ normalised(z, norm).relu().flatten(0, 2)
-    yield "weight", found, expected, expected
+    yield "weight", gradient, expected, expected
 
 
 CHECKS: dict[str, Callable[..., Pairs]] = {

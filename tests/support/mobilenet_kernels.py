@@ -75,12 +75,12 @@ def layers(
     offset: float = 0.0,
 ) -> Errors:
     """Compares the layers of `build_layers`."""
-    own = stack(build_layers(shape[1], kinds, width), 1, device, decided, offset)
-    plain = nn.Sequential(*deepcopy(own)).double()
+    modules = stack(build_layers(shape[1], kinds, width), 1, device, decided, offset)
+    plain = nn.Sequential(*deepcopy(modules)).double()
     images = pixels(shape, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        found = fused.body.features(images, own)
-    return compared(found, plain_features(images.double(), plain), nn.Sequential(*own), plain)
+        output = fused.body.features(images, modules)
+    return compared(output, plain_features(images.double(), plain), nn.Sequential(*modules), plain)
 
 
 def build_layers(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
@@ -110,14 +110,14 @@ def network(
     **options: Any,
 ) -> Errors:
     """Compares the features of a whole network or its first `depth` layers, with random parameters."""
-    own = MobileNetV1(num_classes=3, **options)
-    stack(own.layers(), 1, device, True, 0.0)
-    own.classifier.to(device)
-    plain = deepcopy(own).double()
+    model = MobileNetV1(num_classes=3, **options)
+    stack(model.layers(), 1, device, True, 0.0)
+    model.classifier.to(device)
+    plain = deepcopy(model).double()
     colours = pixels(images, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        found = features(colours, own.layers()[:depth])
-    return compared(found, plain_features(colours.double(), plain.layers()[:depth]), own, plain)
+        output = features(colours, model.layers()[:depth])
+    return compared(output, plain_features(colours.double(), plain.layers()[:depth]), model, plain)
 
 
 def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:
@@ -125,26 +125,26 @@ def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:
     return nn.Sequential(*layers)(images).mean((2, 3))
 
 
-def compared(found: Tensor, expected: Tensor, own: nn.Module, plain: nn.Module) -> Errors:
+def compared(output: Tensor, expected: Tensor, model: nn.Module, plain: nn.Module) -> Errors:
     """Runs the backward pass of a random linear function of both outputs; returns all errors."""
-    factors = random(*found.shape, seed=99, device=str(found.device)).mul(16).round().div(16)
-    found.backward(factors.to(found.dtype))
+    factors = random(*output.shape, seed=99, device=str(output.device)).mul(16).round().div(16)
+    output.backward(factors.to(output.dtype))
     expected.backward(factors)
     pairs = {
         name: (parameter.grad, exact.grad)
-        for (name, parameter), exact in zip(own.named_parameters(), plain.parameters(), strict=True)
+        for (name, parameter), exact in zip(model.named_parameters(), plain.parameters(), strict=True)
         if exact.grad is not None
     }
     least = 0.1 * max(float(exact.abs().max()) for _, exact in pairs.values())  # type: ignore[union-attr]
-    gradients = {name: relative_error(own, exact, least) for name, (own, exact) in pairs.items()}
+    gradients = {name: relative_error(grad, exact, least) for name, (grad, exact) in pairs.items()}
     buffers = {
         name: error(buffer.double(), exact.double())
-        for (name, buffer), exact in zip(own.named_buffers(), plain.buffers(), strict=True)
+        for (name, buffer), exact in zip(model.named_buffers(), plain.buffers(), strict=True)
     }
-    return Errors(error(found.detach(), expected.detach()), gradients, buffers)
+    return Errors(error(output.detach(), expected.detach()), gradients, buffers)
 
 
-def relative_error(found: Tensor | None, exact: Tensor | None, least: float) -> float:
+def relative_error(actual: Tensor | None, exact: Tensor | None, least: float) -> float:
     """Returns the largest difference relative to the largest expected value, or to `least` if that is larger."""
-    assert found is not None and exact is not None and found.shape == exact.shape
-    return error(found, exact) * float(exact.abs().max()) / max(float(exact.abs().max()), least)
+    assert actual is not None and exact is not None and actual.shape == exact.shape
+    return error(actual, exact) * float(exact.abs().max()) / max(float(exact.abs().max()), least)

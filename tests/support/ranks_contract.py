@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     losses: list[float]  # of each step, over this rank's samples
     counts: list[int]  # this rank's samples of each step
     gradients: list[list[Tensor]]  # of each step, as the optimiser gets them
-    own: dict[str, Tensor]  # buffers of this rank after the last step
+    buffers: dict[str, Tensor]  # buffers of this rank after the last step
     end: dict[str, Tensor]  # weights and buffers after the last evaluation, the tables on rank 0
     metrics: dict[str, float]
 
@@ -54,9 +54,11 @@ def moflow(home: Path, samples: int, held_out: int) -> list[str]:
     file.write_text("".join(f"{text}\n" for text in tiny_run.SMILES[: samples + held_out]), encoding="utf-8")
     share = f"datamodule.source.held_out_share={held_out / (samples + held_out)}"
     sizes = "model.task.final_molecules=4", "model.task.eval_batch=4", "model.task.reconstructed=0"
-    found = [each for each in tiny_run.tiny_overrides(home) if not each.startswith("datamodule.source.file=")]
+    overrides = [
+        override for override in tiny_run.tiny_overrides(home) if not override.startswith("datamodule.source.file=")
+    ]
     where = f"datamodule.source.file={file}", share, f"data_root={home / file.stem}"
-    return [*found, *where, *sizes, *SGD, f"model.task.network.norm_batch={BATCH}"]
+    return [*overrides, *where, *sizes, *SGD, f"model.task.network.norm_batch={BATCH}"]
 
 
 def se3_transformer(home: Path, samples: int, held_out: int) -> list[str]:
@@ -65,22 +67,24 @@ def se3_transformer(home: Path, samples: int, held_out: int) -> list[str]:
     rows = file.read_text(encoding="utf-8").splitlines()[: 1 + samples + 2 * held_out]
     file.write_text("\n".join([*rows, ""]), encoding="utf-8")
     shares = [f"datamodule.source.{split}_share={held_out / (samples + 2 * held_out)}" for split in ("val", "test")]
-    found = [each for each in tiny_se3.tiny_overrides(home) if not each.startswith("datamodule.source.file=")]
-    return [*found, f"datamodule.source.file={file}", *shares, *SGD, "model.task.optimizer.weight_decay=0"]
+    overrides = [
+        override for override in tiny_se3.tiny_overrides(home) if not override.startswith("datamodule.source.file=")
+    ]
+    return [*overrides, f"datamodule.source.file={file}", *shares, *SGD, "model.task.optimizer.weight_decay=0"]
 
 
 def distilbert(home: Path, samples: int, held_out: int) -> list[str]:
     folder = home / f"{samples}_{held_out}"
-    found = tiny_distilbert.tiny_overrides(folder, padding="longest")
+    overrides = tiny_distilbert.tiny_overrides(folder, padding="longest")
     tiny_distilbert.write_sentences(folder / "raw", samples, held_out)
     off = [f"model.task.network.{name}=0" for name in ("dropout", "attention_dropout", "head_dropout")]
-    return [*found, *off, SGD[0], "hp.lr=0.1", f"data_root={folder}"]
+    return [*overrides, *off, SGD[0], "hp.lr=0.1", f"data_root={folder}"]
 
 
 def dlrm(home: Path, samples: int, held_out: int) -> list[str]:
     rows = f"datamodule.generate.train_rows={samples}", f"datamodule.generate.test_rows={held_out}"
-    found = tiny_dlrm.tiny_overrides(home / f"{samples}_{held_out}", tiny_dlrm.ON_DISK)
-    return [*found, *rows, "model.task.tables=null", "datamodule.test_batch_size=4"]
+    overrides = tiny_dlrm.tiny_overrides(home / f"{samples}_{held_out}", tiny_dlrm.ON_DISK)
+    return [*overrides, *rows, "model.task.tables=null", "datamodule.test_batch_size=4"]
 
 
 def mobilenet_v1(home: Path, samples: int, held_out: int) -> list[str]:
@@ -97,9 +101,9 @@ def mobilenet_v1(home: Path, samples: int, held_out: int) -> list[str]:
 def image_folder(home: Path, samples: int, held_out: int) -> list[str]:
     """As many images of each of three classes; a class needs one to be evaluated with."""
     folder = home / f"{samples}_{held_out}"
-    given = tiny_mobilenet.overrides_of(folder)
+    data = tiny_mobilenet.overrides_of(folder)
     tiny_mobilenet.write_folders(folder, samples // 3, held_out // 3)
-    return [*tiny_mobilenet.tiny_overrides(home, given), *NO_AUGMENTATION, "datamodule.test_batch_size=2"]
+    return [*tiny_mobilenet.tiny_overrides(home, data), *NO_AUGMENTATION, "datamodule.test_batch_size=2"]
 
 
 def own_clicks(home: Path, samples: int, held_out: int) -> list[str]:
@@ -154,7 +158,7 @@ def seen(name: str, home: Path, samples: int, held_out: int, *overrides: str) ->
     if name == "mobilenet_v1":  # BatchNorm of a few values amplifies rounding
         job.task.network.double()
     start: dict[str, Tensor] = {}
-    own: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
     losses, counts, gradients = [], [], []
     task = job.task
     follow, prepare, after = task.training_step, task.prepare_first_step, task.on_train_end
@@ -172,7 +176,7 @@ def seen(name: str, home: Path, samples: int, held_out: int, *overrides: str) ->
 
     def trained() -> None:
         after()
-        own.update(copied(dict(task.network.named_buffers())))
+        buffers.update(copied(dict(task.network.named_buffers())))
 
     def before_update(optimizer: Optimizer, *_: Any) -> None:
         parts = [p.grad for group in optimizer.param_groups for p in group["params"]]
@@ -187,7 +191,7 @@ def seen(name: str, home: Path, samples: int, held_out: int, *overrides: str) ->
             hook.remove()
             leave(job)
     end = copied(task.network.state_dict())
-    return Seen(start, losses, counts, gradients, own, end, dict(task.metrics))
+    return Seen(start, losses, counts, gradients, buffers, end, dict(task.metrics))
 
 
 def leave(job: Job) -> None:

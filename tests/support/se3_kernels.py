@@ -26,8 +26,8 @@ def ragged(sizes: Sequence[int], pad: tuple[int, int] = (0, 0), dense: bool = Fa
         ends = (torch.rand(size, size, generator=generator) < (1.0 if dense else 0.5)).fill_diagonal_(False)
         if not dense:
             ends[0] = ends[:, 0] = False
-        found = ends.nonzero() + begin
-        src, dst, begin = [*src, found[:, 0]], [*dst, found[:, 1]], begin + size
+        edges = ends.nonzero() + begin
+        src, dst, begin = [*src, edges[:, 0]], [*dst, edges[:, 1]], begin + size
     graph = Graph.build(random(nodes, 3, seed=0), torch.cat(src), torch.cat(dst), sizes)
     more_nodes, more_edges = pad
     ends, total = torch.full((more_edges,), nodes + more_nodes - 1), len(graph.src)

@@ -14,8 +14,8 @@ LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
 
 def provoked(**options: object) -> str:
     """Returns the override for `provoking.At`."""
-    given = ",".join(f"{name}:{value}" for name, value in options.items())
-    return f"+callbacks.at={{_target_:tests.support.provoking.At,{given}}}"
+    values = ",".join(f"{name}:{value}" for name, value in options.items())
+    return f"+callbacks.at={{_target_:tests.support.provoking.At,{values}}}"
 
 
 def begin(

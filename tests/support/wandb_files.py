@@ -32,25 +32,25 @@ def wandb_entries(file: Path) -> Iterator[Any]:
 
 def wandb_run(file: Path) -> dict[str, Any]:
     """What an offline run of W&B has: its id, config, summary, rows, axes, artifacts, files and exit code."""
-    found: dict[str, Any] = {"config": {}, "summary": {}, "rows": [], "axes": {}, "artifacts": [], "files": []}
+    content: dict[str, Any] = {"config": {}, "summary": {}, "rows": [], "axes": {}, "artifacts": [], "files": []}
     for entry in wandb_entries(file):
         kind = entry.WhichOneof("record_type")
         if kind in ("run", "config", "summary"):
             changes = entry.run.config if kind == "run" else getattr(entry, kind)
-            target = found["summary" if kind == "summary" else "config"]
+            target = content["summary" if kind == "summary" else "config"]
             target |= {u.key or u.nested_key[0]: json.loads(u.value_json) for u in changes.update}
         if kind == "run":
             run = entry.run
-            found |= {"id": run.run_id, "resume": run.resume, "name": run.display_name, "group": run.run_group}
-            found |= {"job_type": run.job_type, "tags": list(run.tags), "project": run.project}
+            content |= {"id": run.run_id, "resume": run.resume, "name": run.display_name, "group": run.run_group}
+            content |= {"job_type": run.job_type, "tags": list(run.tags), "project": run.project}
         elif kind == "history":
-            found["rows"].append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in entry.history.item})
+            content["rows"].append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in entry.history.item})
         elif kind == "metric" and entry.metric.step_metric:
-            found["axes"][entry.metric.glob_name or entry.metric.name] = entry.metric.step_metric
+            content["axes"][entry.metric.glob_name or entry.metric.name] = entry.metric.step_metric
         elif kind == "artifact":
-            found["artifacts"].append((entry.artifact.type, [c.path for c in entry.artifact.manifest.contents]))
+            content["artifacts"].append((entry.artifact.type, [c.path for c in entry.artifact.manifest.contents]))
         elif kind == "files":
-            found["files"] += [each.path for each in entry.files.files]
+            content["files"] += [item.path for item in entry.files.files]
         elif kind == "exit":
-            found["exit_code"] = entry.exit.exit_code
-    return found
+            content["exit_code"] = entry.exit.exit_code
+    return content

@@ -37,25 +37,25 @@ class Server(ThreadingHTTPServer):
         if sent.get("complete"):
             self.states[run] = sent.get("exitcode")
 
-    def answer(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, query: str, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the data of a GraphQL operation."""
         lab = {"id": "e", "name": "lab"}
-        project = {"id": "p", "name": given.get("projectName") or "bench", "entity": lab, "entityName": "lab"}
+        project = {"id": "p", "name": values.get("projectName") or "bench", "entity": lab, "entityName": "lab"}
         if "RunResumeStatus" in query:
-            return {"model": {**project, "bucket": self._resumed(given["name"])}}
+            return {"model": {**project, "bucket": self._resumed(values["name"])}}
         if "upsertBucket" in query:
-            named = {"id": "b", "name": given.get("name"), "displayName": given.get("displayName")}
+            named = {"id": "b", "name": values.get("name"), "displayName": values.get("displayName")}
             others = {"description": None, "config": None, "sweepName": None, "historyLineCount": 0}
             return {"upsertBucket": {"bucket": {**named, **others, "project": project}, "inserted": True}}
         if "createArtifact(" in query:
             artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"id": "s", "latestArtifact": None}}
             return {"createArtifact": {"artifact": artifact}}
         if "createRunFiles" in query:
-            files = [{"name": name, "uploadUrl": self.variables["WANDB_BASE_URL"]} for name in given.get("files", [])]
+            files = [{"name": name, "uploadUrl": self.variables["WANDB_BASE_URL"]} for name in values.get("files", [])]
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
         if "upsertView" in query:
-            self.reports.append(given)
-            return {"upsertView": {"view": {**given, "id": "view1", "project": project}, "inserted": True}}
+            self.reports.append(values)
+            return {"upsertView": {"view": {**values, "id": "view1", "project": project}, "inserted": True}}
         return {
             "viewer": {
                 "id": "u",
@@ -95,10 +95,10 @@ class Handler(BaseHTTPRequestHandler):
         content: dict[str, Any] = json.loads(sent) if sent.startswith(b"{") else {}
         if self.path.endswith("/file_stream"):
             self.server.take(self.path.split("/")[-2], content)
-            found: dict[str, Any] = {}
+            reply: dict[str, Any] = {}
         else:
-            found = {"data": self.server.answer(content.get("query") or "", content.get("variables") or {})}
-        answer = json.dumps(found).encode()
+            reply = {"data": self.server.answer(content.get("query") or "", content.get("variables") or {})}
+        answer = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
