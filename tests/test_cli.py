@@ -67,8 +67,8 @@ def test_the_published_batch_shows_without_torch() -> None:
 
 
 def test_options_may_stand_between_overrides() -> None:
-    given = ["hp.lr=1", "-m", "seed=1,2", "--config-dir", "x", "~fix_hp"]
-    assert overrides_first(given) == ["hp.lr=1", "seed=1,2", "~fix_hp", "-m", "--config-dir", "x"]
+    arguments = ["hp.lr=1", "-m", "seed=1,2", "--config-dir", "x", "~fix_hp"]
+    assert overrides_first(arguments) == ["hp.lr=1", "seed=1,2", "~fix_hp", "-m", "--config-dir", "x"]
     config = OmegaConf.create(printed("train.py", "experiment=dlrm_quick", "--cfg", "job", "hp.lr=3"))
     assert config.hp.lr == 3.0
 
@@ -129,10 +129,10 @@ def test_every_model_is_made_and_has_a_loss() -> None:
 @pytest.mark.slow
 def test_every_datamodule_is_made() -> None:
     columns = ["datamodule.source.numerical=[a]", "datamodule.source.categorical=[b]"]
-    given = {"smiles_file": ["datamodule.source.file=my.smiles"], "sentences": ["datamodule.source.file=my.csv"]}
-    given["click_file"] = ["datamodule.source.file=my.csv", *columns]
+    overrides = {"smiles_file": ["datamodule.source.file=my.smiles"], "sentences": ["datamodule.source.file=my.csv"]}
+    overrides["click_file"] = ["datamodule.source.file=my.csv", *columns]
     for name in names("datamodule"):
-        config = resolved(f"datamodule={name}", *given.get(name, []))
+        config = resolved(f"datamodule={name}", *overrides.get(name, []))
         assert isinstance(instantiate(config.datamodule), DataModule)
 
 

@@ -88,11 +88,11 @@ def commands(page: Path) -> list[list[str]]:
 
 def one_job(words: list[str]) -> list[str]:
     """Returns the overrides of the first job: of a sweep's values the first, without what is Hydra's own."""
-    given = [word for word in words[1:] if re.match(r"[+~]?(?!hydra)[\w.]+(=|$)", word) and "tag(" not in word]
-    given = [word for word in given if word not in ("job", "install=bash")]
+    overrides = [word for word in words[1:] if re.match(r"[+~]?(?!hydra)[\w.]+(=|$)", word) and "tag(" not in word]
+    overrides = [word for word in overrides if word not in ("job", "install=bash")]
     if "-m" not in words:
-        return given
-    return [word if "[" in word or "{" in word else word.partition(",")[0] for word in given]
+        return overrides
+    return [word if "[" in word or "{" in word else word.partition(",")[0] for word in overrides]
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ def configs(group: str) -> list[DictConfig | ListConfig]:
 
 def test_keys_that_pages_name_exist() -> None:
     """A key may be of any option of its group. Most stand in the tables of the original parameters."""
-    known = [OmegaConf.structured(schema) for schema in (TrainConfig, PredictConfig)]
-    known += [
+    all_configs = [OmegaConf.structured(schema) for schema in (TrainConfig, PredictConfig)]
+    all_configs += [
         config for group in ("model", "datamodule", "callbacks", "logger", "experiment") for config in configs(group)
     ]
     key = re.compile(
         r"(?<![+/\w.])(?:fit|hp|execution|measure|sweep|model|datamodule|callbacks|logger)(?!\.safetensors)(?:\.\w+)+(?![\w.(/])"
     )
     named = {
-        (page, found)
+        (page, name)
         for page in PAGES
         if page.name != "config.md"  # generated, with interpolations of keys that may be absent
         for code in re.findall(r"`([^`\n]+)`", page.read_text())
-        for found in key.findall(code)
+        for name in key.findall(code)
     }
     assert len(named) > 110
 
     def exists(name: str) -> bool:
         parent, _, last = name.rpartition(".")
-        return any(last in (OmegaConf.select(config, parent) or {}) for config in known)
+        return any(last in (OmegaConf.select(config, parent) or {}) for config in all_configs)
 
     assert sorted(f"{name_of(page)}: {name}" for page, name in named if not exists(name)) == []
 
@@ -208,9 +208,9 @@ def test_the_readme_prints_both_uniquenesses_and_fcd_of_each_moflow_row() -> Non
     ["se3_transformer_training_amp", "dlrm_teacher_16384_amp", "mobilenet_v1_cifar10"],
 )
 def test_times_and_memory_of_the_readme_are_those_of_their_records(record: str) -> None:
-    found = read_record(RECORDS / f"{record}.json")
-    assert found.mem and found.mem.peak_reserved_gib and found.e2e_time_s
-    assert f"| {found.e2e_time_s:,.0f} s | {found.mem.peak_reserved_gib:.1f} GiB |" in README
+    result = read_record(RECORDS / f"{record}.json")
+    assert result.mem and result.mem.peak_reserved_gib and result.e2e_time_s
+    assert f"| {result.e2e_time_s:,.0f} s | {result.mem.peak_reserved_gib:.1f} GiB |" in README
 
 
 def test_the_citation_names_the_papers_of_the_five_models() -> None:

@@ -30,8 +30,8 @@ def ended(before: str, error: str) -> tuple[int, str, str]:
 )
 def test_nobody_is_waited_for(error: str, code: int, told: str) -> None:
     """A thread that never ends, which the interpreter's own end would wait for."""
-    found, out, err = ended("threading.Thread(target=for_ever.wait).start()", error)
-    assert (found, out, err.strip()) == (code, "exit functions are called\n", told)
+    status, out, err = ended("threading.Thread(target=for_ever.wait).start()", error)
+    assert (status, out, err.strip()) == (code, "exit functions are called\n", told)
 
 
 def test_an_exit_function_that_hangs_is_named_and_left() -> None:

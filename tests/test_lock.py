@@ -23,8 +23,10 @@ READY = ROOT / ".venv" / ".ready"
 
 def here() -> dict[NormalizedName, str]:
     """Returns the locked versions for this Python and machine, by name."""
-    chosen = [each for each in LOCKED if each.marker is None or each.marker.evaluate()]
-    versions = {canonicalize_name(each.name): next(iter(each.specifier)).version for each in chosen}
+    chosen = [requirement for requirement in LOCKED if requirement.marker is None or requirement.marker.evaluate()]
+    versions = {
+        canonicalize_name(requirement.name): next(iter(requirement.specifier)).version for requirement in chosen
+    }
     assert len(versions) == len(chosen)
     return versions
 
@@ -32,26 +34,26 @@ def here() -> dict[NormalizedName, str]:
 def needed(extra: str | None = None) -> Iterator[Requirement]:
     """Yields the project's dependencies and those of an extra."""
     for text in PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]:
-        found = Requirement(text)
-        if found.name == PROJECT["name"]:
-            for other in found.extras:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            for other in requirement.extras:
                 yield from needed(other)
-        elif found.marker is None or found.marker.evaluate():
-            yield found
+        elif requirement.marker is None or requirement.marker.evaluate():
+            yield requirement
 
 
 def test_each_package_has_a_version_and_hashes() -> None:
     for line in LINES:
         assert line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.]+( ; [^#]*?)?( +--hash=sha256:[0-9a-f]{64})+", line)
-    assert not [each.name for each in LOCKED if re.fullmatch(OF_TORCH, each.name)]
+    assert not [requirement.name for requirement in LOCKED if re.fullmatch(OF_TORCH, requirement.name)]
 
 
 def test_each_dependency_is_locked_within_its_bounds() -> None:
     versions = here()
-    for each in [*needed(), *needed("dev")]:
-        name = canonicalize_name(each.name)
-        assert name == "torch" or each.specifier.contains(versions[name], prereleases=True), (
-            f"{each} is not what requirements.lock has; run `make lock`"
+    for requirement in [*needed(), *needed("dev")]:
+        name = canonicalize_name(requirement.name)
+        assert name == "torch" or requirement.specifier.contains(versions[name], prereleases=True), (
+            f"{requirement} is not what requirements.lock has; run `make lock`"
         )
 
 
@@ -61,6 +63,6 @@ def test_the_environment_is_the_locked_one() -> None:
     if "locked" not in made_of:
         pytest.skip("the environment is not one that `make env` made of requirements.lock")
     wanted = {name: version for name, version in here().items() if "cuda" not in made_of or name not in FOR_CUDA}
-    found = {canonicalize_name(each.name): each.version for each in distributions()}
-    differ = [f"{name} {found.get(name)}" for name, version in wanted.items() if found.get(name) != version]
+    installed = {canonicalize_name(distribution.name): distribution.version for distribution in distributions()}
+    differ = [f"{name} {installed.get(name)}" for name, version in wanted.items() if installed.get(name) != version]
     assert not differ, f"{', '.join(differ)}: not as in requirements.lock; run `make clean env`"

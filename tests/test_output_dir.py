@@ -18,10 +18,10 @@ MISTAKES = ["hp.lr=-1", "model.task.network.norm_batch=3"]  # seen before and af
 
 
 def run_script(home: Path, script: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    given = [text for text in tiny_overrides(home) if not text.startswith("output_root=")]
+    options = [text for text in tiny_overrides(home) if not text.startswith("output_root=")]
     if script == "predict.py":
-        given = ["model=moflow", "hardware=cpu", "num_samples=4", "batch_size=4"]
-    command = [sys.executable, script, *given, f"output_root={home / 'outputs'}", *overrides]
+        options = ["model=moflow", "hardware=cpu", "num_samples=4", "batch_size=4"]
+    command = [sys.executable, script, *options, f"output_root={home / 'outputs'}", *overrides]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
@@ -92,8 +92,8 @@ def test_a_run_in_the_folder_of_one_that_lives_is_refused_and_changes_nothing(ho
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("given", ["", "${run_dir:}", "${hydra:runtime.output_dir}/in"])
-def test_an_output_dir_that_needs_hydras_folder_lies_in_that(given: str, home: Path, tmp_path: Path) -> None:
-    ended = run_script(home, "train.py", *SHORT, f"output_root={tmp_path}", f"output_dir={given}")
-    assert ended.returncode == (0 if given else 2), ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == (["moflow"] if given else [])
+@pytest.mark.parametrize("value", ["", "${run_dir:}", "${hydra:runtime.output_dir}/in"])
+def test_an_output_dir_that_needs_hydras_folder_lies_in_that(value: str, home: Path, tmp_path: Path) -> None:
+    ended = run_script(home, "train.py", *SHORT, f"output_root={tmp_path}", f"output_dir={value}")
+    assert ended.returncode == (0 if value else 2), ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == (["moflow"] if value else [])

@@ -68,13 +68,13 @@ def test_own_molecules(tmp_path: Path) -> None:
     ends = "C", "CO", "N", "F", "Cl", "C#N", "CC", "OC", "B(O)O", "C(C)C"
     smiles = [ring + link + end for ring in rings for link in links for end in ends]
     (tmp_path / "my.smiles").write_text("\n".join([*smiles, "C1CC", 30 * "C", ""]))
-    trained, new, _, known = followed("own_molecules.md", tmp_path, 4, "fit.max_time_s=6")
+    trained, new, _, judged = followed("own_molecules.md", tmp_path, 4, "fit.max_time_s=6")
     assert "my.smiles: 602 molecules read, 600 kept, 2 dropped" in trained and "small MoFlow on smiles_file" in trained
     assert "200 of 200 molecules are valid after correction" in new
     assert len(rows_of(tmp_path / "molecules.csv")) == 200
     way = rows_of(tmp_path / "way_interpolation.csv")
     assert way[-1]["smiles"] == "CCOC(C)=O"
-    assert "reconstruction" in known and "300 molecules of the train split, all trained on" in known
+    assert "reconstruction" in judged and "300 molecules of the train split, all trained on" in judged
     for name in ("molecules", "way_interpolation"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
 
@@ -110,9 +110,9 @@ def test_own_molecules_in_space(tmp_path: Path) -> None:
     assert f"1 of {count} molecules have no value of logp, and the errors are of the others" in new
     rows = rows_of(tmp_path / "new.csv")
     assert len(rows) == count == 24 and {row["unit"] for row in rows} == {"log10"}
-    known = [row for row in rows if row["true"]]
-    errors = [abs(float(row["true"]) - float(row["predicted"])) for row in known]
-    spread = [abs(float(row["true"]) - np.mean([float(each["true"]) for each in known])) for row in known]
+    labelled = [row for row in rows if row["true"]]
+    errors = [abs(float(row["true"]) - float(row["predicted"])) for row in labelled]
+    spread = [abs(float(row["true"]) - np.mean([float(other["true"]) for other in labelled])) for row in labelled]
     assert sum(errors) < 0.7 * sum(spread)
     for name in ("held_out", "new"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
@@ -127,8 +127,8 @@ def test_own_clicks(tmp_path: Path) -> None:
             site, device = source.choice("abcdef"), source.choice(["phone", "desk"])
             clicked = int(source.random() < (0.9 if site in "abc" else 0.1))
             age = source.randint(18, 80) if row % 10 else ""
-            known = (row + 1) % 500 if name == "clicks" else row % 2 == 0
-            lines.append(f"{clicked if known else ''},{age},{source.random():.3f},{site},{device}")
+            is_labelled = (row + 1) % 500 if name == "clicks" else row % 2 == 0
+            lines.append(f"{clicked if is_labelled else ''},{age},{source.random():.3f},{site},{device}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
     trained, _, new = followed("own_clicks.md", tmp_path, 3)
     assert "2,000 rows read; dropped 4 without a label in column clicked; 200 missing values became 0" in trained
@@ -151,8 +151,8 @@ def test_own_images(tmp_path: Path) -> None:
                 pixels = source.integers(0, 80, (70, 80, 3), dtype=np.uint8)
                 pixels[..., 2 - number] += 170
                 Image.fromarray(pixels).save(target / f"{row}.png")
-    trained, known, _ = followed("own_images.md", tmp_path, 3)
+    trained, judged, _ = followed("own_images.md", tmp_path, 3)
     assert "on image_folder" in trained and "synthetic" not in trained
     assert "photos: 36 images to train, 12 to evaluate; 3 classes: blue 16, green 16, red 16" in trained
-    assert "top-1" in known
+    assert "top-1" in judged
     assert len(rows_of(tmp_path / "classes.csv")) == 12 and len(rows_of(tmp_path / "new.csv")) == 6

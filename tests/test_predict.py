@@ -32,8 +32,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predicted(folder: Path, *overrides: str) -> Record:
     """Returns the record of 10 corrected molecules in batches of 4, with no word about the network."""
     mine = ["hardware=cpu", f"output_dir={folder}", "num_samples=10", "batch_size=4"]
-    given = [*mine, "model.predict.correct_validity=true", *overrides]
-    return predict(composed("predict", *given), given)
+    arguments = [*mine, "model.predict.correct_validity=true", *overrides]
+    return predict(composed("predict", *arguments), arguments)
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -129,11 +129,11 @@ def test_the_likelihoods_of_the_splits_are_compared(
     record = predicted(tmp_path, f"ckpt_path={checkpoint}", "evaluate=true", f"output={tmp_path / 'own.csv'}")
     assert f"{tmp_path / 'own.csv'} was not written: moflow gives figures alone" in capsys.readouterr().out
     assert record.quality is not None and record.samples is not None
-    by_split = {(each.group, each.name): each for each in record.quality}
+    by_split = {(figure.group, figure.name): figure for figure in record.quality}
     names = ["bits_atom", "bits_bond", "reconstruction"]
     assert list(by_split) == [(split, name) for split in ("train", "val") for name in names]
     assert by_split["train", "bits_atom"].of.endswith(", 10 molecules of the train split, all trained on")
-    assert all(each.value is not None and each.value > 0 for each in record.quality if each.unit == "bits")
+    assert all(figure.value is not None and figure.value > 0 for figure in record.quality if figure.unit == "bits")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
@@ -195,9 +195,9 @@ def test_quality_over_temperatures(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_molecules_are_judged_by_those_of_the_training(checkpoint: Path, tmp_path: Path) -> None:
     """A molecule repeats within its batch of four only; of ten molecules here, none of which is in the training set."""
-    given = f"ckpt_path={checkpoint}", "model.predict.judge=true", "model.predict.temperatures=[0.01,1.5]"
-    record = predicted(tmp_path, *given)
-    figures = {(each.group, each.name): each.value for each in record.quality or []}
+    overrides = f"ckpt_path={checkpoint}", "model.predict.judge=true", "model.predict.temperatures=[0.01,1.5]"
+    record = predicted(tmp_path, *overrides)
+    figures = {(figure.group, figure.name): figure.value for figure in record.quality or []}
     corrected = [row["smiles"] for row in rows_of(tmp_path / "molecules.csv")]  # as the training has it
     batches = corrected[:4], corrected[4:8], corrected[8:]
     nuv = sum(len(set(batch)) for batch in batches) / 10
@@ -224,8 +224,8 @@ def test_a_prediction_is_a_run_of_wandb_with_its_tables(
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr("src.report.wandb_run.MOST_ROWS", 7)
-    given = f"ckpt_path={checkpoint}", "logger=wandb"
-    record = predicted(tmp_path / "whole", *given, "model.predict.temperatures=[0.01,1.5]")
+    overrides = f"ckpt_path={checkpoint}", "logger=wandb"
+    record = predicted(tmp_path / "whole", *overrides, "model.predict.temperatures=[0.01,1.5]")
     logged = logged_by(tmp_path / "whole")
     assert (logged["job_type"], logged["tags"], logged["exit_code"]) == ("predict", ["fp32", "1x1", "cpu"], 0)
     assert logged["config"]["case"]["model"] == logged["name"] == "moflow"
@@ -237,7 +237,7 @@ def test_a_prediction_is_a_run_of_wandb_with_its_tables(
     assert [row[:2] for row in of["smiles", "qed"]] == [[row["smiles"], float(row["qed"])] for row in written[:7]]
     assert ["e2e_time", record.e2e_time_s, "s"] in of["figure", "value"] and len(tables) == 3
     with pytest.raises(UserError):
-        predicted(tmp_path / "refused", *given, "model.predict.temperature=[0.3,0.2,0.1]")
+        predicted(tmp_path / "refused", *overrides, "model.predict.temperature=[0.3,0.2,0.1]")
     refused = logged_by(tmp_path / "refused")
     assert refused["exit_code"] == 1 and "give a number, or two" in refused["summary"]["error"]
 

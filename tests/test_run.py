@@ -299,13 +299,15 @@ class TestResume:
     def test_a_command_given_again_goes_on_in_its_folder(
         self, home: Path, outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        own = tmp_path / "elsewhere"
-        again = tiny_config(home, f"output_root={outputs}", f"output_dir={own}", "resume=true", "fit.max_epochs=2")
-        (own / "checkpoints").mkdir(parents=True)
-        (own / "checkpoints" / "last.ckpt").write_bytes((outputs / "moflow/b/checkpoints/last.ckpt").read_bytes())
+        elsewhere = tmp_path / "elsewhere"
+        again = tiny_config(
+            home, f"output_root={outputs}", f"output_dir={elsewhere}", "resume=true", "fit.max_epochs=2"
+        )
+        (elsewhere / "checkpoints").mkdir(parents=True)
+        (elsewhere / "checkpoints" / "last.ckpt").write_bytes((outputs / "moflow/b/checkpoints/last.ckpt").read_bytes())
         train(again)
-        assert f"going on from {own / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
-        assert read(own)["samples"] == 2 * 8 * 8
+        assert f"going on from {elsewhere / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
+        assert read(elsewhere)["samples"] == 2 * 8 * 8
 
     def test_a_run_without_predecessor_starts_fresh(
         self, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
