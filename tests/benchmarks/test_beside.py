@@ -185,7 +185,7 @@ def test_ours_trains_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 parent.send(message)
             answers.append(parent.recv())
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=ask, daemon=True)  # it must not keep a failed test's process
     thread.start()
     options = "fit.max_epochs=100", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", CALLBACK
     config = tiny_mobilenet(tmp_path, *options)

@@ -59,9 +59,7 @@ def test_a_weight_is_seen_where_no_loss_has_met_it(tmp_path: Path) -> None:
     assert steps_saved(tmp_path) == {}
 
 
-def test_the_last_finite_checkpoint_stays_and_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_finite_checkpoint_stays_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, home = f"output_root={tmp_path}", tmp_path / "mobilenet_v1"
     _, error = diverged(home, root, provoked(what="diverges", step=EPOCH + 3), "fit.max_epochs=3", LONG_WINDOW)
     assert steps_saved(home) == {"last.ckpt": EPOCH, "best.ckpt": EPOCH}

@@ -21,6 +21,7 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -305,6 +306,7 @@ def main() -> None:
             failed = True
             print(f"{model}: {error} (kept: {home})", flush=True)
             continue
+        shutil.rmtree(home)
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(survived.items()))
         seconds = time.monotonic() - begun
         print(f"{model}: {survived.total()} kills survived in {seconds:.0f} s ({kinds})", flush=True)

@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -297,6 +298,7 @@ def main(count: int, names: list[str]) -> int:
             failed = 1
             print(f"{name}: {error} (kept: {home})", flush=True)
             continue
+        shutil.rmtree(home)
         print(f"{name}: {counts.at_once} prepared at once, {counts.kills} killed, {counts.refused} damages refused and "
               f"{counts.same} without effect, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
     return failed

@@ -15,6 +15,7 @@ import tests.support.lean_start  # noqa: F401, I001
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def main() -> None:
             f"descriptors {last['descriptors']}; {f'grew: {grown} (kept: {home})' if grown else 'nothing grew'}",
             flush=True,
         )
+        if not grown:
+            shutil.rmtree(home)
     sys.exit(failed)
 
 

@@ -151,7 +151,7 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
     assert (failure.varied, failure.status, failure.reason) == ("hp.lr=2", "failed", "no file x")
 
 
-def test_varied_keys_are_axes_with_the_groups_places(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_varied_keys_are_axes_with_the_groups_places(make: Make) -> None:
     def run(batch: int, lr: float, **others: Any) -> Path:
         return make(f"{batch}_{lr}", config={"hp.batch_size": batch, "hp.lr": lr}, **others)
 

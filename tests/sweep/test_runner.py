@@ -201,10 +201,11 @@ Runner(Slots(gpus=[]), die).run([Path({str(folder)!r})])
         folder = write_script_job(tmp_path / "0", "", state="running")
         lock = try_lock(folder / "lock")
         assert lock is not None
-        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
-        os.close(lock)
-        assert current_job(folder).state == "running"
-        holder.communicate(b"\n", timeout=DEADLINE_S)
+        command = [sys.executable, "-c", "input()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(lock,)) as holder:
+            os.close(lock)
+            assert current_job(folder).state == "running"
+            holder.communicate(b"\n", timeout=DEADLINE_S)
         assert current_job(folder).state == "interrupted"
 
     def test_two_launchers_do_not_run_one_sweep(self, tmp_path: Path) -> None:

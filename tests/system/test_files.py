@@ -10,7 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -246,23 +248,18 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -
     elsewhere.mkdir()
     script = "import sys; from pathlib import Path; from src.datamodules.prepared import atomic_folder\n"
     script += "with atomic_folder(Path(sys.argv[1])) as part: print(part, flush=True); sys.stdin.read()"
-    begun = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(prepared)],
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]
-    killed, living = (Path(process.stdout.readline().strip()) for process in begun)  # type: ignore[union-attr]
-    begun[0].kill()
-    begun[0].communicate(timeout=WAIT_S)
-    assert killed.is_dir() and living.is_dir()
-    prepare(prepared, ORIGIN, write)
-    assert names(tmp_path) == sorted([living.name, elsewhere.name, prepared.name])
-    begun[1].communicate(timeout=WAIT_S)
+    command = [sys.executable, "-c", script, str(prepared)]
+    with ExitStack() as stack:
+        begun = [
+            stack.enter_context(subprocess.Popen(command, cwd=ROOT, text=True, stdin=PIPE, stdout=PIPE)) for _ in "ab"
+        ]
+        killed, living = (Path(process.stdout.readline().strip()) for process in begun)  # type: ignore[union-attr]
+        begun[0].kill()
+        begun[0].communicate(timeout=WAIT_S)
+        assert killed.is_dir() and living.is_dir()
+        prepare(prepared, ORIGIN, write)
+        assert names(tmp_path) == sorted([living.name, elsewhere.name, prepared.name])
+        begun[1].communicate(timeout=WAIT_S)
     assert names(tmp_path) == [elsewhere.name, prepared.name]
 
 

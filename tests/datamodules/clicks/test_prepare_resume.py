@@ -1,8 +1,8 @@
 """An interrupted preparation resumes, and its result is the same as without the interruption."""
 
-import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,15 @@ def prepare(raw: str, folder: str, frequency_limit: str = "2") -> None:
 def killed_after(raw: Path, folder: Path, note: str) -> None:
     """Prepares in a process that is killed once a job whose name begins with `note` is done."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", CALL, str(raw), str(folder)], env=environment, stderr=subprocess.DEVNULL
-    )
     done = folder.with_name(f".{folder.name}.partial") / "done"
-    while not any(done.glob(f"{note}*")):
-        assert process.poll() is None, f"it ended before a job {note} was done"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = [sys.executable, "-c", CALL, str(raw), str(folder)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not any(done.glob(f"{note}*")):
+                with suppress(subprocess.TimeoutExpired):
+                    pytest.fail(f"it ended with {process.wait(0.002)} before a job {note} was done")
+        finally:
+            process.kill()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

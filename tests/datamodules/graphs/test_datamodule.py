@@ -130,7 +130,7 @@ def test_a_molecule_without_bonds_needs_other_edges(home: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", ["qm9", "qm9_dgl", "molecule_file"])
-def test_the_configs_are_complete(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configs_are_complete(name: str, home: Path) -> None:
     file = f"datamodule.source.file={home / 'my.csv'}"
     overrides = [f"datamodule={name}", "datamodule.edges.kind=full", f"data_root={home}", file]
     config = composed("prepare", *overrides[: 4 - (name == "qm9")])

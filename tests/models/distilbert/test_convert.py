@@ -94,9 +94,7 @@ def test_unsupported_berts_are_errors(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
 
 
-def test_an_existing_folder_is_not_overwritten(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_folder_is_not_overwritten(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(source), "--model", str(source)]) == 2
     assert capsys.readouterr().err == f"error: {source} exists already; give another folder, or delete it\n"
 

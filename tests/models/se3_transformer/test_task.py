@@ -50,7 +50,7 @@ class TestSE3Transformer(TaskContract):
         assert isinstance(task, SE3TransformerTask)
         batch = task.example_batch(2)
         loss, grads = gradients(task, batch._replace(targets=torch.full((2,), math.nan)))
-        assert loss == 0 and all(not gradient.any() for gradient in grads.values())
+        assert grads and loss == 0 and all(not gradient.any() for gradient in grads.values())
 
     def test_training_with_mirror_sees_mirror_images(self, home: Path) -> None:
         """And a prediction does not."""
