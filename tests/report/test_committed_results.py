@@ -75,6 +75,7 @@ def of_record(record: Record) -> set[str]:
     return printed([record.p_whole, steady, record.throughput, quality, latency, *tested, *judged])
 
 
+@pytest.mark.slow
 def test_summaries_print_the_figures_of_the_records_that_they_link() -> None:
     """A record is linked by its figure, or by its commit in the cell behind the figure."""
     linked = re.compile(r"(?:\| ([\d,.]+)[^|]*\| )?\[([\d,.]+|[0-9a-f]{7})\]\(records/([^)]+)\)")

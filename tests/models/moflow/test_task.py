@@ -161,10 +161,11 @@ class TestMoFlow(TaskContract):
     def test_a_training_says_where_plu_convolutions_may_diverge(
         self, home: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        small = "model.task.network.conv_lu=1", "model.task.network.bond_squeeze=5"
         for lr, noted in (("1e-3", True), ("1e-5", False)):
-            job = self.job(home, f"plu_{lr}", "model.task.network.conv_lu=1", f"hp.lr={lr}", "fit.max_steps=1")
+            job = self.job(home, f"plu_{lr}", *small, f"hp.lr={lr}", "fit.max_steps=1")
             fit(job)
-            assert ("conv_lu=1 of 1,600 channels may diverge at hp.lr=" in capsys.readouterr().out) == noted
+            assert ("conv_lu=1 of 100 channels may diverge at hp.lr=" in capsys.readouterr().out) == noted
 
     def test_distances_from_one_held_out_molecule_are_refused_before_training(self, home: Path) -> None:
         job = self.job(home, "one_held_out", "datamodule.source.held_out_share=0.013", "model.task.distances=true")
