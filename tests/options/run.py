@@ -150,6 +150,7 @@ def _ended(pid: int, run: Running) -> Ended | None:
 def start(command: Command, fork: bool = True, cores: frozenset[int] = frozenset()) -> int:
     """Starts a command in a process group of its own, on some cores or all; returns its process id."""
     command.log.parent.mkdir(parents=True, exist_ok=True)
+    command.log.write_bytes(b"")  # a process that is killed at once leaves a log too
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
