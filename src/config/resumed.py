@@ -110,6 +110,7 @@ def differences(trained: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str
     """
     is_whole = all(key in trained for key in OF_THE_STEP)
     keys = [key for key in {**trained, **here} if is_whole or (key in trained and key in here)]
+    keys = [key for key in keys if not is_free(key)]  # older checkpoints hold more of these
     both = {key: (trained.get(key, ABSENT), here.get(key, ABSENT)) for key in keys}
     both = {key: (there, now) for key, (there, now) in both.items() if there != now}
     if OPTIMIZER in both:

@@ -93,6 +93,8 @@ def test_where_tables_lie_may_differ() -> None:
     OmegaConf.resolve(moved)
     there, here = (function_of(each, training_choices(each)) for each in (config, moved))
     assert check_same_function(there, here, FILE, "start anew") is None
+    older = there | {"model.task.sharding.cat_1.bin": "row_wise"}
+    assert check_same_function(older, here, FILE, "start anew") is None
 
 
 def test_every_difference_is_named() -> None:
