@@ -135,7 +135,7 @@ def embed(batch: Any, *parameters: Any) -> Tensor:
 
 def stem(images: Tensor, weight: Tensor, stride: int) -> Any:
     """Computes MobileNetV1's first convolution and its statistics by cuDNN and torch."""
-    from src.models.mobilenet_v1.kernels.fused.norm import Partials
+    from src.models.mobilenet_v1.fast.norm import Partials
 
     kernel = weight.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
     out = F.conv2d(images.permute(0, 3, 1, 2).to(weight.dtype), kernel, None, stride, 1).permute(0, 2, 3, 1)
@@ -223,12 +223,12 @@ PIECES = {
     ),
     "mobilenet": Piece(),
     "mobilenet without CUDA graph": Piece(("execution.graph=off",)),
-    "mobilenet without all": Piece(replaced={f"{MOBILENET}.kernels.dispatch.fused_for": never}),
+    "mobilenet without body": Piece(("execution.kernels=off",)),
     "mobilenet without stem": Piece(
-        replaced={f"{MOBILENET}.{FUSED}.stem.forward": stem, f"{MOBILENET}.{FUSED}.stem.backward_weight": stem_backward}
+        replaced={f"{MOBILENET}.fast.stem.forward": stem, f"{MOBILENET}.fast.stem.backward_weight": stem_backward}
     ),
-    "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.{FUSED}.tiles.TILES": {}}),
-    "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.{FUSED}.precompile.compile_all": never}),
+    "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.fast.tiles.TILES": {}}),
+    "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.fast.precompile.compile_all": never}),
     **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
 }
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from src.measure.replay import device_ms
-from src.models.mobilenet_v1 import MobileNetV1
-from src.models.mobilenet_v1.kernels import dispatch
+from src.models.mobilenet_v1 import MobileNetV1, fast
+from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
 from src.models.mobilenet_v1.network import ConvNormReLU
 
+fused: Any = fast
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
 
 
@@ -44,15 +45,14 @@ def main() -> None:
         sums = " | | ".join(f"{total:.3f}" for total in totals[:3])
         print(f"| all | {sums} | | {totals[3]:.3f} |\n", flush=True)
         print("| features | forward ms | forward and backward ms | images/s |\n|---|---:|---:|---:|")
-        for engine in ("kernels", "torch"):
-            forward, both = whole(network, batch, DTYPES[name], engine == "torch")
+        for engine, kernels in (("kernels", "auto"), ("torch", "off")):
+            forward, both = whole(fast.accelerate(network, kernels), batch, DTYPES[name])
             print(f"| {engine} | {forward:.3f} | {both:.3f} | {1000 * batch / both:.0f} |", flush=True)
         print()
 
 
 def prepare(batches: list[int], dtype: torch.dtype) -> None:
     """Compiles all kernels, on all cores."""
-    fused: Any = dispatch.kernels()
     network = MobileNetV1().cuda()
     autocast = torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32)
     with fused.precompile.record_launches() as launches, autocast:
@@ -71,7 +71,6 @@ def timed(
     layer: ConvNormReLU, batch: int, side: int, dtype: torch.dtype
 ) -> tuple[tuple[float, float, float, float], tuple[float, float, float], int]:
     """Milliseconds of a layer's kernels (the two small ones as one sum), GB/s, and the side of the layer's output."""
-    fused: Any = dispatch.kernels()
     conv, channels = layer.conv, layer.conv.in_channels
     z = torch.randn(batch, side, side, channels, device="cuda", dtype=dtype)
     norm = torch.rand(4, channels, device="cuda")
@@ -104,15 +103,13 @@ def timed(
     return (*times, small), rates, out.shape[1]  # type: ignore[return-value]
 
 
-def whole(network: MobileNetV1, batch: int, dtype: torch.dtype, plain: bool) -> tuple[float, float]:
+def whole(network: MobileNetV1, batch: int, dtype: torch.dtype) -> tuple[float, float]:
     """Milliseconds of the feature extractor: forward, and forward and backward together."""
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)
     parameters = [*network.stem.parameters(), *network.blocks.parameters()]
 
     def features() -> Tensor:
         with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-            if plain:
-                return network.blocks(network.stem(images)).mean((2, 3))
             return network.features(images)
 
     gradient = torch.randn_like(features())

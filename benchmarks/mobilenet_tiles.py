@@ -3,7 +3,7 @@
 
 Half precision and batches of 64 and 256 if not given. For each layer shape and kernel, prints the present tile and the
 three fastest tried, with milliseconds for each batch. A tile that is 2 % faster than the present one is also printed as
-a line for the table TILES in src/models/mobilenet_v1/kernels/fused/tiles.py. All are compiled first, on all cores.
+a line for the table TILES in src/models/mobilenet_v1/fast/tiles.py. All are compiled first, on all cores.
 """
 
 import sys
@@ -17,10 +17,11 @@ from torch import nn
 
 from src.gpu.triton_helpers import precision
 from src.measure.replay import device_ms
-from src.models.mobilenet_v1 import MobileNetV1
-from src.models.mobilenet_v1.kernels import dispatch
+from src.models.mobilenet_v1 import MobileNetV1, fast
+from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
 from src.models.mobilenet_v1.network import ConvNormReLU
 
+fused: Any = fast
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
 
 
@@ -44,7 +45,6 @@ def main() -> None:
     batches = [int(word) for word in words if word.isdigit()] or [64, 256]
     torch.set_float32_matmul_precision("highest" if name == "single" else "high")
     dtype = DTYPES[name]
-    fused: Any = dispatch.kernels()
     tried = {group: choices(fused, group, dtype) for group in groups()}
     with fused.precompile.record_launches() as launches:
         for group, options in tried.items():

@@ -150,6 +150,7 @@ def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, overrides: 
     set_execution(config.execution, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
     task: Task = instantiate(config.model.task)
+    task.accelerate(instantiate(config.execution, _convert_="object").kernels)
     if checkpoint is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
         task.on_load_checkpoint(checkpoint)

@@ -147,6 +147,7 @@ def build(config: DictConfig, clock: Clock) -> Job:
     datamodule: DataModule = parts.datamodule
     task.clock = datamodule.clock = clock
     task.execution, task.clip_norm = parts.execution, config.fit.clip_norm
+    task.accelerate(parts.execution.kernels)
     datamodule.accumulate = config.hp.accumulate
     task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
     task.run_config = training_choices(config)

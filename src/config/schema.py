@@ -34,6 +34,7 @@ Matmul = Annotated[str, Literal["highest", "high", "medium"]]
 Accelerator = Annotated[str, Literal["auto", "cuda", "cpu"]]
 HalfDtype = Annotated[str, Literal["bf16", "fp16"]]
 Exchange = Annotated[str, Literal["auto", "nccl"]]
+Kernels = Annotated[Any, Literal["auto", "off"] | list[str]]
 
 
 @dataclass
@@ -100,6 +101,7 @@ class Execution:
 
     graph: Switch = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
     compile: Switch = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
+    kernels: Kernels = "auto"  # fast modules: auto (every one), off, or a list of their names
     graph_warmup_steps: Count = 3  # eager steps before the capture
     gradient_dtype: HalfDtype | None = None  # of the all-reduce; null: the gradients' own
     exchange: Exchange = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl

@@ -11,6 +11,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+devices = {"cuda"}  # whose tensors the kernels take: tests add the CPU, where Triton's interpreter runs them
 
 
 @cache
@@ -31,9 +32,9 @@ def package(name: str) -> ModuleType | None:
 
 def can_take(tensor: Tensor) -> bool:
     """Returns whether Triton kernels support the tensor's device and dtype; logs what a GPU lacks."""
-    if not tensor.is_cuda or tensor.dtype not in DTYPES:
+    if tensor.device.type not in devices or tensor.dtype not in DTYPES:
         return False
-    if torch.cuda.get_device_capability(tensor.device) < (8, 0):
+    if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 0):
         note("this GPU is older than the fused kernels need (compute capability 8.0); plain torch computes the same")
         return False
     return True

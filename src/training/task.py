@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import pytorch_lightning as pl
 import torch
@@ -23,6 +23,7 @@ from src.config.schema import Execution
 from src.config.trained import RUN
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
+from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.gpu.waiting import Waiting
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -73,6 +74,7 @@ class Task(pl.LightningModule):
     curves: tuple[str, ...] = ("loss",)  # what the picture of a run's history shows
     data_kind: type[pl.LightningDataModule] = pl.LightningDataModule  # class of the datamodules that it reads
     expected_data = ""  # the error message for a datamodule of another kind
+    replacements: ClassVar[Replacements] = {}  # the fast modules of its network, by name
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
 
     def __init__(
@@ -124,6 +126,10 @@ class Task(pl.LightningModule):
     @abstractmethod
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts or generates, times each batch, and writes the results."""
+
+    def accelerate(self, kernels: Kernels) -> None:
+        """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""
+        replace_submodules(self.network, self.replacements, kernels)
 
     def compile_network(self) -> None:
         """Compiles what is worth compiling; nothing unless the model says so."""

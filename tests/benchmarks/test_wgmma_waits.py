@@ -62,7 +62,7 @@ def test_a_left_factor_is_written_too_early(name: str, wanted: tuple[int, ...]) 
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from src.models.mobilenet_v1.kernels.fused.pointwise_triton import forward
+from src.models.mobilenet_v1.fast.pointwise_triton import forward
 
 constants = {"INPUTS": 128, "OUTPUTS": 128, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "PRECISION": "ieee",
              "UPCAST": False, "SETTLE": True, "tiles": 1}

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from src.config.ranges import Count, Positive
 from src.errors import UserError
-from src.models.mobilenet_v1.kernels import dispatch
 
 # Width of the first convolution, then (output channels, stride) of each pair.
 STEM = 32
@@ -23,7 +22,7 @@ PRELU_SLOPE = 0.25  # MSRAPrelu's default, though a ReLU follows
 
 
 class ConvNormReLU(nn.Module):
-    """A convolution without bias, BatchNorm and ReLU; fused kernels read its parts."""
+    """A convolution without bias, BatchNorm and ReLU."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -99,10 +98,12 @@ class MobileNetV1(nn.Module):
         return self.classifier(self.features(images))
 
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels"]:
-        """Returns the last pair's output averaged over the image; by fused kernels in training on a GPU.
+        """Returns the last pair's output averaged over the image. Raises UserError as `check_variance`."""
+        self.check_variance(images)
+        return self.blocks(self.stem(images)).mean((2, 3))
 
-        Raises UserError in training where BatchNorm has a single value of a channel, which has no variance.
-        """
+    def check_variance(self, images: Tensor) -> None:
+        """Raises UserError in training where BatchNorm has a single value of a channel, which has no variance."""
         batch, _, *sides = images.shape
         if self.training and batch == 1 and max(sides) <= self.stride:
             size = "x".join(map(str, sides))
@@ -110,10 +111,6 @@ class MobileNetV1(nn.Module):
                 f"hp.batch_size=1 with images of {size} leaves BatchNorm one value of a channel; "
                 f"give hp.batch_size=2 or more, or images of more than {self.stride}x{self.stride}"
             )
-        fused = dispatch.fused_for(images, self.classifier.weight) if self.training else None
-        if fused is None:
-            return self.blocks(self.stem(images)).mean((2, 3))
-        return fused.body.features(images, self.layers())
 
     def layers(self) -> list[ConvNormReLU]:
         """Returns all convolution layers, in order."""

@@ -10,6 +10,7 @@ from src.batches.images import ImageBatch
 from src.config.ranges import Count, NotNegative, Number, Share
 from src.errors import UserError
 from src.measure.roofline import Cost
+from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
 from src.models.mobilenet_v1.network import MobileNetV1
@@ -31,6 +32,7 @@ class MobileNetV1Task(ImageClassificationTask):
             little or none, as they have so few weights.
     """
 
+    replacements = fast.REPLACEMENTS
     expected_data = "MobileNetV1 needs images; give datamodule=imagenet, cifar10, image_folder or image_synthetic"
     mixing: Tensor  # 1, or 0 once mixing is over; on the device, because a graph holds the step
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from src.models.mobilenet_v1 import MobileNetV1
-from src.models.mobilenet_v1.kernels import dispatch
+from src.models.mobilenet_v1 import MobileNetV1, fast
+from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
 from src.models.mobilenet_v1.trivial import apply_changes, draw_changes
 from tests.support.mobilenet_in_place import CHECKS, checked_kernels
 from tests.support.mobilenet_kernels import Shape, build_layers, layers, network, pixels, plain_features
@@ -79,9 +79,7 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def fused() -> Any:
     """The kernels, compiled on all cores beforehand: on one core they take many minutes."""
-    package: Any = dispatch.kernels()
-    assert package is not None
-
+    package: Any = fast
     used = [(precision, shape, build_layers(shape[1], kinds, width)) for precision, (shape, kinds, width) in DECIDED]
     used += [(precision, shape, make().layers()) for precision in PRECISIONS for make, shape in NETWORKS.values()]
     launches = set[Any]()
@@ -94,11 +92,11 @@ def fused() -> Any:
 
 
 def narrow() -> MobileNetV1:
-    return MobileNetV1(num_classes=6, width_multiplier=0.5, strides=STRIDES)
+    return fast.accelerate(MobileNetV1(num_classes=6, width_multiplier=0.5, strides=STRIDES))
 
 
 def published() -> MobileNetV1:
-    return MobileNetV1(num_classes=6)
+    return fast.accelerate(MobileNetV1(num_classes=6))
 
 
 NETWORKS: dict[str, tuple[Callable[[], MobileNetV1], Shape]] = {
@@ -212,17 +210,14 @@ def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(
         torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-2, atol=1e-3)
 
 
-def test_the_first_step_with_kernels_equals_that_of_plain_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: Any
-) -> None:
+def test_the_first_step_with_kernels_equals_that_of_plain_torch(tmp_path: Path, fused: Any) -> None:
     """Compares the loss and the direction of all weights' change.
 
     Later steps are not comparable: on a CPU, plain torch with and without oneDNN differs by 1 % after one step and 20 %
     after four, because a few values near 0 pass a ReLU in one of them only.
     """
     mine = run(tmp_path / "kernels", "precision=fp32", "fit.max_steps=1")
-    monkeypatch.setattr(dispatch, "fused_for", lambda images, parameter: None)
-    theirs = run(tmp_path / "plain", "precision=fp32", "fit.max_steps=1", "execution.graph=off")
+    theirs = run(tmp_path / "plain", "precision=fp32", "fit.max_steps=1", "execution.kernels=off")
     assert mine.losses == pytest.approx(theirs.losses, rel=1e-4)
     names = [name for name, weight in mine.before.items() if weight.ndim > 0 and "running" not in name]
     moved, wanted = (

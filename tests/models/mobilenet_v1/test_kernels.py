@@ -1,14 +1,18 @@
 """MobileNetV1's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from src.models.mobilenet_v1.kernels import dispatch, fused
-from src.models.mobilenet_v1.kernels.fused.tiles import strips_of, tile_of
+from src.models.mobilenet_v1 import fast
+from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
+from src.models.mobilenet_v1.fast.tiles import strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, Pointwise
 from tests.support.kernel_differences import random
 from tests.support.mobilenet_kernels import Shape, layers, network, plain_features
 
+fused: Any = fast
 TOLERANCES = {torch.float32: 5e-5, torch.float16: 6e-3, torch.bfloat16: 8e-2}
 # Images, channels, height and width; the layers' kinds; channels of a pointwise one.
 CASES = [
@@ -135,12 +139,6 @@ def test_training_is_deterministic() -> None:
 def test_a_single_value_per_channel_is_an_error() -> None:
     with pytest.raises(ValueError, match="more than one value"):
         fused.body.features(torch.randn(1, 3, 2, 2), tiny_layers())
-
-
-def test_kernels_need_a_gpu() -> None:
-    images, parameter = torch.randn(1, 3, 8, 8), torch.zeros(1)
-    assert dispatch.fused_for(images, parameter) is None
-    assert dispatch.kernels() is fused
 
 
 def test_launches_are_recorded_without_running() -> None:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from src.gpu.triton_helpers import launch, power_of_2
-from src.models.mobilenet_v1.kernels.fused import norm_triton as kernels
+from src.models.mobilenet_v1.fast import norm_triton as kernels
 
 WIDTH, PIXELS = 64, 64  # most channels and pixels of a pooling program
 # Channels of a program that adds partial sums, and most programs' sums that it loads at a time.

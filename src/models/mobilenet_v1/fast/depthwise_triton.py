@@ -12,8 +12,8 @@ reference is t standard deviations from the mean, the variance of n elements is 
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import combine_statistics, load_vector, store_partial
-from src.models.mobilenet_v1.kernels.fused.strips_triton import (
+from src.models.mobilenet_v1.fast.common_triton import combine_statistics, load_vector, store_partial
+from src.models.mobilenet_v1.fast.strips_triton import (
     activations,
     column_masks,
     load_row,

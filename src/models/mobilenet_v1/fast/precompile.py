@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from src.models.mobilenet_v1.kernels.fused import depthwise, norm, pointwise, stem
+from src.models.mobilenet_v1.fast import depthwise, norm, pointwise, stem
 from src.system.workers import WorkerPool, cpu_count
 
 log = logging.getLogger(__name__)

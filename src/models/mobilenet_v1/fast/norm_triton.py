@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import (
+from src.models.mobilenet_v1.fast.common_triton import (
     load_vector,
     relu,
     relu_gradient,

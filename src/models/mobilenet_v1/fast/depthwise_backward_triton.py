@@ -8,8 +8,8 @@ and computed once. Each input pixel is combined with the 9 gradients around it, 
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import load_vector, relu, relu_gradient, store_partial
-from src.models.mobilenet_v1.kernels.fused.strips_triton import (
+from src.models.mobilenet_v1.fast.common_triton import load_vector, relu, relu_gradient, store_partial
+from src.models.mobilenet_v1.fast.strips_triton import (
     column_masks,
     load_row,
     load_taps,

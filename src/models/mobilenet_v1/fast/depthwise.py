@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch
-from src.models.mobilenet_v1.kernels.fused import depthwise_backward_triton, depthwise_triton
-from src.models.mobilenet_v1.kernels.fused.norm import CONCLUDED, Partials, programs_at_once
-from src.models.mobilenet_v1.kernels.fused.tiles import strips_of
+from src.models.mobilenet_v1.fast import depthwise_backward_triton, depthwise_triton
+from src.models.mobilenet_v1.fast.norm import CONCLUDED, Partials, programs_at_once
+from src.models.mobilenet_v1.fast.tiles import strips_of
 
 
 def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int], dict[str, Any]]:

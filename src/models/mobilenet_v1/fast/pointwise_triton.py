@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
-from src.models.mobilenet_v1.kernels.fused.common_triton import (
+from src.models.mobilenet_v1.fast.common_triton import (
     load_vector,
     merge_statistics,
     norm_gradient,

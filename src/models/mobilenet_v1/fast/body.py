@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import precision, working_dtype
-from src.models.mobilenet_v1.kernels.fused import depthwise, pointwise, precompile, stem
-from src.models.mobilenet_v1.kernels.fused.norm import conclude, conclude_backward, pool, pool_backward
+from src.models.mobilenet_v1.fast import depthwise, pointwise, precompile, stem
+from src.models.mobilenet_v1.fast.norm import conclude, conclude_backward, pool, pool_backward
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise
 
 compiled = set[tuple[object, ...]]()  # shapes and dtypes whose kernels this process has compiled

@@ -8,7 +8,7 @@ holds all columns of its strips, and neighbouring columns and rows are loaded an
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import relu
+from src.models.mobilenet_v1.fast.common_triton import relu
 
 
 @triton.jit

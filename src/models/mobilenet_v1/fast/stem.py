@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, precision
-from src.models.mobilenet_v1.kernels.fused import stem_triton as kernels
-from src.models.mobilenet_v1.kernels.fused.norm import Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import PROGRAMS, block_of, programs_for, tiles_per_program
+from src.models.mobilenet_v1.fast import stem_triton as kernels
+from src.models.mobilenet_v1.fast.norm import Partials
+from src.models.mobilenet_v1.fast.tiles import PROGRAMS, block_of, programs_for, tiles_per_program
 
 PIXELS, BLOCK = 128, 64
 

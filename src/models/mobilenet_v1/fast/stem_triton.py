@@ -8,7 +8,7 @@ products' dtype; images [images, HEIGHT, WIDTH, COLOURS] are cast to it when the
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.kernels.fused.common_triton import (
+from src.models.mobilenet_v1.fast.common_triton import (
     load_vector,
     merge_statistics,
     norm_gradient,

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, precision, reads_registers
-from src.models.mobilenet_v1.kernels.fused import pointwise_triton as kernels
-from src.models.mobilenet_v1.kernels.fused.norm import Partials
-from src.models.mobilenet_v1.kernels.fused.tiles import Tile, programs_for, tile_of, tiles_per_program
+from src.models.mobilenet_v1.fast import pointwise_triton as kernels
+from src.models.mobilenet_v1.fast.norm import Partials
+from src.models.mobilenet_v1.fast.tiles import Tile, programs_for, tile_of, tiles_per_program
 
 
 def tile_for(kernel: str, z: Tensor, outputs: int) -> Tile:

@@ -1,0 +1,129 @@
+"""The contract of fast modules: what holds for every name of every model's replacements, in Triton's interpreter."""
+
+import os
+import pickle
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from src.errors import UserError
+from src.gpu import triton_helpers
+from src.gpu.replace import Replacements, name_of, replace_submodules
+
+WITHOUT_TRITON = """
+from src.gpu.replace import replace_submodules
+network = Contract().network()
+replace_submodules(network, Contract.replacements, "off")
+Contract().loss(network, torch.float32).backward()
+assert not [name for name in sys.modules if name == "triton" or name.endswith("_triton")]
+"""
+
+
+class KernelsContract(ABC):
+    """Subclass it as `class TestMyKernels(KernelsContract)` and set the model's replacements.
+
+    tolerance: of loss, gradients and a step in float32 against float64, over the largest; where plain torch's own
+        errors are larger, five times those.
+    """
+
+    replacements: ClassVar[Replacements]
+    tolerance = 2e-4
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Returns a small plain network in training mode, always the same one."""
+
+    @abstractmethod
+    def loss(self, network: nn.Module, dtype: torch.dtype) -> Tensor:
+        """Returns a loss of the same random batch, which is made of this dtype."""
+
+    @pytest.fixture(autouse=True)
+    def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", [*self.replacements])
+
+    def accelerated(self, kernels: Any) -> nn.Module:
+        network = self.network()
+        replace_submodules(network, self.replacements, kernels)
+        return network
+
+    def stepped(self, network: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Returns loss, gradients, and weights and statistics after a step of SGD, in float64."""
+        loss = self.loss(network, dtype)
+        loss.backward()
+        values = {"loss": loss.detach()}
+        values |= {f"gradient of {k}": p.grad for k, p in network.named_parameters() if p.grad is not None}
+        with torch.no_grad():
+            torch.optim.SGD(network.parameters(), lr=0.1).step()
+        values |= {f"{name} after": value.clone() for name, value in network.state_dict().items()}
+        return {name: value.double() for name, value in values.items()}
+
+    def test_a_name_changes_classes_alone(self, name: str) -> None:
+        plain = self.network()
+        before = [*plain.parameters(), *plain.buffers()], [*plain.state_dict()], [*plain.modules()]
+        assert replace_submodules(plain, self.replacements, [name]) == [name]
+        after = [*plain.parameters(), *plain.buffers()], [*plain.state_dict()], [*plain.modules()]
+        assert all(a is b for a, b in zip(before[0], after[0], strict=True)) and before[1] == after[1]
+        assert all(a is b for a, b in zip(before[2], after[2], strict=True))
+        fast = [module for module in plain.modules() if name_of(module) in self.replacements[name].values()]
+        assert fast and all(type(module).__bases__[0] in self.replacements[name] for module in fast)
+
+    @pytest.mark.slow
+    def test_loss_gradients_and_step_agree_with_float64(self, name: str) -> None:
+        expected = self.stepped(self.network().double(), torch.float64)
+        plain, fast = (self.stepped(each, torch.float32) for each in (self.network(), self.accelerated([name])))
+        assert fast.keys() == plain.keys() == expected.keys()
+        for key, value in expected.items():
+            size = value.abs().max().clamp_min(1e-3)
+            errors = [float((found[key] - value).abs().max() / size) for found in (fast, plain)]
+            assert errors[0] < max(self.tolerance, 5 * errors[1]), (key, *errors)
+
+    def test_what_it_cannot_take_is_the_plain_modules(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_helpers, "devices", {"cuda"})
+        found, expected = (self.stepped(n, torch.float32) for n in (self.accelerated([name]), self.network()))
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+    def test_twice_is_once_and_off_undoes_it(self, name: str) -> None:
+        network = self.network()
+        kinds = [type(module) for module in network.modules()]
+        for _ in range(2):
+            assert replace_submodules(network, self.replacements, [name]) == [name]
+        assert [type(module) for module in network.modules()] != kinds
+        assert replace_submodules(network, self.replacements, "off") == []
+        assert [type(module) for module in network.modules()] == kinds
+
+    @pytest.mark.slow
+    def test_a_copy_and_a_state_dict_are_as_good(self, name: str) -> None:
+        network = self.accelerated([name])
+        copy, other = deepcopy(network), self.accelerated([name])
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        other.load_state_dict(pickle.loads(pickle.dumps(network.state_dict())))
+        first, *others = (self.stepped(each, torch.float32) for each in (network, copy, other))
+        assert all(torch.equal(first[key], each[key]) for each in others for key in first)
+
+    def test_a_name_that_there_is_not_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"^execution\.kernels has nothing; expected auto, off or names of"):
+            self.accelerated(["nothing"])
+
+    def test_without_triton_the_plain_modules_stay(self) -> None:
+        absent: Replacements = {name: dict.fromkeys(parts, "absent:X") for name, parts in self.replacements.items()}
+        network = self.network()
+        assert replace_submodules(network, absent) == []
+        assert [type(m) for m in network.modules()] == [type(m) for m in self.network().modules()]
+
+    @pytest.mark.slow
+    def test_off_imports_no_triton(self) -> None:
+        module, test = type(self).__module__, type(self).__name__
+        code = f"import sys, torch\nfrom {module} import {test} as Contract\n{WITHOUT_TRITON}"
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "0"})
