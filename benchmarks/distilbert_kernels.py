@@ -15,11 +15,13 @@ from torch import Tensor
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.measure.replay import device_ms
-from src.models.distilbert import Sizes
-from src.models.distilbert.kernels import dispatch
+from src.models.distilbert import Sizes, fast
+from src.models.distilbert.fast.layer import Layer  # noqa: F401  # imports the kernels
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Sentences, Tokens
 from src.models.distilbert.network import Block, Dropout
+
+fused: Any = fast
 
 SENTENCES, LENGTH, LONGEST, MULTIPLE = 96, 512, 66, 32
 SIZES = Sizes()
@@ -80,7 +82,6 @@ def batches(chosen: Iterable[str]) -> list[Tokens]:
 
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """Returns the memory-bound kernels."""
-    fused: Any = dispatch.kernels()
     rows, drop = batch.ids.numel(), fused.rows.Drop.seeded([0.1], batch.labels)[0]
     weight, bias = torch.ones(DIM, device="cuda"), torch.zeros(DIM, device="cuda")
     x, residual, grad = (torch.randn(rows, DIM, device="cuda", dtype=dtype) for _ in range(3))
@@ -116,7 +117,6 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
 
 def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """Attention of all tokens, and of first tokens only."""
-    fused: Any = dispatch.kernels()
     sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.seeded([0.1], batch.labels)[0]
     q, k, v, out, grad = (torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype) for _ in range(5))
     rows = []

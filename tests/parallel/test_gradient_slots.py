@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from src.models.distilbert import Sizes
-from src.models.distilbert.kernels.fused import embedding, layer
+from src.models.distilbert.fast import embedding, layer
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
 from src.models.moflow.kernels import fast

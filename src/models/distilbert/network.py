@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from src.batches.tokens import PaddedTokens
 from src.config.ranges import ShareBelow1
 from src.errors import UserError
-from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert import layers
-from src.models.distilbert.kernels import dispatch
 from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
 
@@ -55,16 +53,12 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(sizes.dim, EPS)
 
     def forward(self, batch: Tokens) -> Hidden:
-        words, position_vectors = self.word_embeddings.weight, self.position_embeddings.weight
-        parameters = words, position_vectors, self.LayerNorm.weight, self.LayerNorm.bias
-        if fused := dispatch.fused_for(words):
-            dropout = self.dropout if self.training else 0.0
-            return fused.embedding.embed(batch, *parameters, EPS, dropout, working_dtype(words))
         if isinstance(batch, PaddedTokens):
             positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         else:
             positions = batch.positions
-        x = layers.embed(batch.ids, positions, *parameters)
+        vectors = self.word_embeddings.weight, self.position_embeddings.weight
+        x = layers.embed(batch.ids, positions, *vectors, self.LayerNorm.weight, self.LayerNorm.bias)
         return F.dropout(x.flatten(0, -2), self.dropout, self.training)
 
 
@@ -101,13 +95,6 @@ class Block(nn.Module):
 
     def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
         """Returns the next hidden states; with `first_only` those of first tokens."""
-        if fused := dispatch.fused_layer_for(self.attention.q_lin.weight, self.attention.num_heads):
-            dropout = (self.attention.dropout, self.dropout) if self.training else (0.0, 0.0)
-            x = x.to(working_dtype(self.attention.q_lin.weight))
-            # Padded batches compute all tokens, for a fair comparison with the published code.
-            skips = first_only and not layout.sentences.padded
-            x = fused.layer.layer(x, layout, skips, self.attention.num_heads, EPS, dropout, tuple(self.parameters()))
-            return x.index_select(0, layout.first) if first_only and not skips else x
         norm, last = self.sa_layer_norm, self.output_layer_norm
         x = layers.add_norm(self.attention(x, layout), x, norm.weight, norm.bias)
         x = layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)

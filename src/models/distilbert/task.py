@@ -20,6 +20,7 @@ from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.distilbert import fast
 from src.models.distilbert.cost import Work, cost
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
@@ -52,6 +53,7 @@ class DistilBertTask(Task):
     """
 
     unit = "samples"
+    replacements = fast.REPLACEMENTS
     curves = ("loss", "acc", "lr")
     data_kind = TokenDataModule
     expected_data = "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"

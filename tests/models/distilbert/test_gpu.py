@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from src.models.distilbert import Sizes
-from src.models.distilbert.kernels import dispatch
+from src.models.distilbert import Sizes, fast
+from src.models.distilbert.fast.layer import Layer  # noqa: F401  # imports the kernels
 from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import Trained, trained
@@ -37,9 +37,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, flo
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    package = dispatch.kernels()
-    assert package is not None
-    return package
+    return fast
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -92,8 +90,7 @@ def test_attention_agrees_with_float64(
 @pytest.mark.parametrize("sizes", [BASE, MINI], ids=["base", "mini"])
 @pytest.mark.parametrize(("padded_to", "first_only"), [(200, False), (None, False), (None, True)])
 def test_layer_is_as_accurate_as_plain_torch(
-    sizes: Sizes, padded_to: int | None, first_only: bool, precision: tuple[torch.dtype, float], fused: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sizes, padded_to: int | None, first_only: bool, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:  # fmt: skip
     """Compared with float64, in the same precision.
 
@@ -102,7 +99,6 @@ def test_layer_is_as_accurate_as_plain_torch(
     dtype, tolerance = precision
     batch = sentences(SHORT * 3, padded_to, 30, CUDA)
     errors = layer(fused, batch, sizes, dtype, CUDA, first_only)
-    monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
     plain = layer(None, batch, sizes, dtype, CUDA, first_only)
     assert all(errors[name] < 3 * plain[name] + tolerance for name in errors), (errors, plain)
 
@@ -128,13 +124,10 @@ def test_a_cuda_graph_gives_the_losses_of_eager_steps(tmp_path: Path, precision_
 
 
 @pytest.mark.parametrize("padding", ["packed", "max_length"])
-def test_training_with_kernels_agrees_with_plain_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str
-) -> None:
+def test_training_with_kernels_agrees_with_plain_torch(tmp_path: Path, padding: str) -> None:
     overrides = "precision=fp32", "model.task.network.dropout=0", "model.task.network.attention_dropout=0"
     head = "model.task.network.head_dropout=0"
     kernels = run(tmp_path / "kernels", padding, *overrides, head).losses
-    monkeypatch.setattr(dispatch, "can_take", lambda tensor: False)
-    plain = run(tmp_path / "plain", padding, *overrides, head, "execution.graph=off").losses
+    plain = run(tmp_path / "plain", padding, *overrides, head, "execution.kernels=off", "execution.graph=off").losses
     assert kernels == pytest.approx(plain, rel=1e-4)
     assert kernels[-1] < kernels[0]

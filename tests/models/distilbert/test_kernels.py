@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu import triton_helpers
 from src.gpu.triton_helpers import launch
-from src.models.distilbert import DistilBert, Sizes
-from src.models.distilbert.kernels import dispatch, fused
-from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, row_numbers
+from src.models.distilbert import DistilBert, Sizes, fast
+from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, row_numbers
 from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens
 from tests.support.distilbert_kernels import (
@@ -34,13 +34,14 @@ DTYPES = [
     pytest.param(torch.float16, 3e-3, marks=pytest.mark.slow),
     pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.slow),
 ]
+fused: Any = fast
 SMALL = Sizes(dim=24, n_heads=3, hidden_dim=40)
 
 
 @pytest.fixture
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes networks use the kernels, which the interpreter executes."""
-    monkeypatch.setattr(dispatch, "can_take", lambda tensor: tensor.dtype == torch.float32)
+    """Lets fast modules use the kernels, which the interpreter executes."""
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
     yield
 
 
@@ -208,12 +209,12 @@ def outcome(network: DistilBert, batch: Tokens) -> tuple[Tensor, dict[str, Tenso
 @pytest.mark.usefixtures("on_kernels")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None:
-    """The plain network is in float64, which the kernels do not support."""
+    """In float64, which the kernels do not support, its modules are the plain ones."""
     batch: Tokens = random_sentences([5, 9, 3], 10)
     batch = packed(batch, 5, 9) if is_packed else batch
     outcomes: list[tuple[Tensor, dict[str, Tensor]]] = []
     for dtype in (torch.float64, torch.float32):
-        network = DistilBert(SIZES).to(dtype).eval()
+        network = fast.accelerate(DistilBert(SIZES).to(dtype).eval())
         network.load_state_dict(distilbert().state_dict())
         outcomes.append(outcome(network, batch))
     (logits, gradients), (mine, my_gradients) = outcomes
@@ -233,7 +234,7 @@ def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
         {part: 0.5} if part else {}
     )
     batch = packed(random_sentences([5, 3], 6), 1, 5)
-    network = DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1}), **shares)
+    network = fast.accelerate(DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1}), **shares))
     logits = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
@@ -249,7 +250,7 @@ def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
 def test_kernels_work_in_the_autocast_dtype() -> None:
     """Hidden states have its dtype, gradients of parameters the parameters' dtype."""
     batch = packed(random_sentences([5, 3], 6), 1, 5)
-    network = DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1}))
+    network = fast.accelerate(DistilBert(Sizes(**{**vars(SIZES), "n_layers": 1})))
     with torch.autocast("cpu", torch.bfloat16):
         hidden = network.distilbert(batch, Layout.of(batch))
         logits = network(batch)
@@ -259,7 +260,7 @@ def test_kernels_work_in_the_autocast_dtype() -> None:
     assert grads == {torch.float32}
 
 
-def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
-    assert not fused.rows.supported(4096)
-    assert not fused.layer.supported(768, 3)
-    assert dispatch.fused_for(torch.zeros(3, 24)) is None
+@pytest.mark.usefixtures("on_kernels")
+def test_sizes_beyond_the_kernels_limits_are_plain() -> None:
+    assert fused.rows.takes(torch.zeros(2, 2048)) and not fused.rows.takes(torch.zeros(2, 4096))
+    assert fused.attention.supported(128) and not fused.attention.supported(256)

@@ -6,7 +6,7 @@
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.models.mobilenet_v1.network import MobileNetV1
 
-REPLACEMENTS: Replacements = {"body": {MobileNetV1: f"{__name__}.network:FastMobileNetV1"}}
+REPLACEMENTS: Replacements = {"body": {MobileNetV1: f"{__name__}.body:FastMobileNetV1"}}
 
 
 def accelerate(network: MobileNetV1, kernels: Kernels = "auto") -> MobileNetV1:

@@ -22,12 +22,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.gpu.triton_helpers import precision, working_dtype
+from src.gpu.triton_helpers import can_take, precision, working_dtype
 from src.models.mobilenet_v1.fast import depthwise, pointwise, precompile, stem
 from src.models.mobilenet_v1.fast.norm import conclude, conclude_backward, pool, pool_backward
-from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise
+from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1
 
 compiled = set[tuple[object, ...]]()  # shapes and dtypes whose kernels this process has compiled
+
+
+class FastMobileNetV1(MobileNetV1):
+    """In training with float32 weights: all layers by the kernels of `body`. Images get no gradient there."""
+
+    def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels"]:
+        is_float32 = self.classifier.weight.dtype == torch.float32
+        if not (self.training and is_float32 and not images.requires_grad and can_take(images)):
+            return super().features(images)
+        self.check_variance(images)
+        return features(images, self.layers())
 
 
 class Body(torch.autograd.Function):

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from src.gpu.triton_helpers import launch, power_of_2
-from src.models.distilbert.kernels.fused import rows_triton as kernels
+from src.gpu.triton_helpers import DTYPES, can_take, launch, power_of_2, working_dtype
+from src.models.distilbert.fast import rows_triton as kernels
 
 MAX_DIM = 2048  # elements of a row that one program holds
 FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows that a program handles at a time
@@ -39,9 +39,9 @@ class Drop(NamedTuple):
         return {"THRESHOLD": round(self.p * 2**32), "SCALE": 1 / (1 - self.p)}
 
 
-def supported(dim: int) -> bool:
-    """Returns whether a program holds rows of this width."""
-    return dim <= MAX_DIM
+def takes(weight: Float[Tensor, "rows dim"]) -> bool:
+    """Returns whether the kernels support these parameters in autocast's dtype, or their own."""
+    return weight.shape[1] <= MAX_DIM and can_take(weight) and working_dtype(weight) in DTYPES
 
 
 def rows_of_a_program(rows: int) -> int:

@@ -12,7 +12,7 @@ Logarithms and exponents are of base 2.
 import triton
 import triton.language as tl
 
-from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
 @triton.jit

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, power_of_2, precision
-from src.models.distilbert.kernels.fused import attention_triton as kernels
-from src.models.distilbert.kernels.fused import dense
-from src.models.distilbert.kernels.fused.dense import scale_of
-from src.models.distilbert.kernels.fused.rows import Drop
+from src.models.distilbert.fast import attention_triton as kernels
+from src.models.distilbert.fast import dense
+from src.models.distilbert.fast.dense import scale_of
+from src.models.distilbert.fast.rows import Drop
 from src.models.distilbert.layout import Sentences
 
 MAX_HEAD = 128

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.gpu.products import input_gradient, transposed
-from src.gpu.triton_helpers import precision
-from src.models.distilbert.kernels.fused import attention, rows
-from src.models.distilbert.kernels.fused.attention import AttentionOptions
-from src.models.distilbert.kernels.fused.rows import Drop
+from src.gpu.triton_helpers import precision, working_dtype
+from src.models.distilbert.fast import attention, rows
+from src.models.distilbert.fast.attention import AttentionOptions
+from src.models.distilbert.fast.rows import Drop
+from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout
+from src.models.distilbert.network import Block
 from src.parallel.gradient_slots import slot_of
 
 
@@ -70,9 +72,18 @@ class CastWeights(NamedTuple):
     narrow_bias: Tensor
 
 
-def supported(dim: int, num_heads: int) -> bool:
-    """Returns whether the kernels support layers of these sizes."""
-    return attention.supported(dim // num_heads)
+class FastBlock(Block):
+    """Computes and returns in autocast's dtype, or that of the weights."""
+
+    def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
+        weight, num_heads = self.attention.q_lin.weight, self.attention.num_heads
+        if not (rows.takes(weight) and attention.supported(len(weight) // num_heads)):
+            return super().forward(x, layout, first_only)
+        dropouts = (self.attention.dropout, self.dropout) if self.training else (0.0, 0.0)
+        # Padded batches compute all tokens, for a fair comparison with the published code.
+        skips = first_only and not layout.sentences.padded
+        x = layer(x.to(working_dtype(weight)), layout, skips, num_heads, EPS, dropouts, tuple(self.parameters()))
+        return x.index_select(0, layout.first) if first_only and not skips else x
 
 
 class Layer(torch.autograd.Function):

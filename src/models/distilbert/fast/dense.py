@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, power_of_2
-from src.models.distilbert.kernels.fused import dense_triton as kernels
-from src.models.distilbert.kernels.fused.rows import Drop
+from src.models.distilbert.fast import dense_triton as kernels
+from src.models.distilbert.fast.rows import Drop
 from src.models.distilbert.layout import Sentences
 
 SOFTMAX = {"BLOCK": 4, "num_warps": 4}

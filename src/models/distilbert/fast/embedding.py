@@ -7,10 +7,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.tokens import PAD, PaddedTokens
-from src.models.distilbert.kernels.fused import rows
-from src.models.distilbert.kernels.fused.rows import Drop, TokenIds
+from src.gpu.triton_helpers import working_dtype
+from src.models.distilbert.fast import rows
+from src.models.distilbert.fast.rows import Drop, TokenIds
+from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Tokens
+from src.models.distilbert.network import Embeddings
 from src.parallel.gradient_slots import slot_of
+
+
+class FastEmbeddings(Embeddings):
+    """Embeds in autocast's dtype, or that of the weights."""
+
+    def forward(self, batch: Tokens) -> Hidden:
+        words = self.word_embeddings.weight
+        if not rows.takes(words):
+            return super().forward(batch)
+        parameters = words, self.position_embeddings.weight, self.LayerNorm.weight, self.LayerNorm.bias
+        return embed(batch, *parameters, EPS, self.dropout if self.training else 0.0, working_dtype(words))
 
 
 class Embed(torch.autograd.Function):

@@ -7,7 +7,7 @@ A program handles BLOCK queries of one head of one sentence s, whose first bound
 import triton
 import triton.language as tl
 
-from src.models.distilbert.kernels.fused.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
 @triton.jit
