@@ -15,9 +15,13 @@ from torch import Tensor
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.measure.replay import device_ms
-from src.models.dlrm.kernels import dispatch
+from src.models.dlrm import fast
+from src.models.dlrm.fast.embeddings import FastEmbeddings  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
+from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
 from src.models.dlrm.network import DLRM
 
+fused: Any = fast
 DIM = 128
 
 
@@ -51,7 +55,6 @@ def main() -> None:
 
 def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     """Times the kernels of a training step."""
-    fused: Any = dispatch.kernels()
     batch, tables = len(clicks.labels), network.tables
     weights, size = list(network.embeddings.parameters()), dtype.itemsize
     vectors = batch * len(tables) * DIM

@@ -176,50 +176,50 @@ PIECES = {
     "se3 without transpose": Piece(replaced={f"{SE3}.{FUSED}.contraction.transposed": transposed}),
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
-    "dlrm without tables": Piece(replaced={f"{DLRM}.embeddings.PlainEmbeddings.fused": never}),
-    "dlrm without interaction": Piece(replaced={f"{DLRM}.{FUSED}.interaction.supported": never}),
-    "dlrm without mlp": Piece(replaced={f"{DLRM}.{FUSED}.mlp.supported": never}),
-    "dlrm without side stream": Piece(replaced={f"{DLRM}.{FUSED}.tables.side_stream": in_order}),
+    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp]",)),
+    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp]",)),
+    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction]",)),
+    "dlrm without side stream": Piece(replaced={f"{DLRM}.fast.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
-    "distilbert without layer": Piece(replaced={f"{DISTILBERT}.kernels.dispatch.fused_layer_for": never}),
+    "distilbert without layer": Piece(("execution.kernels=[embedding]",)),
     "distilbert without attention": Piece(
         replaced={
-            f"{DISTILBERT}.{FUSED}.attention.attend": flash,
-            f"{DISTILBERT}.{FUSED}.attention.attend_backward": flash_backward,
+            f"{DISTILBERT}.fast.attention.attend": flash,
+            f"{DISTILBERT}.fast.attention.attend_backward": flash_backward,
         }
     ),
     "distilbert without add_norm": Piece(
         replaced={
-            f"{DISTILBERT}.{FUSED}.rows.add_norm": add_norm,
-            f"{DISTILBERT}.{FUSED}.rows.add_norm_backward": add_norm_backward,
+            f"{DISTILBERT}.fast.rows.add_norm": add_norm,
+            f"{DISTILBERT}.fast.rows.add_norm_backward": add_norm_backward,
         }
     ),
     "distilbert without gelu": Piece(
-        replaced={f"{DISTILBERT}.{FUSED}.rows.gelu": F.gelu, f"{DISTILBERT}.{FUSED}.rows.gelu_backward": gelu_backward}
+        replaced={f"{DISTILBERT}.fast.rows.gelu": F.gelu, f"{DISTILBERT}.fast.rows.gelu_backward": gelu_backward}
     ),
-    "distilbert without embedding": Piece(replaced={f"{DISTILBERT}.{FUSED}.embedding.embed": embed}),
-    "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
+    "distilbert without embedding": Piece(("execution.kernels=[layer]",)),
+    "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}),
     "distilbert padded": Piece(("datamodule.length=16",)),
     "distilbert padded without gelu": Piece(
         ("datamodule.length=16",),
-        {f"{DISTILBERT}.{FUSED}.rows.gelu": F.gelu, f"{DISTILBERT}.{FUSED}.rows.gelu_backward": gelu_backward},
+        {f"{DISTILBERT}.fast.rows.gelu": F.gelu, f"{DISTILBERT}.fast.rows.gelu_backward": gelu_backward},
     ),
     "distilbert padded without embedding": Piece(
-        ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.embedding.embed": embed}
+        ("datamodule.length=16",), {f"{DISTILBERT}.fast.embedding.embed": embed}
     ),
     "distilbert padded without sum_by_id": Piece(
-        ("datamodule.length=16",), {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}
+        ("datamodule.length=16",), {f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}
     ),
     "distilbert packed": Piece(PACKED),
-    "distilbert packed without sum_by_id": Piece(PACKED, {f"{DISTILBERT}.{FUSED}.rows.sum_by_id": sum_by_id}),
+    "distilbert packed without sum_by_id": Piece(PACKED, {f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}),
     "distilbert tf32": Piece(("precision=tf32",)),
     "distilbert tf32 without transpose": Piece(
-        ("precision=tf32",), {f"{DISTILBERT}.{FUSED}.layer.transposed": transposed}
+        ("precision=tf32",), {f"{DISTILBERT}.fast.layer.transposed": transposed}
     ),
     "distilbert fp32": Piece(("precision=fp32", "fit.max_steps=60")),
     "distilbert fp32 without dense": Piece(
-        ("precision=fp32", "fit.max_steps=60"), {f"{DISTILBERT}.{FUSED}.attention.is_dense": never}
+        ("precision=fp32", "fit.max_steps=60"), {f"{DISTILBERT}.fast.attention.is_dense": never}
     ),
     "mobilenet": Piece(),
     "mobilenet without CUDA graph": Piece(("execution.graph=off",)),

@@ -86,6 +86,7 @@ class Task(pl.LightningModule):
         self.automatic_optimization = False  # TrainStep does it, so that one graph can hold the whole step
         self.clock = Clock()
         self.execution = Execution()
+        self.kernels: Kernels = "auto"  # the names of `accelerate`
         self.clip_norm: float | None = None
         self.batch_size = 1.0  # samples of a batch of one rank, mean over this run: cost() spreads its traffic over it
         self.updates = 1.0  # optimiser steps a batch, likewise
@@ -129,6 +130,7 @@ class Task(pl.LightningModule):
 
     def accelerate(self, kernels: Kernels) -> None:
         """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""
+        self.kernels = kernels
         replace_submodules(self.network, self.replacements, kernels)
 
     def compile_network(self) -> None:

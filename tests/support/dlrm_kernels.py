@@ -10,6 +10,7 @@ from torch import Tensor
 
 from src.batches.clicks import Table
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
+from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.interaction import dot_features
 from tests.support.kernel_differences import Difference, difference, error, random
 
@@ -119,7 +120,7 @@ def update_of_parts(
     counts, dim = (7, 5), 8
     torch.manual_seed(0)
     with torch.device(device):
-        embeddings = PlainEmbeddings(tables, dim, optimizer, eps=1e-3)
+        embeddings = FastEmbeddings(tables, dim, optimizer, eps=1e-3)
     gradient = random(sum(counts), len(tables), dim, seed=1, device=device)
     of_parts = [[some_ids(table, count) for table in tables] for count in counts]
     ids = torch.cat([torch.cat(of_table) for of_table in zip(*of_parts, strict=True)]).to(device)
@@ -128,6 +129,7 @@ def update_of_parts(
     for ids_of_part, gradient_of_part in zip(of_parts, gradient.split(counts), strict=True):
         for several in (parts, unfused):
             several(torch.cat(ids_of_part).to(device), len(gradient_of_part)).backward(gradient_of_part)
+    assert parts.pending[0].order is not None
     unfused.pending = [part._replace(order=None) for part in unfused.pending]
     for module in (whole, parts, unfused):
         module.update(torch.tensor(0.25, device=device))

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from src.models.dlrm.peer_memory import PeerMemoryExchange
+from src.models.dlrm.fast.peer_memory import PeerMemoryExchange
 from src.run import train
 from tests.support.tiny_dlrm import ON_DISK, tiny_dlrm
 

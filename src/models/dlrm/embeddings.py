@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from src.batches.clicks import Table
 from src.config.ranges import Positive
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
-from src.models.dlrm.kernels import dispatch
 from src.models.dlrm.pieces import Piece, Start, initialise
 
 Rule = Literal["sgd", "adagrad"]
@@ -28,7 +26,7 @@ class Embeddings(nn.Module, ABC):
     The tables' parameters never get a `.grad`. The backward pass stores the vectors' gradient in the module, and
     `update` applies it to the rows that were looked up.
 
-    kernel_sets_overflow: whether the interaction's backward kernel checks all gradients of vectors.
+    kernel_sets_overflow: whether the interaction's backward kernel checks all gradients of vectors until `update`.
     overflow: that kernel sets it to 1 where a gradient is infinite or NaN.
     """
 
@@ -93,7 +91,7 @@ class Pending(NamedTuple):
 
     ids: Tensor
     gradient: Tensor  # [batch, tables, dim]
-    order: Any  # RowOrder of the ids; None without the kernels
+    order: Any  # of the ids, what `row_order` returns
 
 
 class PlainEmbeddings(Embeddings):
@@ -141,28 +139,13 @@ class PlainEmbeddings(Embeddings):
         return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
-        """Sorts the ids for the update kernel on a side stream.
-
-        Returns None without gradients or kernels, and for tables of other dtypes than float32, the update kernel's.
-        """
-        fused = self.fused()
-        if fused is None or not torch.is_grad_enabled() or self.weights[0].dtype != torch.float32:
-            return None
-        return fused.tables.row_order_on_side_stream(self.tables, ids, batch)
-
-    def fused(self) -> ModuleType | None:
-        """Returns the kernels, or None if they do not support these tables."""
-        if not len(self.weights):
-            return None
-        fused = dispatch.fused_for(self.weights[0])
-        return fused if fused and fused.tables.supported(self.dim) else None
+        """Returns what a fast class sorts the ids into for its update, while the forward pass runs; here nothing."""
+        return None
 
     def look_up(
         self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
     ) -> Float[Tensor, "{batch} tables {self.dim}"]:
         """Returns the vectors of `forward`, without autograd."""
-        if fused := self.fused():
-            return fused.tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
         vectors = torch.empty(batch, len(self.tables), self.dim, dtype=dtype, device=ids.device)
         for number, (weight, table_ids) in enumerate(zip(self.weights, self.split(ids, batch), strict=True)):
             vectors[:, number] = F.embedding_bag(table_ids.view(batch, -1), weight, mode="sum")
@@ -188,32 +171,12 @@ class PlainEmbeddings(Embeddings):
         if pending:
             self.apply(pending, rate, found_inf, loss_scale)
             self.overflow.zero_()
+        self.kernel_sets_overflow = False
 
     def apply(
         self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
     ) -> None:
         """Updates the rows that were looked up; see `update`."""
-        if any(part.order is None for part in pending):
-            self.apply_plain(pending, rate, found_inf, loss_scale)
-        else:
-            part = pending[0] if len(pending) == 1 else self.together(pending)
-            self.apply_fused(part, rate, found_inf, loss_scale)
-
-    def together(self, pending: Sequence["Pending"]) -> "Pending":
-        """Returns several lookups, with their ids in order, as one."""
-        fused = self.fused()
-        assert fused is not None
-        for part in pending:
-            if part.order.side is not None:  # where their own ids are sorted, for nothing
-                part.order.side.join()
-        of_tables = zip(*(self.split(part.ids, len(part.gradient)) for part in pending), strict=True)
-        ids = torch.cat([torch.cat(of_table) for of_table in of_tables])
-        gradient = torch.cat([part.gradient for part in pending])
-        return Pending(ids, gradient, fused.tables.row_order(self.tables, ids, len(gradient)))
-
-    def apply_plain(
-        self, pending: Sequence["Pending"], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
-    ) -> None:
         per_table = zip(*(self.split(part.ids, len(part.gradient)) for part in pending), strict=True)
         for number, (weight, table_ids) in enumerate(zip(self.weights, per_table, strict=True)):
             gradients = torch.cat([part.gradient[:, number] for part in pending])
@@ -229,18 +192,6 @@ class PlainEmbeddings(Embeddings):
                 squares[rows] = new.to(squares.dtype)
                 step = step / (new.sqrt() + self.eps)
             weight[rows] = (weight[rows] - step).to(weight.dtype)  # a repeated row is written with the same values
-
-    def apply_fused(self, part: "Pending", rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None) -> None:
-        fused = self.fused()
-        assert fused is not None
-        rule = fused.tables.Rule(
-            rate=rate,
-            skip=torch.zeros_like(rate) if found_inf is None else found_inf,
-            scale=torch.ones_like(rate) if loss_scale is None else loss_scale,
-            squares=list(self.accumulators.buffers()),
-            eps=self.eps,
-        )
-        fused.tables.apply(list(self.weights), self.tables, part.order, part.gradient, rule)
 
 
 class LookUp(torch.autograd.Function):

@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
-from types import ModuleType
 from typing import cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from src.gpu.triton_helpers import working_dtype
-from src.models.dlrm.kernels import dispatch
 
 
 def linear_relu(
@@ -43,16 +39,8 @@ class MLP(nn.Module):
         if logit:
             self.layers.append(nn.Linear(widths[-1], 1))
 
-    def fused(self) -> ModuleType | None:
-        """Returns the kernels, or None if they do not support these layers."""
-        fused = dispatch.fused_for(cast(nn.Linear, self.layers[0]).weight)
-        return fused if fused and fused.mlp.supported(self.widths, self.logit) else None
-
     def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
         layers = cast(list[nn.Linear], list(self.layers))
-        if fused := self.fused():
-            parameters = (parameter for layer in layers for parameter in (layer.weight, layer.bias))
-            return fused.mlp.mlp(x.to(working_dtype(layers[0].weight)), self.logit, *parameters)
         for layer in layers[: self.num_hidden]:
             x = linear_relu(x, layer.weight, layer.bias)
         return layers[-1](x) if self.logit else x

@@ -12,7 +12,6 @@ from src.config.ranges import Count
 from src.errors import UserError
 from src.models.dlrm import interaction as reference
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
-from src.models.dlrm.kernels import dispatch
 from src.models.dlrm.mlp import MLP
 
 Interaction = Literal["dot", "cat", "dcnv2"]
@@ -30,10 +29,6 @@ class Dot(nn.Module):
         self.num_features = reference.padded(self.width)
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
-        fused = dispatch.fused_for(sparse) if dense.dtype == sparse.dtype else None
-        embeddings.kernel_sets_overflow = bool(fused and fused.interaction.supported(*sparse.shape[1:]))
-        if fused and embeddings.kernel_sets_overflow:
-            return fused.interaction.dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots())
         return reference.dot_features(dense, sparse)
 
 

@@ -151,6 +151,7 @@ class ShardedEmbeddings(Embeddings):
         """
         self._tables().update(rate, found_inf, loss_scale)
         self.overflow.zero_()
+        self.kernel_sets_overflow = False
 
     def held_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and values of this rank's parts of the tables; nothing before `place`."""

@@ -16,7 +16,6 @@ from src.gpu.side_stream import SideStream
 from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import GradientSlots, Pending, PlainEmbeddings, Rule, whole
 from src.models.dlrm.exchange import AllToAllExchange, Exchange, LookupIds, TableShards
-from src.models.dlrm.peer_memory import PeerMemoryExchange
 from src.models.dlrm.pieces import Piece, Start, initialise
 from src.models.dlrm.sharded_plan import Plan
 from src.parallel.transports import average
@@ -72,7 +71,7 @@ class TableWiseTables:
         self.shards = TableShards(
             plan, dim, self.rank, self.world, device, self.held_by, self.replicated, self.own, self.replicas
         )
-        self.exchange: Exchange = PeerMemoryExchange.if_supported(self.shards) or AllToAllExchange(self.shards)
+        self.exchange: Exchange = AllToAllExchange(self.shards)
         self.side_stream = SideStream(device)
         self.anchor = torch.empty(0, device=device, requires_grad=True)
         self.pending: list[ExchangedGradients] = []

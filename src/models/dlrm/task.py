@@ -18,6 +18,7 @@ from src.errors import UserError
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.dlrm import fast
 from src.models.dlrm.cost import cost
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
@@ -47,6 +48,7 @@ class DLRMTask(Task):
     """
 
     unit = "samples"
+    replacements = fast.REPLACEMENTS
     curves = ("loss", "auc", "lr")
     data_kind = ClickDataModule
     expected_data = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
@@ -81,6 +83,7 @@ class DLRMTask(Task):
             device = self.trainer.strategy.root_device if self._trainer else self.device
             with torch.device(device):  # gigabytes of random numbers
                 self._make_network(self.layout if self.layout.tables else clicks.layout, spread)
+            self.accelerate(self.kernels)
             if self.model_config is not None:
                 sizes = [[table.cardinality, table.hotness] for table in self.layout.tables]
                 self.model_config["task"] |= {"tables": sizes, "num_numerical": self.layout.num_numerical}

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from src.batches.clicks import Table
-from src.models.dlrm.embeddings import PlainEmbeddings, Rule
-from src.models.dlrm.kernels import dispatch
+from src.models.dlrm import fast
+from src.models.dlrm.embeddings import Rule
+from src.models.dlrm.fast.embeddings import FastEmbeddings
+from src.models.dlrm.fast.interaction import FastDot  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
 from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
@@ -39,9 +42,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, flo
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    package = dispatch.kernels()
-    assert package is not None
-    return package
+    return fast
 
 
 @pytest.mark.parametrize(("samples", "tables", "dim"), [(5001, 26, 128), (300, 2, 8), (301, 17, 12), (70, 40, 64)])
@@ -90,8 +91,8 @@ def test_rows_of_narrow_tables_are_summed_in_float32(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_tables_of_a_prediction_in_half_precision_take_the_kernel_too(dtype: torch.dtype) -> None:
-    embeddings = PlainEmbeddings(ONE_HOT, 128).to(CUDA, dtype)
-    assert embeddings.fused() is not None
+    embeddings = FastEmbeddings(ONE_HOT, 128).to(CUDA, dtype)
+    assert embeddings.takes_tables()
     ids = torch.zeros(len(ONE_HOT) * 8, dtype=torch.int32, device=CUDA)
     assert (embeddings.row_order(ids, 8) is not None) == (dtype == torch.float32)  # the update is of float32
 
@@ -135,8 +136,7 @@ def test_a_cuda_graph_gives_the_losses_and_weights_of_eager_steps(
         torch.testing.assert_close(weight, runs[1].after[name], rtol=1e-3, atol=1e-5)
 
 
-def test_training_with_kernels_agrees_with_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_kernels_agrees_with_plain_torch(tmp_path: Path) -> None:
     kernels = run(tmp_path / "kernels", "precision=fp32").losses
-    monkeypatch.setattr(dispatch, "fused_for", lambda tensor: None)
-    plain = run(tmp_path / "plain", "precision=fp32", "execution.graph=off").losses
+    plain = run(tmp_path / "plain", "precision=fp32", "execution.kernels=off", "execution.graph=off").losses
     assert kernels == pytest.approx(plain, rel=1e-5)

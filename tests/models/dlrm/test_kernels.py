@@ -1,13 +1,19 @@
 """DLRM's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from src.batches.clicks import Table
+from src.gpu import triton_helpers
+from src.models.dlrm import fast
 from src.models.dlrm.embeddings import Rule
-from src.models.dlrm.kernels import fused
+from src.models.dlrm.fast.interaction import FastDot  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
 from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
 
+fused: Any = fast
 DTYPES = [
     (torch.float32, 2e-6),
     pytest.param(torch.float16, 2e-3, marks=pytest.mark.slow),
@@ -49,7 +55,10 @@ def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: to
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
-def test_several_lookups_are_updated_as_one(tables: list[Table], optimizer: Rule) -> None:
+def test_several_lookups_are_updated_as_one(
+    tables: list[Table], optimizer: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
     whole, parts, rest = update_of_parts(tables, optimizer)
     for table, one, several, unfused in zip(tables, whole, parts, rest, strict=True):
         torch.testing.assert_close(several, one, rtol=1e-6, atol=1e-7, msg=table.name)

@@ -5,7 +5,8 @@ import torch
 
 from src.batches.clicks import Table
 from src.models.dlrm.embeddings import GradientSlots, PlainEmbeddings
-from src.models.dlrm.kernels import fused
+from src.models.dlrm.fast import interaction
+from src.models.dlrm.fast import tables as kernels
 
 ONE_HOT = (Table("cat_0.bin", 20), Table("cat_1.bin", 7))
 MULTI_HOT = (Table("cat_0.bin", 20, 3), Table("cat_1.bin", 7, 2))
@@ -24,7 +25,7 @@ def test_lookup_writes_vectors_to_each_ranks_output(tables: tuple[Table, ...], b
     plain = PlainEmbeddings(tables, dim)
     ids = ids_of(tables, ranks * batch)
     outs = [torch.full((batch, 4, dim), 9.0, dtype=torch.float16) for _ in range(ranks)]
-    fused.tables.look_up_into(outs, columns, list(plain.weights), tables, ids)
+    kernels.look_up_into(outs, columns, list(plain.weights), tables, ids)
     expected = plain.look_up(ids, ranks * batch, torch.float16).view(ranks, batch, 2, dim)
     for out, vectors in zip(outs, expected, strict=True):
         assert torch.equal(out[:, list(columns)], vectors)
@@ -41,7 +42,7 @@ def test_backward_writes_gradients_to_the_tables_slots() -> None:
         memory = torch.full((5, samples, dim), 9.0)
         offsets = torch.tensor([3, 0, 4]) * samples * dim
         slots = GradientSlots(memory, offsets) if with_slots else None
-        features = fused.interaction.dot_features(d, s, overflow, slots)
+        features = interaction.dot_features(d, s, overflow, slots)
         features.backward(torch.linspace(-1, 1, features.numel()).view_as(features))
         assert d.grad is not None and s.grad is not None
         results.append((d.grad, memory[[3, 0, 4]].transpose(0, 1) if with_slots else s.grad))
@@ -55,6 +56,6 @@ def test_backward_writes_gradients_to_the_tables_slots() -> None:
 def test_ids_are_copied_to_the_ranks_that_hold_the_rows() -> None:
     ids = torch.arange(4000, dtype=torch.int32)
     received = torch.full((6000,), -1, dtype=torch.int32)
-    fused.tables.send_ids(ids, [slice(100, 3000), slice(3000, 3001)], [received[2000:], received[7:]])
+    kernels.send_ids(ids, [slice(100, 3000), slice(3000, 3001)], [received[2000:], received[7:]])
     assert torch.equal(received[2000:4900], ids[100:3000]) and received[7] == 3000
     assert int((received >= 0).sum()) == 2901

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.gpu.triton_helpers import launch, power_of_2, precision
-from src.models.dlrm.embeddings import GradientSlots
+from src.gpu.triton_helpers import can_take, launch, power_of_2, precision
+from src.models.dlrm.embeddings import Embeddings, GradientSlots
+from src.models.dlrm.fast import interaction_triton as kernels
 from src.models.dlrm.interaction import padded
-from src.models.dlrm.kernels.fused import interaction_triton as kernels
+from src.models.dlrm.network import Dense, Dot, Features, Sparse
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
@@ -35,7 +36,18 @@ def constants(sparse: Tensor, features: int) -> dict[str, Any]:
             "PRECISION": precision(sparse.dtype), "UPCAST": upcast}  # fmt: skip
 
 
-class Dot(torch.autograd.Function):
+class FastDot(Dot):
+    """The products as one function, whose backward kernel looks for overflows and writes to the slots, if any."""
+
+    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
+        if not (dense.dtype == sparse.dtype and supported(*sparse.shape[1:]) and can_take(sparse)):
+            embeddings.kernel_sets_overflow = False
+            return super().forward(dense, sparse, embeddings)
+        embeddings.kernel_sets_overflow = True
+        return dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots())
+
+
+class DotFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None) -> Tensor:
         dense, sparse = dense.contiguous(), sparse.contiguous()
@@ -79,4 +91,4 @@ def dot_features(
     The backward pass sets `overflow` to 1 if a gradient is infinite or NaN and never resets it. With `slots` it writes
     the gradient of `sparse` there and returns zeros.
     """
-    return Dot.apply(dense, sparse, overflow, slots)  # type: ignore[return-value]
+    return DotFeatures.apply(dense, sparse, overflow, slots)  # type: ignore[return-value]

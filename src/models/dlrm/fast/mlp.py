@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.gpu.products import input_gradient
-from src.gpu.triton_helpers import launch, power_of_2
-from src.models.dlrm.kernels.fused import mlp_triton as kernels
+from src.gpu.triton_helpers import can_take, launch, power_of_2, working_dtype
+from src.models.dlrm.fast import mlp_triton as kernels
+from src.models.dlrm.mlp import MLP
 
 ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
 ROWS, BLOCK, WIDTH = 512, 32, 128
@@ -20,6 +21,16 @@ def supported(widths: tuple[int, ...], logit: bool) -> bool:
     """Returns whether the kernels support layers of these widths."""
     hidden = widths[1:-1] if logit else widths[1:]
     return bool(hidden) and all(width % ALIGNED == 0 for width in hidden) and (not logit or hidden[-1] <= MAX_LOGIT)
+
+
+class FastMLP(MLP):
+    """All layers as one function, in autocast's dtype or that of the weights; logits are float32."""
+
+    def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
+        parameters = [parameter for layer in self.layers for parameter in layer.parameters()]
+        if not (supported(self.widths, self.logit) and can_take(parameters[0])):
+            return super().forward(x)
+        return mlp(x.to(working_dtype(parameters[0])), self.logit, *parameters)
 
 
 class FusedMLP(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor
 from src.batches.clicks import Table
 from src.gpu.side_stream import SideStream, side_stream
 from src.gpu.triton_helpers import launch, power_of_2
-from src.models.dlrm.kernels.fused import tables_triton as kernels
+from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}

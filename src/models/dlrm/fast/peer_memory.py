@@ -14,7 +14,7 @@ from torch import Tensor
 
 from src.models.dlrm.embeddings import GradientSlots
 from src.models.dlrm.exchange import Exchange, LookupIds, TableShards
-from src.models.dlrm.kernels import dispatch
+from src.models.dlrm.fast import tables as kernels
 from src.parallel.shared_memory import on_every_rank, shared_memory
 
 ALIGNMENT = 16  # elements: the kernels assume that each row begins at a multiple of it
@@ -59,8 +59,8 @@ class PeerMemoryExchange(Exchange):
     def reason_unsupported(tables: TableShards) -> str | None:
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) != tables.world:
             return "the ranks are on several machines"
-        if dispatch.kernels() is None or tables.dim % ALIGNMENT:
-            return f"it needs Triton, and an embedding_dim that is a multiple of {ALIGNMENT}"
+        if tables.dim % ALIGNMENT:
+            return f"it needs an embedding_dim that is a multiple of {ALIGNMENT}"
         return None
 
     def __init__(self, tables: TableShards) -> None:
@@ -105,7 +105,7 @@ class PeerMemoryExchange(Exchange):
                 parts.append(spans[number])
                 targets.append(buffers.ids[rank][begin:])
         if parts:
-            self.kernels.send_ids(ids, parts, targets)
+            kernels.send_ids(ids, parts, targets)
         # After this barrier every rank has also read the vectors and gradients of the previous batch.
         buffers.barrier()
         return buffers.ids[self.rank][: samples * sum(hotness[self.rank])]
@@ -114,7 +114,7 @@ class PeerMemoryExchange(Exchange):
         space = self.latest = self.workspace(lookup.batch, dtype)
         held, tables = self.held_by[self.rank], self.tables.own
         if held:
-            self.kernels.look_up_into(space.vectors, held, list(tables.weights), tables.tables, lookup.own)
+            kernels.look_up_into(space.vectors, held, list(tables.weights), tables.tables, lookup.own)
         if lookup.own_order is not None:
             # After the barrier other ranks may overwrite the ids, so the side stream must have read them.
             torch.cuda.current_stream().wait_event(lookup.own_order.ids_read)
@@ -125,9 +125,7 @@ class PeerMemoryExchange(Exchange):
     def add_replicated(self, lookup: LookupIds, vectors: Tensor) -> None:
         if self.replicated:
             replicas = self.tables.replicas
-            self.kernels.look_up_into(
-                [vectors], self.replicated, list(replicas.weights), replicas.tables, lookup.replicated
-            )
+            kernels.look_up_into([vectors], self.replicated, list(replicas.weights), replicas.tables, lookup.replicated)
 
     def gradient_slots(self) -> GradientSlots:
         assert self.latest is not None
@@ -135,13 +133,7 @@ class PeerMemoryExchange(Exchange):
         origin = self.latest.vectors[self.rank]
         slots = self._slots(self.latest)
         offsets = [(slot.data_ptr() - origin.data_ptr()) // origin.itemsize for slot in slots]
-        return GradientSlots(origin, self.kernels.cached_tensor(tuple(offsets), torch.int64, self.device))
-
-    @property
-    def kernels(self) -> Any:
-        fused = dispatch.kernels()
-        assert fused is not None
-        return fused.tables
+        return GradientSlots(origin, kernels.cached_tensor(tuple(offsets), torch.int64, self.device))
 
     def _slots(self, space: Workspace) -> Sequence[Tensor]:
         """Returns each table's slot for the gradients of this rank's samples, [batch, dim]."""

@@ -1,1 +1,0 @@
-"""DLRM's fused kernels; `dispatch` chooses between plain torch and the Triton kernels in `fused`."""

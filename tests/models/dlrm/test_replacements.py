@@ -1,0 +1,35 @@
+"""DLRM's fast modules in the place of its plain ones. Imports no Triton itself: a test of the contract asks."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.batches.clicks import Clicks, Table
+from src.models.dlrm import DLRM, fast
+from tests.support.kernels_contract import KernelsContract
+
+TABLES = [Table("cat_0.bin", 9), Table("cat_1.bin", 4, 2), Table("cat_2.bin", 30)]
+
+
+class TestReplacements(KernelsContract):
+    replacements = fast.REPLACEMENTS
+
+    def network(self) -> DLRM:
+        torch.manual_seed(0)
+        return DLRM(TABLES, num_numerical=5, embedding_dim=16, bottom=[24, 16], top=[32, 16])
+
+    def loss(self, network: nn.Module, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        numerical = torch.randn(11, 5, generator=generator)
+        ids = [torch.randint(table.cardinality, (11 * table.hotness,), generator=generator) for table in TABLES]
+        labels = torch.randint(2, (11,), generator=generator).float()
+        clicks = Clicks(labels, numerical, torch.cat(ids).int())
+        logits = cast(DLRM, network)(clicks)
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+    def take_step(self, network: nn.Module) -> None:
+        """The tables take theirs themselves."""
+        super().take_step(network)
+        cast(DLRM, network).embeddings.update(torch.tensor(0.1))
