@@ -86,7 +86,7 @@ class Task(pl.LightningModule):
         self.automatic_optimization = False  # TrainStep does it, so that one graph can hold the whole step
         self.clock = Clock()
         self.execution = Execution()
-        self.kernels: Kernels = "auto"  # the names of `accelerate`
+        self.kernels: Kernels = "off"  # the names of `accelerate`
         self.clip_norm: float | None = None
         self.batch_size = 1.0  # samples of a batch of one rank, mean over this run: cost() spreads its traffic over it
         self.updates = 1.0  # optimiser steps a batch, likewise
@@ -132,6 +132,11 @@ class Task(pl.LightningModule):
         """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""
         self.kernels = kernels
         replace_submodules(self.network, self.replacements, kernels)
+
+    def take_network(self, network: nn.Module) -> None:
+        """Puts another network in the place of this one, with the fast modules that `accelerate` named."""
+        self.network = network
+        self.accelerate(self.kernels)
 
     def compile_network(self) -> None:
         """Compiles what is worth compiling; nothing unless the model says so."""

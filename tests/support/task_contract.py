@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -38,6 +38,7 @@ class TaskContract(ABC):
 
     reference: tuple[str, ...] = ()
     fast: tuple[str, ...] = ()
+    sizes_of_data: tuple[str, ...] = ()  # keys of model.task.sizes; without them the network is made anew for the data
     ragged = False  # a batch of samples of many sizes: the loaders' shapes are theirs alone
     learning_steps = 30
 
@@ -203,6 +204,18 @@ class TaskContract(ABC):
                 state = {**task.state_dict(), **dict(task.named_buffers())}
                 results.append((losses, gradients, {name: value.clone() for name, value in state.items()}))
         torch.testing.assert_close(results[3:], results[:3], rtol=1e-8, atol=1e-10)
+
+    @pytest.mark.parametrize("kernels", ["auto", "off"])
+    def test_a_network_that_is_made_for_the_data_has_the_fast_modules_too(self, home: Path, kernels: str) -> None:
+        config = self.config(home, f"output_dir={home / kernels}", f"execution.kernels={kernels}")
+        with open_dict(config):
+            for name in self.sizes_of_data:
+                del config.model.task.sizes[name]
+        job = build(complete(config), Clock())
+        job.task.bind_data(job.datamodule)
+        before = [type(module) for module in job.task.network.modules()]
+        job.task.accelerate(kernels)  # type: ignore[arg-type]
+        assert before == [type(module) for module in job.task.network.modules()]
 
     def test_cost_is_what_torch_counts(self, home: Path) -> None:
         task = self.task(home, *self.reference)

@@ -101,7 +101,7 @@ class DistilBertTask(Task):
         sizes, (count, source) = self.network.sizes, sentences.words()
         if count != sizes.vocab_size and self.weights == RANDOM and "vocab_size" not in self.given_sizes:
             sizes = replace(sizes, vocab_size=count)
-            self.network = self.make_network(sizes).to(self.device)
+            self.take_network(self.make_network(sizes).to(self.device))
         if count != sizes.vocab_size:
             raise UserError(
                 f"{source} has {count} word pieces, the weights are for {sizes.vocab_size}; give the vocabulary that "

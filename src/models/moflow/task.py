@@ -113,7 +113,7 @@ class MoFlowTask(Task):
         vocabulary = molecules.data.vocabulary
         self._check_vocabulary(vocabulary)
         if vocabulary.num_classes != self.network.num_atom_classes:
-            self.network = self.network.with_atom_classes(vocabulary.num_classes).to(self.device)
+            self.take_network(self.network.with_atom_classes(vocabulary.num_classes).to(self.device))
         self.elements = vocabulary.elements
         if self.generated_molecules is not None:
             most = torch.from_numpy(molecules.data.most_bonds()).float().to(self.device)

@@ -106,7 +106,7 @@ class SE3TransformerTask(Task):
         assert graphs.elements is not None
         count = features_of([number_of(symbol) for symbol in graphs.elements]).shape[1]
         if count != self.network.transformer.fiber_in.channels(0):
-            self.network = self.network.with_node_features(count).to(self.device)
+            self.take_network(self.network.with_node_features(count).to(self.device))
         self.elements = graphs.elements
         if self.model_config is not None:
             self.model_config["task"]["elements"] = self.elements

@@ -35,6 +35,7 @@ class TestDistilBertPadded(TaskContract):
 
 
 class TestDistilBertPacked(TaskContract):
+    sizes_of_data = ("vocab_size",)
     ragged = True
 
     def config(self, home: Path, *overrides: str) -> DictConfig:
