@@ -14,10 +14,12 @@ from torch import Tensor
 from src.batches.molecular_graphs import Graph
 from src.measure.replay import device_ms
 from src.models.se3_transformer.conv import ConvSE3
+from src.models.se3_transformer.fast import contraction, linear, norm, radial
+from src.models.se3_transformer.fast import edges as edge_kernels
+from src.models.se3_transformer.fast.conv import plans_of
+from src.models.se3_transformer.fast.frames import edge_rotations, wigner
+from src.models.se3_transformer.fast.plan import Plan
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.frames import edge_rotations, wigner
-from src.models.se3_transformer.kernels import dispatch
-from src.models.se3_transformer.plan import Plan
 
 HIDDEN, VALUE = Fiber.create(4, 32), Fiber.create(4, 16)  # published: hidden features; values and keys
 MID, HEADS = 32, 8
@@ -55,9 +57,8 @@ Kernel = tuple[str, Callable[..., Tensor], Sequence[Tensor], float]
 
 def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
     """Name, function, inputs and floating-point operations (0 if not a matrix product) of each kernel of a layer."""
-    fused: Any = dispatch.kernels()
     layer: Any = ConvSE3(HIDDEN, HIDDEN, 4, 3, split=(VALUE, VALUE), use_layer_norm=True).cuda()
-    plan, group = layer.plans[0], layer.groups[0]
+    plan, group = plans_of(layer)[0], layer.groups[0]
     edges, nodes = len(graph.src), len(graph.positions)
     products = 2 * multiply_adds(plan) * edges
     turns = wigner(edge_rotations(graph.positions[graph.dst] - graph.positions[graph.src]), 3).to(dtype)
@@ -68,17 +69,17 @@ def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
         return torch.randn(shape, device="cuda", dtype=as_dtype)
 
     features = random(nodes, HIDDEN.num_features)
-    norm = [random(128, as_dtype=torch.float32) for _ in range(2)]
+    affine = [random(128, as_dtype=torch.float32) for _ in range(2)]
     return [
-        ("contraction", lambda h, x, w: fused.contraction.contract(h, x, w, plan),
+        ("contraction", lambda h, x, w: contraction.contract(h, x, w, plan),
          [random(edges, MID).relu(), random(edges, plan.source.num_features), weights], products),
-        ("to edges", lambda x: fused.edges.gather_to_edges(x, turns, graph, plan.source), [features], 0),
-        ("attention", lambda m, q: fused.edges.attend(m, q, turns, graph, value, key, HEADS),
+        ("to edges", lambda x: edge_kernels.gather_to_edges(x, turns, graph, plan.source), [features], 0),
+        ("attention", lambda m, q: edge_kernels.attend(m, q, turns, graph, value, key, HEADS),
          [random(edges, plan.num_columns), random(nodes, VALUE.num_features)], 0),
-        ("norm", lambda x, w, b: fused.norm.norm(x, w, b, HIDDEN, 2.0**-24, 1e-5), [features, *norm], 0),
-        ("linear", lambda w, x: fused.linear.linear((x,), w), [random(4, 32, 32, as_dtype=torch.float32), features],
+        ("norm", lambda x, w, b: norm.norm(x, w, b, HIDDEN, 2.0**-24, 1e-5), [features, *affine], 0),
+        ("linear", lambda w, x: linear.linear((x,), w), [random(4, 32, 32, as_dtype=torch.float32), features],
          2 * 16 * 32 * 32 * nodes),
-        ("radial", lambda x, *_: fused.radial.hidden(x, group.hidden),
+        ("radial", lambda x, *_: radial.hidden(x, group.hidden),
          [random(edges, 5, as_dtype=torch.float32), *group.hidden.parameters()], 0),
     ]  # fmt: skip
 

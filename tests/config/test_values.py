@@ -102,7 +102,7 @@ REFUSED = {
         "model.task.network.num_channels=-4": COUNT, "model.task.network.num_heads=0": COUNT,
         "model.task.network.channels_div=0": COUNT, "model.task.network.pooling=min": "max, mean or sum",
         "model.task.network.norm=2": BOOL, "model.task.network.low_memory=often": BOOL,
-        "model.task.network.sharing=none": "full or pairwise", "model.task.network.execution=slow": "fast or reference",
+        "model.task.network.sharing=none": "full or pairwise",
         "+model.task.network.output_dim=0": COUNT, "datamodule.edges.cutoff=0": POSITIVE,
         "datamodule.edges.cutoff=nan": POSITIVE,
         "datamodule.edges.kind=all": "bonds, radius or full", "datamodule.source.limit=-1": COUNT + NULL,

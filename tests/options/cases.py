@@ -47,7 +47,8 @@ class Case:
 # Options that must not change a loss: they say how the same mathematics is run, or what is looked at meanwhile.
 SAME_LOSSES = (
     "execution.compile=*", "execution.graph_gaps=*", "execution.graph_warmup_steps=*", "execution.exchange=*",
-    "execution.deterministic=*", "model.task.network.execution=*", "model.task.network.low_memory=*",
+    "execution.deterministic=*", "execution.kernels=*", "model.task.network.execution=*",
+    "model.task.network.low_memory=*",
     "model.task.network.norm_batch=null", "model.task.engine=*", "model.task.target=*",
     "fit.max_time_s=*", "fit.evaluate_first=*", "fit.eval_every_n_*", "fit.checkpoint_every_n_*",
     "fit.final_evaluation=*", "fit.ema_decay=*", "precision.loss_scale_growth_steps=*", "measure.*", "logger=*",
@@ -56,7 +57,7 @@ SAME_LOSSES = (
 )  # fmt: skip
 # Compared at a low rate in fp32: at the published one the loss of this small batch goes from 1.1 to 2.5 in the first
 # step, and a difference of 1e-6 of the loss becomes one of 2e-3 in the second and of 0.12 in the eighth, on an H200.
-AMPLIFIED = "se3_transformer/published: model.task.network.execution=reference"
+AMPLIFIED = "se3_transformer/published: execution.kernels=off"
 CALM = "precision=fp32", "hp.lr=1e-5"
 # Options that are not enumerated, by their reason.
 LEFT_OUT = {
@@ -173,7 +174,7 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
         "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
-    if (config.model.name, text) == ("se3_transformer", "model.task.network.execution=reference"):
+    if (config.model.name, text) == ("se3_transformer", "execution.kernels=off"):
         needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     data_root = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []

@@ -37,7 +37,8 @@ def run(model: str, home: Path, overrides: Sequence[str]) -> None:
         train(composed("train", *mine))
     checkpoint, output = home / "trained" / "checkpoints" / "last.ckpt", home / "predicted"
     data = [*ON_DISK] if model == "dlrm" else []
-    device = [override for override in overrides if override.startswith(("precision=", "hardware="))]
+    same = "precision=", "hardware=", "execution.kernels="
+    device = [override for override in overrides if override.startswith(same)]
     command = [
         f"model={model}", *data, f"ckpt_path={checkpoint}", FLAG, *device, "batch_size=8", "num_samples=24",
         f"data_root={home / 'data'}", f"output_dir={output}",

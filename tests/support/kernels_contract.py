@@ -21,7 +21,8 @@ from src.gpu.replace import replace_submodules
 network = Contract().network()
 replace_submodules(network, Contract.replacements, "off")
 Contract().loss(network, torch.float32).backward()
-assert not [name for name in sys.modules if name == "triton" or name.endswith("_triton")]
+assert not [name for name in sys.modules if name.startswith("src.") and name.endswith("_triton")]
+assert "triton" not in sys.modules or "torch._dynamo" in sys.modules  # torch imports it there, for e3nn
 """
 
 
@@ -30,10 +31,13 @@ class KernelsContract(ABC):
 
     tolerance: of loss, gradients and a step in float32 against float64, over the largest; where plain torch's own
         errors are larger, five times those.
+    rounded: names whose fast modules compute in another order in plain torch, with other rounding, what their kernels
+        cannot take.
     """
 
     replacements: ClassVar[Replacements]
     tolerance = 2e-4
+    rounded: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -92,7 +96,11 @@ class KernelsContract(ABC):
     def test_what_it_cannot_take_is_the_plain_modules(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_helpers, "devices", {"cuda"})
         found, expected = (self.stepped(n, torch.float32) for n in (self.accelerated([name]), self.network()))
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        if name in self.rounded:
+            torch.testing.assert_close(found, expected, rtol=self.tolerance, atol=self.tolerance)
+            assert any(not torch.equal(found[key], value) for key, value in expected.items())
+        else:
+            assert all(torch.equal(found[key], value) for key, value in expected.items())
 
     def test_twice_is_once_and_off_undoes_it(self, name: str) -> None:
         network = self.network()

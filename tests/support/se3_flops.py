@@ -1,4 +1,4 @@
-"""FLOPs of the reference execution that the network's cost leaves out."""
+"""FLOPs of the plain modules that the network's cost leaves out."""
 
 from src.models.se3_transformer.network import SE3TransformerPooled
 

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from src.batches.molecular_graphs import Graph
-from src.models.se3_transformer.conv import ConvSE3
+from src.models.se3_transformer.attention import attend
+from src.models.se3_transformer.conv import ConvSE3, sum_incoming
+from src.models.se3_transformer.fast.conv import plans_of
+from src.models.se3_transformer.fast.frames import EdgeLayout, edge_rotations, wigner
+from src.models.se3_transformer.fast.plan import Plan
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.frames import EdgeLayout, edge_rotations, wigner
-from src.models.se3_transformer.kernels import dispatch, reference
-from src.models.se3_transformer.plan import Plan
+from src.models.se3_transformer.linear import multiply
+from src.models.se3_transformer.norm import normalised
 from src.models.se3_transformer.radial import Group, RadialGroup
 from tests.support.kernel_differences import Difference, difference, random
 
@@ -61,7 +64,7 @@ def contraction(fused: Any, plan: Plan, edges: int, mid: int, dtype: torch.dtype
     inputs[0] = inputs[0].to(dtype).float()
     return difference(
         lambda h, x, w: fused.contraction.contract(h, x, w, plan),
-        lambda h, x, w: reference.contract(h, x, w, plan),
+        lambda h, x, w: plan.contract(h, x, w),
         inputs,
     )
 
@@ -69,7 +72,7 @@ def contraction(fused: Any, plan: Plan, edges: int, mid: int, dtype: torch.dtype
 def plan_of(inputs: Fiber, *outputs: Fiber) -> Plan:
     """Returns the plan of a convolution's first group, which has all degrees if channels are equal."""
     total = sum(outputs[1:], outputs[0])
-    return ConvSE3(inputs, total, 1, max(inputs.max_degree, total.max_degree), split=outputs).plans[0]
+    return plans_of(ConvSE3(inputs, total, 1, max(inputs.max_degree, total.max_degree), split=outputs))[0]
 
 
 def gathering(fused: Any, layout: EdgeLayout, graph: Graph, dtype: torch.dtype) -> Difference:
@@ -89,7 +92,7 @@ def summing(fused: Any, layout: EdgeLayout, graph: Graph, dtype: torch.dtype) ->
     columns = random(len(graph.src), layout.num_features, seed=5, device=device).to(dtype)
     return difference(
         lambda x: fused.edges.sum_from_edges(x, matrices, graph, layout),
-        lambda x: dispatch.sum_incoming(layout.from_edge(x, matrices.double()), graph),
+        lambda x: sum_incoming(layout.from_edge(x, matrices.double()), graph),
         [columns],
     )
 
@@ -105,7 +108,7 @@ def attention(
     def plain(messages: Tensor, query: Tensor) -> Tensor:
         values, keys = messages.split([value.num_features, key.num_features], 1)
         values, keys = value.from_edge(values, matrices.double()), key.from_edge(keys, matrices.double())
-        return reference.attend(values, keys, query, graph, heads, value.fiber, key.fiber)
+        return attend(values, keys, query, graph, heads, value.fiber, key.fiber)
 
     return difference(
         lambda m, q: fused.edges.attend(m, q, matrices, graph, value, key, heads), plain, [messages, query]
@@ -122,7 +125,7 @@ def normalising(
     affine = [0.5 + random(count, seed=seed, device=device).float() for seed in (9, 10)]
     return difference(
         lambda x, w, b: fused.norm.norm(x, w, b, fiber, smallest, EPS),
-        lambda x, w, b: reference.norm(x, w, b, fiber, smallest, EPS),
+        lambda x, w, b: normalised(x, w, b, fiber, smallest, EPS),
         [features.to(dtype), *affine],
     )
 
@@ -135,9 +138,7 @@ def multiplying(
     weights = random(degrees, outer, sum(inner), seed=11, device=device).to(dtype).float()
     inputs = [random(nodes, degrees**2 * c, seed=12 + c, device=device).to(dtype) for c in inner]
     fiber = Fiber.create(degrees, outer)
-    return difference(
-        lambda w, *x: fused.linear.linear(x, w), lambda w, *x: reference.linear(x, w, fiber), [weights, *inputs]
-    )
+    return difference(lambda w, *x: fused.linear.linear(x, w), lambda w, *x: multiply(x, w, fiber), [weights, *inputs])
 
 
 def hidden_layer(

@@ -25,6 +25,8 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 def ours(assignment: Assignment, device: torch.device) -> Prepared:
     """Runs our ConvSE3 with its kernels."""
     from src.batches.molecular_graphs import Graph
+    from src.gpu.replace import replace_submodules
+    from src.models.se3_transformer import fast
     from src.models.se3_transformer.conv import ConvSE3, Geometry
     from src.models.se3_transformer.fiber import Fiber
 
@@ -34,9 +36,9 @@ def ours(assignment: Assignment, device: torch.device) -> Prepared:
     graph = Graph(*(tensor.to(device) for tensor in graph[:7]), distinct=True)
     fiber = Fiber.create(DEGREES, channels(assignment))
     layer: Any = ConvSE3(fiber, fiber, SCALARS - 1, DEGREES - 1, use_layer_norm=True).to(device)
+    replace_submodules(layer, fast.REPLACEMENTS)
     scalars = torch.randn(assignment.batch_size, SCALARS - 1, device=device)
-    with autocast(assignment.case.precision, device):
-        geometry = Geometry.of(graph, scalars, DEGREES - 1, "fast")
+    geometry = Geometry.of(graph, scalars, DEGREES - 1)
     features = torch.randn(len(positions), fiber.num_features, device=device, requires_grad=True)
     step = forward_and_backward(lambda: layer(features, geometry), features, layer, assignment, device)
     return Prepared(Once(lambda: in_graph(step, device)), INCLUDES, ["triton"])

@@ -1,8 +1,8 @@
 """SE(3)-Transformer: equivariant attention on molecular graphs (arXiv:2006.10503).
 
-Everything here is plain torch:
+The network is plain torch; `fast.accelerate` replaces its layers by faster ones:
 
-    network = SE3TransformerPooled()
+    network = fast.accelerate(SE3TransformerPooled())
     graph = Graph.build(positions, src, dst, graph_sizes)
     prediction = network(graph, node_features, edge_features)
 """

@@ -1,8 +1,10 @@
 """Multi-head attention over the incoming edges of each node."""
 
+import math
 from collections.abc import Callable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -10,8 +12,6 @@ from src.batches.molecular_graphs import Graph
 from src.errors import UserError
 from src.models.se3_transformer.conv import ConvSE3, EdgeFeatures, Geometry
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.kernels import dispatch
-from src.models.se3_transformer.kernels.reference import attend
 from src.models.se3_transformer.linear import LinearSE3
 from src.models.se3_transformer.radial import Sharing
 
@@ -91,18 +91,11 @@ class AttentionBlockSE3(nn.Module):
         geometry: Geometry,
         edge_features: EdgeFeatures = None,
     ) -> Float[Tensor, "nodes features_out"]:
-        query, graph, convolution = self.to_query(features), geometry.graph, self.to_value_key
-        if geometry.wigner is not None:
-            # Messages stay in the edge frames: the attention kernel rotates them before it sums.
-            messages = apply_convolution(convolution.edge_messages, features, geometry, edge_features, self.low_memory)
-            value, key = convolution.layouts
-            num_heads = self.attention.num_heads
-            attended = dispatch.attend(messages, query, geometry.wigner, graph, value, key, num_heads)
-        else:
-            value_key = apply_convolution(convolution, features, geometry, edge_features, self.low_memory)
-            widths = [self.attention.value_fiber.num_features, self.attention.key_fiber.num_features]
-            value, key = value_key.split(widths, 1)
-            attended = self.attention(value, key, query, graph)
+        query = self.to_query(features)
+        value_key = apply_convolution(self.to_value_key, features, geometry, edge_features, self.low_memory)
+        widths = [self.attention.value_fiber.num_features, self.attention.key_fiber.num_features]
+        value, key = value_key.split(widths, 1)
+        attended = self.attention(value, key, query, geometry.graph)
         return self.project(attended, features)
 
 
@@ -118,3 +111,49 @@ def apply_convolution(
         return convolution(features, geometry, edge_features)
     arguments = (features, geometry, edge_features)
     return checkpoint(convolution, *arguments, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
+
+
+def attend(
+    value: Float[Tensor, "edges value_features"],
+    key: Float[Tensor, "edges key_features"],
+    query: Float[Tensor, "nodes key_features"],
+    graph: Graph,
+    num_heads: int,
+    value_fiber: Fiber,
+    key_fiber: Fiber,
+) -> Float[Tensor, "nodes value_features"]:
+    """Computes for each node and head the softmax(<key, query> / sqrt(columns))-weighted sum of incoming values.
+
+    Heads split every degree's channels in order; `columns` counts the key's columns of all heads, as published. Nodes
+    without incoming edges get 0; padded edges are ignored. Logits, weights and sums are float32 or wider.
+    """
+    wide = torch.promote_types(value.dtype, torch.float32)
+    nodes, edges = len(query), torch.arange(len(key), device=key.device)
+    # Padded edges form an extra segment, which is dropped, so that not even their NaNs reach a node.
+    segment = graph.dst.where(edges < graph.dst_ptr[-1], nodes).long()
+    products = [
+        (k.to(wide) * q[graph.dst].to(wide)).sum((1, 3))
+        for k, q in zip(by_head(key, key_fiber, num_heads), by_head(query, key_fiber, num_heads), strict=True)
+    ]
+    logits = sum(products[1:], products[0]) / math.sqrt(key_fiber.num_features)
+    weights = segment_softmax(logits, segment, nodes + 1)[:, None, :, None]
+    weighted = [(weights * v.to(wide)).flatten(1) for v in by_head(value, value_fiber, num_heads)]
+    sums = weights.new_zeros(nodes + 1, value_fiber.num_features).index_add(0, segment, torch.cat(weighted, 1))
+    return sums[:nodes].to(value.dtype)
+
+
+def segment_softmax(
+    logits: Float[Tensor, "edges heads"], segment: Int64[Tensor, " edges"], segments: int
+) -> Float[Tensor, "edges heads"]:
+    """Computes the softmax over the rows of each segment, for each column."""
+    rows = segment[:, None].expand(logits.shape)
+    largest = logits.new_full((segments, logits.shape[1]), -torch.inf).scatter_reduce(0, rows, logits.detach(), "amax")
+    powers = (logits - largest[segment]).exp()
+    return powers / powers.new_zeros(largest.shape).index_add(0, segment, powers)[segment]
+
+
+def by_head(x: Float[Tensor, "rows features"], fiber: Fiber, num_heads: int) -> list[Float[Tensor, "rows _ heads _"]]:
+    """Returns features as [rows, components, heads, channels]: one tensor if channels are equal, or one per degree."""
+    if fiber.equal_channels:
+        return [x.unflatten(1, (-1, num_heads, fiber.equal_channels // num_heads))]
+    return [fiber.part(x, degree).unflatten(2, (num_heads, -1)) for degree in fiber]

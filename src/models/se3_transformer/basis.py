@@ -5,7 +5,7 @@ J = |d_in - d_out| .. d_in + d_out of a weight times K_J(r) = sum_m Q_J[:, :, m]
 symbols, Y_J its spherical harmonics ("integral" normalisation). Equation 8 of arXiv:2006.10503.
 
 If r is e3nn's polar axis y, K_J couples component m of the input only with components m and -m of the output: with
-a = K_J[m, m] and b = K_J[m, -m], [out_m, out_-m] = [[a, b], [-b, a]] [in_m, in_-m]. The fast execution uses this, as
+a = K_J[m, m] and b = K_J[m, -m], [out_m, out_-m] = [[a, b], [-b, a]] [in_m, in_-m]. Convolutions of `fast` use this, as
 arXiv:2302.03655 does; `polar_coefficients` returns a and b.
 """
 

@@ -18,8 +18,8 @@ def energy_and_forces(
 ) -> tuple[Float[Tensor, " graphs"], Float[Tensor, "nodes 3"]]:
     """Returns the network's single output as energy, and forces = -d energy / d positions in its unit per angstrom.
 
-    With `create_graph` both can be used in a loss; otherwise they are detached. Uses the reference execution. Raises
-    UserError for a network with several outputs.
+    With `create_graph` both can be used in a loss; otherwise they are detached. Convolutions are plain ones here.
+    Raises UserError for a network with several outputs.
     """
     with torch.enable_grad():
         positions = graph.positions.detach().requires_grad_()

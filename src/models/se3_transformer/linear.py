@@ -1,4 +1,4 @@
-"""LinearSE3: one matrix per degree that mixes channels-Transformer section 2.4)."""
+"""LinearSE3: one matrix per degree that mixes channels (SE(3)-Transformer, section 2.4)."""
 
 import math
 
@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.gpu.triton_helpers import working_dtype
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.kernels import dispatch
 
 
 class LinearSE3(nn.Module):
@@ -41,8 +41,12 @@ class LinearSE3(nn.Module):
         return self._all_at_once(features) if self.batched else self._by_degree(features)
 
     def _all_at_once(self, features: tuple[Tensor, ...]) -> Tensor:
-        weights = torch.stack([self.weights[str(degree)] for degree in self.fiber_out])
-        return dispatch.linear(features, weights, self.fiber_out)
+        dtype = working_dtype(features[0])
+        return multiply(tuple(x.to(dtype) for x in features), self.stacked().to(dtype), self.fiber_out)
+
+    def stacked(self) -> Float[Tensor, "degrees outer inner"]:
+        """Returns the matrices of all degrees, which have equal shapes."""
+        return torch.stack([self.weights[str(degree)] for degree in self.fiber_out])
 
     def _by_degree(self, features: tuple[Tensor, ...]) -> Tensor:
         parts = []
@@ -56,3 +60,17 @@ class LinearSE3(nn.Module):
                 part = features[0].new_zeros(len(features[0]), 2 * degree + 1, c_out)
             parts.append(part.flatten(1))
         return torch.cat(parts, 1)
+
+
+def multiply(
+    inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"], fiber_out: Fiber
+) -> Float[Tensor, "nodes features"]:
+    """Multiplies every degree's channels by its matrix; all fibers have the output's degrees and equal channels.
+
+    The matrices' inner columns are those of the inputs in order. One product per input, batched over components.
+    """
+    by_component = torch.cat([w.expand(2 * d + 1, -1, -1) for d, w in zip(fiber_out, weights, strict=True)])
+    parts = [x.unflatten(1, (len(by_component), -1)).transpose(0, 1) for x in inputs]
+    matrices = by_component.transpose(1, 2).split([part.shape[2] for part in parts], 1)
+    terms = [part.bmm(matrix) for part, matrix in zip(parts, matrices, strict=True)]
+    return sum(terms[1:], terms[0]).transpose(0, 1).flatten(1)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -11,9 +10,8 @@ from src.batches.molecular_graphs import Graph
 from src.config.ranges import Count, Number, Range
 from src.errors import UserError
 from src.models.se3_transformer.attention import AttentionBlockSE3, apply_convolution
-from src.models.se3_transformer.conv import ConvSE3, Execution, Geometry
+from src.models.se3_transformer.conv import ConvSE3, Geometry
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.kernels.dispatch import note
 from src.models.se3_transformer.norm import NormSE3
 from src.models.se3_transformer.pooling import Pooling, check_pooling, pool
 from src.models.se3_transformer.radial import Sharing
@@ -35,7 +33,6 @@ class SE3Transformer(nn.Module):
         low_memory: recompute convolutions in the backward pass (activation checkpointing).
         sharing: `full` shares radial networks as NVIDIA's fully fused convolutions do, `pairwise` gives each pair of
             degrees its own.
-        execution: `reference` computes the formula literally, `fast` the same function in less time and memory.
 
     Raises UserError for incompatible arguments.
     """
@@ -55,7 +52,6 @@ class SE3Transformer(nn.Module):
         use_layer_norm: bool = True,
         low_memory: bool = False,
         sharing: Sharing = "full",
-        execution: Execution = "fast",
     ) -> None:
         super().__init__()
         fiber_hidden = fiber_hidden or Fiber.create(4, 32)
@@ -63,7 +59,6 @@ class SE3Transformer(nn.Module):
         self.returned = fiber_out if return_type is None else fiber_out.restricted(Fiber({return_type: 1}))
         self.pooling: Pooling | None = pooling
         self.return_type, self.low_memory = return_type, low_memory
-        self.execution: Execution = execution  # may be changed at any time
         self._check(sharing)
         self.max_degree = max(fiber_in.max_degree, fiber_hidden.max_degree, fiber_out.max_degree)
         scalars = self.fiber_edge.channels(0)
@@ -97,9 +92,8 @@ class SE3Transformer(nn.Module):
         )
 
     def _check(self, sharing: str) -> None:
-        for name, value, choices in (("execution", self.execution, Execution), ("sharing", sharing, Sharing)):
-            if value not in get_args(choices):
-                raise UserError(f"{name}={value} must be one of {', '.join(get_args(choices))}")
+        if sharing not in get_args(Sharing):
+            raise UserError(f"sharing={sharing} must be one of {', '.join(get_args(Sharing))}")
         if not self.returned:
             raise UserError(f"return_type={self.return_type} is not a degree of the output {self.fiber_out}")
         if self.pooling is not None:
@@ -114,15 +108,14 @@ class SE3Transformer(nn.Module):
     ) -> Float[Tensor, "rows channels components"] | dict[int, Float[Tensor, "rows _ _"]]:
         """Returns features as {degree: [nodes, channels, 2 degree + 1]}, or the degree that `return_type` names.
 
-        With `pooling`, rows are molecules. The reference execution always runs for positions that require a gradient
-        and for graphs with an edge of length 0. Raises UserError for features of another fiber.
+        With `pooling`, rows are molecules. Raises UserError for features of another fiber.
         """
         dtype = next(self.parameters()).dtype
         graph = graph._replace(positions=graph.positions.to(dtype))
         nodes = by_degree(node_features, self.fiber_in, "node_features")
         edges = by_degree({} if edge_features is None else edge_features, self.fiber_edge, "edge_features")
         scalars = edges[0].flatten(1) if 0 in edges else graph.positions.new_zeros(len(graph.src), 0)
-        geometry = Geometry.of(graph, scalars.to(dtype), self.max_degree, self._execution_for(graph))
+        geometry = Geometry.of(graph, scalars.to(dtype), self.max_degree)
         features = self.fiber_in.flatten(nodes).to(dtype)
         for block, norm in zip(self.blocks, self.norms, strict=True):
             features = norm(block(features, geometry, edges))
@@ -131,13 +124,6 @@ class SE3Transformer(nn.Module):
             features = pool(features, graph.graph_ptr, self.pooling)
         returned = self.fiber_out.unflatten(features)
         return returned if self.return_type is None else returned[self.return_type]
-
-    def _execution_for(self, graph: Graph) -> Execution:
-        if not graph.distinct:
-            note("an edge has length 0 (two atoms at one position): the reference execution runs, the fast one cannot")
-            return "reference"
-        needs_gradient = torch.is_grad_enabled() and graph.positions.requires_grad
-        return "reference" if needs_gradient else self.execution
 
 
 class SE3TransformerPooled(nn.Module):
@@ -169,7 +155,6 @@ class SE3TransformerPooled(nn.Module):
         edge_features: Number = 4,
         output_dim: Count = 1,
         sharing: Sharing = "full",
-        execution: Execution = "fast",
     ) -> None:
         self._arguments: dict[str, Any] = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
@@ -190,7 +175,6 @@ class SE3TransformerPooled(nn.Module):
             use_layer_norm=use_layer_norm,
             low_memory=low_memory,
             sharing=sharing,
-            execution=execution,
         )
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, output_dim))
 

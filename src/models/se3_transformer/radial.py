@@ -64,6 +64,18 @@ def groups_of(fiber_in: Fiber, fiber_out: Fiber, max_degree: int, sharing: Shari
     return [Group(i, o) for o in single_out for i in single_in]
 
 
+class HiddenLayers(nn.Sequential):
+    """The hidden layers of a radial network: Linear, LayerNorm with `use_layer_norm`, and ReLU, twice."""
+
+    def __init__(self, inputs: int, mid_channels: int, use_layer_norm: bool) -> None:
+        layers: list[nn.Module] = []
+        for width in (inputs, mid_channels):
+            layers += [nn.Linear(width, mid_channels)]
+            layers += [nn.LayerNorm(mid_channels)] if use_layer_norm else []
+            layers += [nn.ReLU()]
+        super().__init__(*layers)
+
+
 class RadialGroup(nn.Module):
     """The radial network of a group: hidden layers and a last matrix.
 
@@ -74,12 +86,7 @@ class RadialGroup(nn.Module):
     def __init__(self, group: Group, edge_features: int, mid_channels: int, use_layer_norm: bool) -> None:
         super().__init__()
         self.group = group
-        layers: list[nn.Module] = []
-        for width in (edge_features, mid_channels):
-            layers += [nn.Linear(width, mid_channels)]
-            layers += [nn.LayerNorm(mid_channels)] if use_layer_norm else []
-            layers += [nn.ReLU()]
-        self.hidden = nn.Sequential(*layers)
+        self.hidden = HiddenLayers(edge_features, mid_channels, use_layer_norm)
         bound = mid_channels**-0.5  # as in torch's Linear, which the original uses here
         self.weight = nn.Parameter(torch.empty(group.num_weights, mid_channels).uniform_(-bound, bound))
 

@@ -17,6 +17,7 @@ from src.datamodules.graphs.loader import GraphLoader, features_of
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.se3_transformer import fast
 from src.models.se3_transformer.cost import Molecule, cost
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import Quantity, predict_molecules
@@ -46,6 +47,7 @@ class SE3TransformerTask(Task):
     """
 
     unit = "molecules"
+    replacements = fast.REPLACEMENTS
     data_kind = GraphDataModule
     expected_data = "the SE(3)-Transformer needs atoms in space; give datamodule=qm9 or datamodule=molecule_file"
     mean: Tensor  # of the quantity over the training molecules, float64

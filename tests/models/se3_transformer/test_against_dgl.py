@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from src.errors import UserError
 from src.models.se3_transformer import Fiber, from_dgl, pool, to_dgl
-from src.models.se3_transformer.kernels.reference import attend, segment_softmax
+from src.models.se3_transformer.attention import attend, segment_softmax
 from src.models.se3_transformer.pooling import Pooling
 from tests.support.se3_small import SIZES, padded, random_features, random_graph, seeded
 

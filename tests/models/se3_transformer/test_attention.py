@@ -1,4 +1,4 @@
-"""Attention against a loop over nodes and heads; equivariance, gradients and executions of the block."""
+"""Attention against a loop over nodes and heads; equivariance and gradients of the block, plain and fast."""
 
 import math
 
@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.models.se3_transformer import AttentionBlockSE3, AttentionSE3, Fiber, Geometry
-from src.models.se3_transformer.conv import Execution
-from src.models.se3_transformer.kernels.reference import attend
+from src.gpu.replace import Kernels, replace_submodules
+from src.models.se3_transformer import AttentionBlockSE3, AttentionSE3, Fiber, Geometry, fast
+from src.models.se3_transformer.attention import attend
 from tests.support.se3_small import moved, padded, random_features, random_graph, rotated, rotated_flat, seeded
 
 FIBERS = [
@@ -126,21 +126,22 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("execution", ["fast", "reference"])
+@pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize(("fiber_in", "fiber_out", "edge_fiber"), BLOCKS)
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_block_is_equivariant(
-    fiber_in: Fiber, fiber_out: Fiber, edge_fiber: Fiber, execution: Execution, dtype: torch.dtype, atol: float
+    fiber_in: Fiber, fiber_out: Fiber, edge_fiber: Fiber, kernels: Kernels, dtype: torch.dtype, atol: float
 ) -> None:
     torch.manual_seed(0)
     degree = max(fiber_in.max_degree, fiber_out.max_degree)
     block = AttentionBlockSE3(fiber_in, fiber_out, 2, degree, num_heads=HEADS, edge_fiber=edge_fiber).to(dtype)
+    replace_submodules(block, fast.REPLACEMENTS, kernels)
     graph = random_graph(dtype=dtype)
     features = fiber_in.flatten(random_features(fiber_in, len(graph.positions), dtype))
     edges = random_features(edge_fiber, len(graph.src), dtype)
     scalars = torch.randn(len(graph.src), 2, dtype=dtype, generator=seeded(4))
-    result = block(features, Geometry.of(graph, scalars, degree, execution), edges)
-    geometry = Geometry.of(moved(graph), scalars, degree, execution)
+    result = block(features, Geometry.of(graph, scalars, degree), edges)
+    geometry = Geometry.of(moved(graph), scalars, degree)
     assert_close(
         block(rotated_flat(features, fiber_in), geometry, rotated(edges)),
         rotated_flat(result, fiber_out),
@@ -159,7 +160,7 @@ def test_gradient_of_a_block_equals_the_numerical_one() -> None:
     positions = graph.positions.requires_grad_()
 
     def function(features: Tensor, positions: Tensor, *values: Tensor) -> Tensor:
-        geometry = Geometry.of(graph._replace(positions=positions), scalars, 1, "reference")
+        geometry = Geometry.of(graph._replace(positions=positions), scalars, 1)
         named = dict(zip(dict(block.named_parameters()), values, strict=True))
         return torch.func.functional_call(block, named, (features, geometry))
 

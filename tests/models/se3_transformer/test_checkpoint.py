@@ -30,7 +30,7 @@ NODES, EDGES = Fiber({0: 6}), Fiber({0: 4})
 
 def small_network(**arguments: Any) -> SE3TransformerPooled:
     torch.manual_seed(0)
-    network = SE3TransformerPooled(**(SMALL | arguments), execution="reference").double()
+    network = SE3TransformerPooled(**(SMALL | arguments)).double()
     for parameter in network.parameters():  # layer norms are initialised to ones and zeros
         parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
     return network
@@ -162,7 +162,7 @@ def test_nvidias_convolutions_equal_ours(name: str, edge_fiber: Fiber) -> None:
     fiber_in, fiber_out = CONVOLUTIONS[name]
     torch.manual_seed(1)
     hidden = Fiber.create(3, 2)
-    network = SE3Transformer(fiber_in, fiber_out, hidden, edge_fiber, num_layers=0, execution="reference").double()
+    network = SE3Transformer(fiber_in, fiber_out, hidden, edge_fiber, num_layers=0).double()
     nvidia = to_nvidia(network)
     assert_close(from_nvidia(nvidia, network), dict(network.state_dict()))
     graph = random_graph()

@@ -1,4 +1,4 @@
-"""The convolution against a loop over edges, agreement of the executions, and sharing of radial networks."""
+"""The convolution against a loop over edges, agreement of plain and fast ones, and sharing of radial networks."""
 
 from typing import Any, NamedTuple
 
@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from src.batches.molecular_graphs import Graph
-from src.models.se3_transformer import ConvSE3, Fiber, Geometry
-from src.models.se3_transformer.conv import Execution
-from src.models.se3_transformer.frames import EdgeLayout
-from src.models.se3_transformer.plan import Plan
+from src.gpu.replace import Kernels, replace_submodules
+from src.models.se3_transformer import ConvSE3, Fiber, Geometry, fast
+from src.models.se3_transformer.fast.conv import plans_of
+from src.models.se3_transformer.fast.frames import EdgeLayout
+from src.models.se3_transformer.fast.plan import Plan
 from src.models.se3_transformer.radial import Group, Sharing, groups_of
 from tests.support.se3_small import ByDegree, padded, random_features, random_graph, seeded
 
@@ -44,17 +45,17 @@ CASES = {
 EVERY = pytest.mark.parametrize("name", list(CASES))
 
 
-def convolution(case: Case, pool: bool = False) -> ConvSE3:
+def convolution(case: Case, pool: bool = False, kernels: Kernels = "off") -> ConvSE3:
     torch.manual_seed(0)
     max_degree = max(case.fiber_in.max_degree, case.fiber_out.max_degree)
-    return ConvSE3(
-        case.fiber_in, case.fiber_out, SCALARS, max_degree, pool=pool, mid_channels=8, **case.arguments
-    ).double()  # fmt: skip
+    conv = ConvSE3(case.fiber_in, case.fiber_out, SCALARS, max_degree, pool=pool, mid_channels=8, **case.arguments)
+    replace_submodules(conv, fast.REPLACEMENTS, kernels)
+    return conv.double()
 
 
-def geometry_of(graph: Graph, case: Case, execution: Execution) -> Geometry:
+def geometry_of(graph: Graph, case: Case) -> Geometry:
     scalars = torch.randn(len(graph.src), SCALARS, dtype=torch.float64, generator=seeded(5))
-    return Geometry.of(graph, scalars, max(case.fiber_in.max_degree, case.fiber_out.max_degree), execution)
+    return Geometry.of(graph, scalars, max(case.fiber_in.max_degree, case.fiber_out.max_degree))
 
 
 def features_of(graph: Graph, case: Case) -> tuple[Tensor, ByDegree | None]:
@@ -104,7 +105,7 @@ def columns_of(message: ByDegree, outputs: tuple[Fiber, ...]) -> Tensor:
 @EVERY
 def test_messages_equal_a_loop_over_edges(name: str) -> None:
     case, graph = CASES[name], random_graph((4, 2))
-    conv, geometry = convolution(case), geometry_of(graph, case, "reference")
+    conv, geometry = convolution(case), geometry_of(graph, case)
     nodes, ends = features_of(graph, case)
     by_degree, scalars = case.fiber_in.unflatten(nodes), geometry.radial_inputs[:, :SCALARS]
     with torch.no_grad():
@@ -117,18 +118,18 @@ def test_messages_equal_a_loop_over_edges(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("pool", [False, True])
-def test_executions_agree_in_outputs_and_gradients(name: str, pool: bool) -> None:
+def test_plain_and_fast_ones_agree_in_outputs_and_gradients(name: str, pool: bool) -> None:
     """With padding, which must not affect pooled sums."""
     case, graph = CASES[name], padded(random_graph(), nodes=2, edges=3, graphs=1)
     if pool and "split" in case.arguments:
         case = case._replace(arguments={})
-    conv = convolution(case, pool)
     nodes, ends = features_of(graph, case)
     leaves = [nodes.requires_grad_(), *[feature.requires_grad_() for feature in (ends or {}).values()]]
     results = []
-    for execution in ("fast", "reference"):
-        output = conv(nodes, geometry_of(graph, case, execution), ends)
-        # Padded edges have length 0, where the executions differ.
+    for kernels in ("auto", "off"):
+        conv = convolution(case, pool, kernels)
+        output = conv(nodes, geometry_of(graph, case), ends)
+        # Padded edges have length 0, where the two differ.
         output = output if pool else output[: graph.dst_ptr[-1]]
         results.append((output, torch.autograd.grad(output.square().sum(), [*leaves, *conv.parameters()])))
     assert_close(results[0], results[1], rtol=1e-11, atol=1e-11)
@@ -141,19 +142,19 @@ def test_executions_agree_in_outputs_and_gradients(name: str, pool: bool) -> Non
 def test_pooling_sums_the_messages_at_their_destination(name: str) -> None:
     case, graph = CASES[name]._replace(arguments={**CASES[name].arguments, "split": None}), random_graph()
     nodes, ends = features_of(graph, case)
-    messages, sums = (convolution(case, pool)(nodes, geometry_of(graph, case, "fast"), ends) for pool in (False, True))
+    messages, sums = (convolution(case, pool, "auto")(nodes, geometry_of(graph, case), ends) for pool in (False, True))
     expected = torch.stack([messages[graph.dst == node].sum(0) for node in range(len(graph.positions))])
     assert_close(sums, expected, rtol=0, atol=1e-11)
 
 
 def test_every_incoming_edge_adds_the_nodes_own_features_once() -> None:
     case, graph = CASES["own features"], random_graph()
-    conv = convolution(case, pool=True)
+    conv = convolution(case, True, "auto")
     with torch.no_grad():
         for group in conv.radial_groups():
             group.weight.zero_()
     nodes, _ = features_of(graph, case)
-    result = case.fiber_out.unflatten(conv(nodes, geometry_of(graph, case, "fast")))
+    result = case.fiber_out.unflatten(conv(nodes, geometry_of(graph, case)))
     for degree, feature in case.fiber_in.unflatten(nodes).items():
         if degree in case.fiber_out:
             expected = conv.to_self[str(degree)] @ feature * graph.dst_ptr.diff()[:, None, None]
@@ -214,7 +215,7 @@ def test_parameter_counts_follow_from_the_groups(name: str, networks: int, weigh
 @EVERY
 def test_mixing_is_orthogonal_up_to_a_scale(name: str) -> None:
     """Terms of m > 0 count twice; groups of only (0, 0) are not scaled."""
-    for plan in convolution(CASES[name]).plans:
+    for plan in plans_of(convolution(CASES[name])):
         twice = torch.tensor([1 + (m > 0) for m, *_ in plan.terms()], dtype=torch.float64)
         scaled = plan.mixing * (twice.sqrt() * (1 if plan.group.is_scalar else (4 * torch.pi) ** 0.5))[:, None]
         assert_close(scaled @ scaled.T, torch.eye(len(twice), dtype=torch.float64), rtol=0, atol=1e-13)
@@ -223,7 +224,7 @@ def test_mixing_is_orthogonal_up_to_a_scale(name: str) -> None:
 
 @EVERY
 def test_blocks_partition_the_mixed_weights(name: str) -> None:
-    for plan in convolution(CASES[name]).plans:
+    for plan in plans_of(convolution(CASES[name])):
         mixed = plan.mix(torch.ones(plan.group.num_weights, 2, dtype=torch.float64))
         seen = torch.zeros(len(mixed) // 2)
         for block in plan.blocks:

@@ -34,7 +34,7 @@ def counted(function: Callable[[], object]) -> int:
 )
 def test_formula_equals_torchs_count(sizes: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    network = SE3TransformerPooled(**{**SMALL, **sizes, "execution": "reference"})
+    network = SE3TransformerPooled(**{**SMALL, **sizes})
     nodes, edges = 5, 12
     here = torch.randint(nodes, (edges,))
     graph = Graph.build(torch.randn(nodes, 3), here, (here + torch.randint(1, nodes, (edges,))) % nodes)

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from src.config.complete import complete
 from src.datamodules.graphs.data import ELEMENTS
 from src.datamodules.graphs.loader import features_of
 from src.errors import UserError
-from src.models.se3_transformer import SE3TransformerPooled
+from src.gpu.replace import name_of
+from src.measure.clock import Clock
+from src.models.se3_transformer import SE3TransformerPooled, fast
 from src.report.record import Record
-from src.run import train
+from src.run import build, train
 from tests.support.composing import prediction_of
 from tests.support.se3_small import moved, random_graph
 from tests.support.tiny_se3 import tiny_prediction, tiny_se3, write_molecules
@@ -53,6 +56,17 @@ def test_the_checkpoint_keeps_elements_and_unit(home: Path) -> None:
     assert (task["network"]["node_features"], task["unit_of_quantity"]) == (13, "kJ/mol")
 
 
+def test_the_network_of_other_elements_has_the_same_fast_modules(home: Path) -> None:
+    """`bind_data` makes another one for these elements, with more node features."""
+    for kernels, names in (("auto", {*fast.REPLACEMENTS}), ("[norm]", {"norm"}), ("off", set[str]())):
+        job = build(complete(tiny_se3(home, f"execution.kernels={kernels}")), Clock())
+        before = job.task.network
+        job.task.bind_data(job.datamodule)
+        used = {name_of(module) for module in job.task.network.modules()}
+        assert job.task.network is not before
+        assert {name for name, classes in fast.REPLACEMENTS.items() if used & {*classes.values()}} == names
+
+
 def test_a_prediction_has_the_unit_of_the_training(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "new.csv"
     file.write_text("smiles,energy\nCCBr,1.5\nC[Si](C)(C)C,\nCCO,0.5\n")
@@ -91,5 +105,4 @@ def test_predictions_with_other_elements_do_not_turn_with_the_molecule(sharing: 
     bonds = torch.eye(4, dtype=torch.float64)[torch.randint(4, (len(graph.src),))]
     output = network(graph, elements, bonds)
     assert_close(network(moved(graph), elements, bonds), output, rtol=0, atol=1e-10)
-    network.transformer.execution = "reference"
-    assert_close(network(graph, elements, bonds), output, rtol=0, atol=1e-10)
+    assert_close(fast.accelerate(network)(graph, elements, bonds), output, rtol=0, atol=1e-10)

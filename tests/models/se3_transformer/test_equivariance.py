@@ -1,4 +1,4 @@
-"""Equivariance of the whole network, independence of order, batch and padding, and agreement of the executions."""
+"""Equivariance of the network, independence of order, batch and padding, agreement of plain and fast modules."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from src.batches.molecular_graphs import Graph
-from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPooled
-from src.models.se3_transformer.conv import Execution
-from src.models.se3_transformer.kernels.dispatch import note
+from src.gpu.replace import Kernels
+from src.gpu.triton_helpers import note
+from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPooled, fast
 from src.models.se3_transformer.pooling import Pooling
 from src.models.se3_transformer.radial import Sharing
 from tests.support.se3_small import (
@@ -27,17 +27,19 @@ from tests.support.se3_small import (
 
 IN, EDGE = Fiber({0: 5, 1: 2}), Fiber({0: 3, 1: 2})
 PRECISIONS = pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-EXECUTIONS = pytest.mark.parametrize("execution", ["fast", "reference"])
+KERNELS = pytest.mark.parametrize("kernels", ["auto", "off"])
 
 
-def small_network(fiber_out: Fiber, fiber_hidden: Fiber, dtype: torch.dtype, **arguments: Any) -> SE3Transformer:
+def small_network(
+    fiber_out: Fiber, fiber_hidden: Fiber, dtype: torch.dtype, kernels: Kernels = "auto", **arguments: Any
+) -> SE3Transformer:
     torch.manual_seed(0)
     arguments = {"fiber_edge": EDGE, "num_layers": 2, "num_heads": 2, **arguments}
     network = SE3Transformer(IN, fiber_out, fiber_hidden, **arguments)
     for name, parameter in network.named_parameters():
         if name.startswith("norms") and name.endswith("bias"):
             parameter.data.fill_(0.5)  # keeps most ReLUs active, so that high degrees contribute
-    return network.to(dtype)
+    return fast.accelerate(network.to(dtype), kernels)
 
 
 def inputs(graph: Graph) -> tuple[ByDegree, ByDegree]:
@@ -45,16 +47,16 @@ def inputs(graph: Graph) -> tuple[ByDegree, ByDegree]:
     return random_features(IN, len(graph.positions), dtype), random_features(EDGE, len(graph.src), dtype, 2)
 
 
-@EXECUTIONS
+@KERNELS
 @PRECISIONS
 @pytest.mark.parametrize("sharing", ["full", "pairwise"])
 @pytest.mark.parametrize("num_degrees", [1, 2, 3, 4])
 def test_network_is_equivariant(
-    num_degrees: int, sharing: Sharing, dtype: torch.dtype, atol: float, execution: Execution
+    num_degrees: int, sharing: Sharing, dtype: torch.dtype, atol: float, kernels: Kernels
 ) -> None:
     """For a batch of a molecule with an isolated atom, a single atom, and another molecule."""
     out = Fiber.create(4, 3)
-    network = small_network(out, Fiber.create(num_degrees, 8), dtype, sharing=sharing, execution=execution)
+    network = small_network(out, Fiber.create(num_degrees, 8), dtype, sharing=sharing, kernels=kernels)
     graph = random_graph(dtype=dtype)
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
@@ -63,11 +65,11 @@ def test_network_is_equivariant(
 
 
 @pytest.mark.slow
-@EXECUTIONS
+@KERNELS
 @PRECISIONS
-def test_the_published_model_is_equivariant(dtype: torch.dtype, atol: float, execution: Execution) -> None:
+def test_the_published_model_is_equivariant(dtype: torch.dtype, atol: float, kernels: Kernels) -> None:
     torch.manual_seed(0)
-    network = SE3TransformerPooled(execution=execution).to(dtype)
+    network = fast.accelerate(SE3TransformerPooled().to(dtype), kernels)
     graph = random_graph(dtype=dtype)
     nodes, edges = random_features(Fiber({0: 6}), 11, dtype), random_features(Fiber({0: 4}), len(graph.src), dtype)
     with torch.no_grad():
@@ -78,13 +80,13 @@ def test_the_published_model_is_equivariant(dtype: torch.dtype, atol: float, exe
         assert_close(network.transformer(moved(graph), nodes, edges), of_nodes, rtol=0, atol=atol)
 
 
-@EXECUTIONS
+@KERNELS
 @PRECISIONS
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 1), (2, 1), (5,)])
 def test_network_is_equivariant_for_few_atoms(
-    sizes: tuple[int, ...], dtype: torch.dtype, atol: float, execution: Execution
+    sizes: tuple[int, ...], dtype: torch.dtype, atol: float, kernels: Kernels
 ) -> None:
-    network = small_network(Fiber.create(3, 2), Fiber.create(3, 4), dtype, execution=execution)
+    network = small_network(Fiber.create(3, 2), Fiber.create(3, 4), dtype, kernels=kernels)
     graph = random_graph(sizes, dtype)
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
@@ -92,11 +94,11 @@ def test_network_is_equivariant_for_few_atoms(
     assert_close(network(moved(graph), rotated(nodes), rotated(edges)), rotated(result), rtol=0, atol=atol)
 
 
-@EXECUTIONS
+@KERNELS
 @PRECISIONS
-def test_network_with_unequal_channels_is_equivariant(dtype: torch.dtype, atol: float, execution: Execution) -> None:
+def test_network_with_unequal_channels_is_equivariant(dtype: torch.dtype, atol: float, kernels: Kernels) -> None:
     hidden = Fiber({0: 8, 1: 4, 3: 12})
-    network = small_network(Fiber({0: 2, 2: 3}), hidden, dtype, execution=execution)
+    network = small_network(Fiber({0: 2, 2: 3}), hidden, dtype, kernels=kernels)
     graph = random_graph(dtype=dtype)
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
@@ -105,7 +107,7 @@ def test_network_with_unequal_channels_is_equivariant(dtype: torch.dtype, atol: 
 
 
 @PRECISIONS
-def test_coincident_atoms_use_the_reference_and_stay_equivariant(
+def test_coincident_atoms_use_plain_convolutions_and_stay_equivariant(
     dtype: torch.dtype, atol: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     note.cache_clear()
@@ -122,9 +124,9 @@ def test_coincident_atoms_use_the_reference_and_stay_equivariant(
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "has length 0" in caplog.text
 
 
-@EXECUTIONS
-def test_order_of_atoms_and_edges_does_not_matter(execution: Execution) -> None:
-    network = small_network(Fiber.create(3, 2), Fiber.create(3, 4), torch.float64, execution=execution)
+@KERNELS
+def test_order_of_atoms_and_edges_does_not_matter(kernels: Kernels) -> None:
+    network = small_network(Fiber.create(3, 2), Fiber.create(3, 4), torch.float64, kernels=kernels)
     graph = random_graph()
     nodes, edges = inputs(graph)
     result = network(graph, nodes, edges)
@@ -140,10 +142,10 @@ def test_order_of_atoms_and_edges_does_not_matter(execution: Execution) -> None:
     assert_close(permuted, expected, rtol=0, atol=1e-11)
 
 
-def pooled_network(**arguments: Any) -> SE3TransformerPooled:
+def pooled_network(kernels: Kernels = "auto", **arguments: Any) -> SE3TransformerPooled:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_layers": 2, "num_degrees": 3, "num_channels": 8, "num_heads": 2, "output_dim": 3}
-    return SE3TransformerPooled(**(sizes | arguments)).double()
+    return fast.accelerate(SE3TransformerPooled(**(sizes | arguments)).double(), kernels)
 
 
 def scalars(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -151,10 +153,10 @@ def scalars(graph: Graph) -> tuple[Tensor, Tensor]:
     return tuple(torch.rand(n, c, dtype=torch.float64, generator=seeded(c)) for n, c in zip(rows, (6, 4), strict=True))  # type: ignore[return-value]
 
 
-@EXECUTIONS
+@KERNELS
 @pytest.mark.parametrize("pooling", ["max", "mean", "sum"])
-def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(pooling: Pooling, execution: Execution) -> None:
-    network, graph = pooled_network(pooling=pooling, execution=execution), random_graph()
+def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(pooling: Pooling, kernels: Kernels) -> None:
+    network, graph = pooled_network(pooling=pooling, kernels=kernels), random_graph()
     nodes, edges = scalars(graph)
     together = network(graph, nodes, edges)
     for number in range(len(SIZES)):
@@ -164,11 +166,11 @@ def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(pooling: Pooling,
         assert_close(network(alone, nodes[first:last], edges[span]), together[number : number + 1], rtol=0, atol=1e-11)
 
 
-@EXECUTIONS
+@KERNELS
 @pytest.mark.parametrize("pooling", ["max", "mean", "sum"])
-def test_padding_changes_neither_predictions_nor_gradients(pooling: Pooling, execution: Execution) -> None:
+def test_padding_changes_neither_predictions_nor_gradients(pooling: Pooling, kernels: Kernels) -> None:
     """Even if the padding's features are not zero."""
-    network, graph = pooled_network(pooling=pooling, execution=execution), random_graph()
+    network, graph = pooled_network(pooling=pooling, kernels=kernels), random_graph()
     nodes, edges = scalars(graph)
     expected = network(graph, nodes, edges)
     gradients = torch.autograd.grad(expected.square().sum(), list(network.parameters()))
@@ -183,13 +185,13 @@ def test_padding_changes_neither_predictions_nor_gradients(pooling: Pooling, exe
 
 @pytest.mark.parametrize("sharing", ["full", "pairwise"])
 @pytest.mark.parametrize("hidden", [Fiber.create(4, 4), Fiber({0: 8, 1: 4, 3: 12})])
-def test_executions_agree_in_outputs_and_gradients(hidden: Fiber, sharing: Sharing) -> None:
+def test_plain_and_fast_modules_agree_in_outputs_and_gradients(hidden: Fiber, sharing: Sharing) -> None:
     graph = random_graph()
     nodes, edges = inputs(graph)
     nodes = {degree: feature.requires_grad_() for degree, feature in nodes.items()}
     results = []
-    for execution in ("fast", "reference"):
-        network = small_network(Fiber.create(3, 2), hidden, torch.float64, sharing=sharing, execution=execution)
+    for kernels in ("auto", "off"):
+        network = small_network(Fiber.create(3, 2), hidden, torch.float64, sharing=sharing, kernels=kernels)
         output = network(graph, nodes, edges)
         loss = torch.stack([feature.square().sum() for feature in output.values()]).sum()
         inner = [*network.parameters(), *nodes.values()]
@@ -197,23 +199,23 @@ def test_executions_agree_in_outputs_and_gradients(hidden: Fiber, sharing: Shari
     assert_close(results[0], results[1], rtol=1e-9, atol=1e-10)
 
 
-@EXECUTIONS
+@KERNELS
 @pytest.mark.parametrize("num_degrees", [1, 3])
-def test_low_memory_gives_the_same_outputs_and_gradients(num_degrees: int, execution: Execution) -> None:
+def test_low_memory_gives_the_same_outputs_and_gradients(num_degrees: int, kernels: Kernels) -> None:
     graph = random_graph()
     results = []
     for low_memory in (False, True):
-        network = pooled_network(num_degrees=num_degrees, low_memory=low_memory, execution=execution)
+        network = pooled_network(num_degrees=num_degrees, low_memory=low_memory, kernels=kernels)
         output = network(graph, *scalars(graph))
         results.append((output, torch.autograd.grad(output.square().sum(), list(network.parameters()))))
     assert_close(results[1], results[0], rtol=0, atol=1e-12)
 
 
-@EXECUTIONS
-def test_low_memory_saves_fewer_tensors(execution: Execution) -> None:
+@KERNELS
+def test_low_memory_saves_fewer_tensors(kernels: Kernels) -> None:
     graph, kept = random_graph((12, 12)), []
     for low_memory in (False, True):
-        network, sizes = pooled_network(low_memory=low_memory, execution=execution), []
+        network, sizes = pooled_network(low_memory=low_memory, kernels=kernels), []
 
         def keep(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
             sizes.append(tensor.numel())

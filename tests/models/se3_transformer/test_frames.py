@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from src.models.se3_transformer import Fiber
-from src.models.se3_transformer.frames import (
+from src.models.se3_transformer.fast.frames import (
     EdgeLayout,
     edge_rotations,
     packed_offset,

@@ -1,17 +1,20 @@
 """The contraction kernels, interpreted on the CPU, against plain torch in float64: values and all gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from src.models.se3_transformer import ConvSE3, Fiber
-from src.models.se3_transformer.frames import EdgeLayout
-from src.models.se3_transformer.kernels import fused
-from src.models.se3_transformer.kernels.fused.contraction import aligned, chunks, even, inner_widths, outputs_of
-from src.models.se3_transformer.plan import Plan
+from src.models.se3_transformer import ConvSE3, Fiber, fast
+from src.models.se3_transformer.fast.contraction import aligned, chunks, even, inner_widths, outputs_of
+from src.models.se3_transformer.fast.conv import plans_of
+from src.models.se3_transformer.fast.frames import EdgeLayout
+from src.models.se3_transformer.fast.plan import Plan
 from src.models.se3_transformer.radial import Group
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import contraction, plan_of
 
+fused: Any = fast
 SINGLE, HALF = 3e-6, 2e-3  # relative to the largest number; float16 inputs, results and gradients round at 5e-4
 FOUR = Fiber.create(4, 4)
 
@@ -128,7 +131,7 @@ def test_every_group_of_the_published_network_is_supported(sharing: str) -> None
         ConvSE3(hidden, attended + attended, 4, 3, split=(attended, attended), sharing=sharing),  # type: ignore[arg-type]
         ConvSE3(hidden, Fiber({0: 128}), 4, 3, sharing=sharing),  # type: ignore[arg-type]
     ]
-    assert all(fused.contraction.supported(plan, 32) for conv in convolutions for plan in conv.plans)
+    assert all(fused.contraction.supported(plan, 32) for conv in convolutions for plan in plans_of(conv))
 
 
 @pytest.mark.parametrize("width", [1, 16, 17, 80, 96, 100, 128, 200])

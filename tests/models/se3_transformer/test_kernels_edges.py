@@ -1,14 +1,17 @@
 """Gathering, summing and attention kernels, interpreted on the CPU, against plain torch in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from src.models.se3_transformer import Fiber
-from src.models.se3_transformer.frames import EdgeLayout
-from src.models.se3_transformer.kernels import fused
+from src.models.se3_transformer import Fiber, fast
+from src.models.se3_transformer.fast import edges  # noqa: F401  # imports the kernels
+from src.models.se3_transformer.fast.frames import EdgeLayout
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import attention, gathering, packed, ragged, summing
 
+fused: Any = fast
 SINGLE, HALF = 3e-6, 3e-3  # relative to the largest number; float16 rounds at 5e-4
 PADDED = ragged((5, 1, 4), pad=(3, 6))
 LAYOUTS = [

@@ -1,6 +1,7 @@
 """The fused kernels on a GPU against plain torch in float64: half, bfloat16, TF32 and full single precision."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from src.batches.molecular_graphs import Graph
-from src.gpu import triton_helpers as kernels
-from src.models.se3_transformer import Fiber, SE3TransformerPooled
-from src.models.se3_transformer.conv import Execution
-from src.models.se3_transformer.frames import EdgeLayout
-from src.models.se3_transformer.kernels import dispatch
+from src.gpu import triton_helpers
+from src.gpu.replace import Kernels
+from src.models.se3_transformer import Fiber, SE3TransformerPooled, fast
+from src.models.se3_transformer.fast.conv import kernels_for
+from src.models.se3_transformer.fast.frames import EdgeLayout
 from tests.support.kernel_differences import error, random
 from tests.support.se3_kernels import (
     attention,
@@ -63,9 +64,9 @@ def precision(request: pytest.FixtureRequest) -> Iterator[Precision]:
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    package = dispatch.kernels()
-    assert package is not None
-    return package
+    for name in ("contraction", "edges", "linear", "norm", "radial"):
+        import_module(f"{fast.__name__}.{name}")
+    return fast
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +164,11 @@ def test_radial_networks_equal_plain_torch(
 
 
 def outcome(
-    execution: Execution, dtype: torch.dtype, half: torch.dtype | None = None, dense: bool = False, **arguments: Any
+    kernels: Kernels, dtype: torch.dtype, half: torch.dtype | None = None, dense: bool = False, **arguments: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns predictions for a padded batch and the gradients of all parameters; `half`: autocast's dtype."""
     torch.manual_seed(0)
-    network = SE3TransformerPooled(**({"num_layers": 3, "pooling": "sum"} | arguments), execution=execution)
+    network = fast.accelerate(SE3TransformerPooled(**({"num_layers": 3, "pooling": "sum"} | arguments)), kernels)
     for name, parameter in network.named_parameters():
         if "norms" in name and name.endswith("bias"):
             parameter.data.fill_(0.5)  # keeps most ReLUs active, so that high degrees contribute
@@ -193,17 +194,17 @@ def outcome(
     ],
 )
 @pytest.mark.parametrize("arguments", [{}, {"num_degrees": 3, "sharing": "pairwise", "low_memory": True}])
-def test_a_network_on_kernels_is_close_to_the_float64_reference(
+def test_a_network_on_kernels_is_close_to_plain_torch_in_float64(
     arguments: dict[str, Any], matmul: str, half: torch.dtype | None, value: float, gradient: float
 ) -> None:
     """Errors accumulate over layers; gradients are compared as one vector, relative to its norm."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(matmul)
     try:
-        output, gradients = outcome("fast", torch.float32, half, dense=half is not None, **arguments)
+        output, gradients = outcome("auto", torch.float32, half, dense=half is not None, **arguments)
     finally:
         torch.set_float32_matmul_precision(before)
-    expected, exact = outcome("reference", torch.float64, dense=half is not None, **arguments)
+    expected, exact = outcome("off", torch.float64, dense=half is not None, **arguments)
     assert error(output, expected) < value
     assert gradients.keys() == exact.keys()
     actual, target = (torch.cat([g[name].double().flatten() for name in exact]) for g in (gradients, exact))
@@ -211,10 +212,10 @@ def test_a_network_on_kernels_is_close_to_the_float64_reference(
 
 
 def test_float64_uses_plain_torch() -> None:
-    """The fast execution in float64 is exact; the kernels would round."""
-    assert dispatch.fused_for(torch.ones(1, dtype=torch.float64, device=CUDA)) is None
-    output, gradients = outcome("fast", torch.float64, num_layers=2)
-    expected, exact = outcome("reference", torch.float64, num_layers=2)
+    """Fast modules are exact in float64; the kernels would round."""
+    assert kernels_for(torch.ones(1, dtype=torch.float64, device=CUDA), "edges") is None
+    output, gradients = outcome("auto", torch.float64, num_layers=2)
+    expected, exact = outcome("off", torch.float64, num_layers=2)
     assert error(output, expected) < 1e-10
     assert all(error(gradients[name], exact[name]) < 1e-5 for name in exact)
 
@@ -222,10 +223,10 @@ def test_float64_uses_plain_torch() -> None:
 def test_an_older_gpu_uses_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """With the same results and a single line in the log."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    kernels.note.cache_clear()
-    output, _ = outcome("fast", torch.float32, num_layers=1)
-    kernels.note.cache_clear()
-    expected, _ = outcome("reference", torch.float64, num_layers=1)
+    triton_helpers.note.cache_clear()
+    output, _ = outcome("auto", torch.float32, num_layers=1)
+    triton_helpers.note.cache_clear()
+    expected, _ = outcome("off", torch.float64, num_layers=1)
     assert error(output, expected) < 1e-4
     lines = [record.getMessage() for record in caplog.records if "fused kernels" in record.getMessage()]
     assert len(lines) == 1 and "older than the fused kernels need" in lines[0]
@@ -233,6 +234,6 @@ def test_an_older_gpu_uses_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 def test_the_network_is_deterministic() -> None:
     """No sum of the kernels depends on the order of programs, unlike torch's pooled sums."""
-    first, second = (outcome("fast", torch.float32, torch.float16, dense=True, pooling="max") for _ in range(2))
+    first, second = (outcome("auto", torch.float32, torch.float16, dense=True, pooling="max") for _ in range(2))
     assert torch.equal(first[0], second[0])
     assert [name for name, gradient in first[1].items() if not torch.equal(gradient, second[1][name])] == []

@@ -1,15 +1,20 @@
 """The kernels of norm, linear layers and radial networks, interpreted on the CPU, against plain torch in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from src.models.se3_transformer import Fiber
-from src.models.se3_transformer.kernels import fused
+from src.models.se3_transformer import Fiber, fast
+from src.models.se3_transformer.fast.linear import FastLinearSE3  # noqa: F401  # imports the kernels
+from src.models.se3_transformer.fast.norm import FastNormSE3  # noqa: F401
+from src.models.se3_transformer.fast.radial import FastHiddenLayers  # noqa: F401
 from src.models.se3_transformer.radial import Group, RadialGroup
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import hidden_layer, multiplying, normalising
 
+fused: Any = fast
 SINGLE, HALF = 5e-6, 2e-3  # relative to the largest number; float16 rounds at 5e-4
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from src.errors import UserError
-from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPooled
-from src.models.se3_transformer.conv import Execution
+from src.gpu.replace import Kernels
+from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPooled, fast
 from src.models.se3_transformer.network import Features
 from src.models.se3_transformer.pooling import Pooling
 from src.models.se3_transformer.radial import Sharing
@@ -35,12 +35,12 @@ def test_the_published_model_has_the_published_size(sharing: Sharing, parameters
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def test_the_state_dict_does_not_depend_on_execution_and_low_memory() -> None:
+def test_the_state_dict_does_not_depend_on_kernels_and_low_memory() -> None:
     states = []
-    for execution in ("fast", "reference"):
+    for kernels in ("auto", "off"):
         for low_memory in (False, True):
             torch.manual_seed(0)
-            network = SE3TransformerPooled(**SMALL, execution=execution, low_memory=low_memory)
+            network = fast.accelerate(SE3TransformerPooled(**SMALL, low_memory=low_memory), kernels)
             states.append(dict(network.state_dict()))
     assert states[0].keys() == dict(SE3TransformerPooled(**SMALL).named_parameters()).keys()
     for state in states[1:]:
@@ -107,10 +107,10 @@ def test_every_parameter_has_a_gradient() -> None:
     assert not [name for name in without if "norms" not in name]
 
 
-@pytest.mark.parametrize("execution", ["fast", "reference"])
-def test_autocast_computes_in_half_precision_and_stays_close(execution: Execution) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_autocast_computes_in_half_precision_and_stays_close(kernels: Kernels) -> None:
     torch.manual_seed(0)
-    network = SE3TransformerPooled(**SMALL, execution=execution)
+    network = fast.accelerate(SE3TransformerPooled(**SMALL), kernels)
     exact = network(*inputs())
     dtypes: list[torch.dtype] = []
     for block in network.transformer.blocks:
@@ -124,18 +124,17 @@ def test_autocast_computes_in_half_precision_and_stays_close(execution: Executio
     assert not torch.equal(rounded.float(), exact)
 
 
-def test_execution_can_be_changed_at_any_time() -> None:
+def test_kernels_can_be_changed_at_any_time() -> None:
     network = SE3TransformerPooled(**SMALL).double()
-    fast = network(*inputs(torch.float64))
-    network.transformer.execution = "reference"
-    assert_close(network(*inputs(torch.float64)), fast, rtol=0, atol=1e-11)
+    outputs = [fast.accelerate(network, kernels)(*inputs(torch.float64)) for kernels in ("off", "auto", "off")]
+    assert_close(outputs[1], outputs[0], rtol=0, atol=1e-11)
+    assert torch.equal(outputs[2], outputs[0]) and not torch.equal(outputs[1], outputs[0])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"sharing": "none"}, "sharing=none must be one of full, pairwise"),
-        ({"execution": "slow"}, "execution=slow must be one of fast, reference"),
         ({"return_type": 2}, "return_type=2 is not a degree of the output"),
         ({"pooling": "avg"}, "pooling=avg must be one of max, mean, sum"),
         ({"pooling": "max"}, "pooling=max would break the symmetry"),

@@ -23,8 +23,8 @@ from tests.support.tiny_se3 import tiny_se3
 
 
 class TestSE3Transformer(TaskContract):
-    reference = ("model.task.network.execution=reference",)
-    fast = ("model.task.network.execution=fast",)
+    reference = ("execution.kernels=off",)
+    fast = ("execution.kernels=auto",)
     ragged = True
 
     def config(self, home: Path, *overrides: str) -> DictConfig:

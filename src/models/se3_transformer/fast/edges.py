@@ -8,8 +8,8 @@ from torch import Tensor
 
 from src.batches.molecular_graphs import Graph
 from src.gpu.triton_helpers import launch, power_of_2, thorough
-from src.models.se3_transformer.frames import EdgeLayout, rotation_table
-from src.models.se3_transformer.kernels.fused import edges_triton as kernels
+from src.models.se3_transformer.fast import edges_triton as kernels
+from src.models.se3_transformer.fast.frames import EdgeLayout, rotation_table
 
 EDGES_PER_PROGRAM = 4
 MAX_SIZE = 32  # rows of one warp's tile: degrees up to 4

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.models.se3_transformer.basis import num_frequencies, polar_coefficients
-from src.models.se3_transformer.frames import EdgeLayout
+from src.models.se3_transformer.fast.frames import EdgeLayout
 from src.models.se3_transformer.radial import Group
 
 
@@ -97,6 +97,46 @@ class Plan:
             parts = by_pair[pair].view(num_frequencies(pair), self.group.size(pair) * mid)
             mixed.append(by_pair_mixing[pair][row] @ parts)
         return torch.cat(mixed)
+
+    def contract(
+        self,
+        hidden: Float[Tensor, "edges mid"],
+        columns: Float[Tensor, "edges inputs"],
+        mixed: Float[Tensor, " _"],
+    ) -> Float[Tensor, "edges outputs"]:
+        """Computes the messages of the group in the edge frames; columns outside the group are zero.
+
+        Args:
+            hidden: output of the hidden layers of the group's radial network.
+            columns: source features in the layout `source`.
+            mixed: `mix` of the group's weight.
+        """
+        edges, mid = hidden.shape
+        out: dict[int, Tensor] = {}  # by first column
+        for block in self.blocks:
+            size, shape = block.num_inputs * block.channels, (block.num_inputs, block.channels)
+            offsets = (block.weight_a, block.weight_b)[: 2 if block.m else 1]
+            weights = [mixed[offset * mid : (offset + size) * mid].view(size, mid) for offset in offsets]
+            radial = (hidden @ torch.cat(weights).t()).view(edges, len(offsets) * shape[0], shape[1])
+            plus = columns.narrow(1, block.plus, block.num_inputs)
+            if block.m:
+                minus = columns.narrow(1, block.minus, block.num_inputs)
+                rows = torch.stack([torch.cat([plus, minus], 1), torch.cat([minus, -plus], 1)], 1)
+            else:
+                rows = plus[:, None]
+            result = torch.bmm(rows, radial)
+            for piece in block.pieces:
+                out[piece.plus] = result[:, 0, piece.begin : piece.begin + piece.width]
+                out[piece.minus] = result[:, -1, piece.begin : piece.begin + piece.width]
+        pieces, column = [], 0
+        for begin in sorted(out):
+            if begin > column:
+                pieces.append(columns.new_zeros(edges, begin - column))
+            pieces.append(out[begin])
+            column = begin + out[begin].shape[1]
+        if column < self.num_columns:
+            pieces.append(columns.new_zeros(edges, self.num_columns - column))
+        return torch.cat(pieces, 1)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from src.gpu.products import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
-from src.models.se3_transformer.kernels.fused import contraction_triton as kernels
-from src.models.se3_transformer.plan import Plan
+from src.models.se3_transformer.fast import contraction_triton as kernels
+from src.models.se3_transformer.fast.plan import Plan
 
 MAX_OUTPUTS = 128  # channels of all output degrees of one m; the limit of a backward tile
 SPLITS = 4  # parts of the edges with partial weight gradients, computed in parallel and added in a fixed order

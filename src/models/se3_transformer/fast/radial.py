@@ -1,17 +1,30 @@
-"""The autograd function of the kernels in `radial_triton`."""
+"""The hidden layers of a radial network as one kernel for each of forward and backward."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from src.gpu.triton_helpers import launch, thorough
-from src.models.se3_transformer.kernels.fused import radial_triton as kernels
+from src.gpu.second_gradients import gradients_by
+from src.gpu.triton_helpers import can_take, launch, thorough
+from src.models.se3_transformer.fast import radial_triton as kernels
+from src.models.se3_transformer.radial import HiddenLayers
 
 EDGES = 64  # per tile
 PROGRAMS = 264  # in the backward pass: two per multiprocessor of an H200
 MAX_INPUTS = 16
+
+
+class FastHiddenLayers(HiddenLayers):
+    """Computes in float32, also under autocast."""
+
+    def forward(self, inputs: Float[Tensor, "edges scalars"]) -> Float[Tensor, "edges mid"]:
+        if not (can_take(inputs) and supported(self)):
+            return super().forward(inputs)
+        return hidden(inputs, self)
 
 
 def supported(hidden: nn.Sequential) -> bool:
@@ -25,7 +38,6 @@ class Hidden(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, packed: Tensor, mid: int, eps: float | None) -> Tensor:
-        inputs = inputs.contiguous()
         ctx.save_for_backward(inputs, packed)
         ctx.mid, ctx.eps = mid, eps
         out = inputs.new_empty(len(inputs), mid, dtype=torch.float32)
@@ -38,6 +50,8 @@ class Hidden(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, packed = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            return *gradients_by(partial(plain, mid=ctx.mid, eps=ctx.eps), (inputs, packed), grads[0]), None, None
         wants_inputs = ctx.needs_input_grad[0]
         blocks = -(-len(inputs) // (EDGES * PROGRAMS))
         programs = -(-len(inputs) // (EDGES * blocks))
@@ -49,6 +63,19 @@ class Hidden(torch.autograd.Function):
             WANTS_INPUTS=wants_inputs, PRECISION=thorough(torch.float32), num_warps=4,
         )  # fmt: skip
         return grad_inputs if wants_inputs else None, partials.sum(0), None, None
+
+
+def plain(
+    inputs: Float[Tensor, "edges scalars"], packed: Float[Tensor, " parameters"], mid: int, eps: float | None
+) -> Float[Tensor, "edges mid"]:
+    """Computes the function of `Hidden` in plain torch."""
+    x, begin = inputs.to(packed.dtype), 0
+    for _ in range(2):
+        end = begin + mid * x.shape[1]
+        weight, (bias, scale, shift) = packed[begin:end].view(mid, -1), packed[end : end + 3 * mid].view(3, mid)
+        x, begin = F.linear(x, weight, bias), end + 3 * mid
+        x = F.relu(x if eps is None else F.layer_norm(x, (mid,), scale, shift, eps))
+    return x
 
 
 def hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Float[Tensor, "edges mid"]:
@@ -63,4 +90,4 @@ def hidden(inputs: Float[Tensor, "edges scalars"], network: nn.Sequential) -> Fl
     eps = norms[0].eps if norms else None
     packed = torch.cat(parts)  # of half precision in predict.py's precision=fp16
     packed = packed.to(torch.promote_types(packed.dtype, torch.float32))
-    return Hidden.apply(inputs, packed, mid, eps)  # type: ignore[return-value]
+    return Hidden.apply(inputs.contiguous(), packed, mid, eps)  # type: ignore[return-value]

@@ -1,16 +1,28 @@
-"""The autograd function of the kernels in `norm_triton`."""
+"""NormSE3 as one kernel for each of forward and backward."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.gpu.triton_helpers import launch, power_of_2
+from src.gpu.second_gradients import gradients_by
+from src.gpu.triton_helpers import can_take, launch, power_of_2
+from src.models.se3_transformer.fast import norm_triton as kernels
 from src.models.se3_transformer.fiber import Fiber
-from src.models.se3_transformer.kernels.fused import norm_triton as kernels
+from src.models.se3_transformer.norm import EPS, SMALLEST, NormSE3, normalised
 
 NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
+
+
+class FastNormSE3(NormSE3):
+    """Computes in float32, of features in equal channels that fit a tile."""
+
+    def forward(self, features: Float[Tensor, "nodes features"]) -> Float[Tensor, "nodes features"]:
+        if not (can_take(features) and supported(self.fiber)):
+            return super().forward(features)
+        return norm(features, self.weight, self.bias, self.fiber, SMALLEST, EPS)
 
 
 def supported(fiber: Fiber) -> bool:
@@ -31,7 +43,6 @@ class Norm(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, fiber: Fiber, smallest: float, eps: float
     ) -> Tensor:
-        features = features.contiguous()
         ctx.save_for_backward(features, weight, bias)
         ctx.fiber, ctx.constants = fiber, (smallest, eps)
         out, count = torch.empty_like(features), NODES_PER_PROGRAM["forward"]
@@ -54,6 +65,9 @@ class Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            plain = partial(normalised, fiber=ctx.fiber, smallest=ctx.constants[0], eps=ctx.constants[1])
+            return *gradients_by(plain, (features, weight, bias), grads[0]), None, None, None
         grad, grad_features = grads[0].contiguous(), torch.empty_like(features)
         programs = -(-len(features) // NODES_PER_PROGRAM["backward"])
         partials = features.new_empty(programs, 2, len(weight), dtype=torch.float32)
@@ -73,5 +87,5 @@ def norm(
     smallest: float,
     eps: float,
 ) -> Float[Tensor, "nodes features"]:
-    """Computes `reference.norm` for equal channels, in float32."""
-    return Norm.apply(features, weight, bias, fiber, smallest, eps)  # type: ignore[return-value]
+    """Computes `normalised` of the plain module for equal channels, in float32."""
+    return Norm.apply(features.contiguous(), weight, bias, fiber, smallest, eps)  # type: ignore[return-value]

@@ -12,8 +12,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.triton_helpers import note, working_dtype
 from src.models.se3_transformer.basis import wigner_3j_on
+from src.models.se3_transformer.conv import Geometry
 from src.models.se3_transformer.fiber import Fiber
+
+
+def has_frames(geometry: Geometry) -> bool:
+    """Returns whether every edge has a length, and no gradient of the positions is needed, which frames do not give."""
+    if not geometry.graph.distinct:
+        note("an edge has length 0 (two atoms at one position): plain convolutions run, fast ones need its direction")
+    return geometry.graph.distinct and not geometry.rel_pos.requires_grad
+
+
+def edge_wigner(geometry: Geometry) -> Float[Tensor, "edges packed"]:
+    """Returns the Wigner matrices of the edges' rotations, as `wigner` does, in the positions' dtype or autocast's."""
+    with torch.no_grad(), torch.autocast(geometry.rel_pos.device.type, enabled=False):
+        packed = wigner(edge_rotations(geometry.rel_pos), geometry.max_degree)
+    return packed.to(working_dtype(geometry.rel_pos))
 
 
 def packed_size(max_degree: int) -> int:

@@ -1,0 +1,113 @@
+"""Convolutions in edge-aligned frames, where the basis is sparse (see `basis`): the same function, faster.
+
+Triton kernels rotate, multiply and sum; where they support neither device, dtype nor shape, plain torch does, in the
+same frames. This module imports no Triton, so that plain torch is left where that is not installed.
+"""
+
+from functools import cached_property
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from src.batches.molecular_graphs import Graph
+from src.gpu.triton_helpers import can_take, note, package, working_dtype
+from src.models.se3_transformer.conv import ConvSE3, EdgeFeatures, Geometry, sum_incoming
+from src.models.se3_transformer.fast.frames import EdgeLayout, edge_wigner, has_frames
+from src.models.se3_transformer.fast.plan import Plan
+
+
+class FastConvSE3(ConvSE3):
+    """Computes in edge frames, but for a geometry that has none; without gradients of the positions."""
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        return plans_of(self)
+
+    def summed(
+        self, features: Float[Tensor, "nodes features"], geometry: Geometry, edge_features: EdgeFeatures
+    ) -> Float[Tensor, "nodes outputs"]:
+        if not has_frames(geometry):
+            return super().summed(features, geometry, edge_features)
+        columns = self.edge_messages(features, geometry, edge_features)
+        (layout,) = self.plans[0].outputs
+        return sum_from_edges(columns, geometry.once(edge_wigner), geometry.graph, layout)
+
+    def messages(
+        self, features: Float[Tensor, "nodes features"], geometry: Geometry, edge_features: EdgeFeatures
+    ) -> Float[Tensor, "edges outputs"]:
+        if not has_frames(geometry):
+            return super().messages(features, geometry, edge_features)
+        columns, layouts = self.edge_messages(features, geometry, edge_features), self.plans[0].outputs
+        parts = columns.split([layout.num_features for layout in layouts], 1)
+        wigner = geometry.once(edge_wigner)
+        return torch.cat([layout.from_edge(part, wigner) for layout, part in zip(layouts, parts, strict=True)], 1)
+
+    def edge_messages(
+        self,
+        features: Float[Tensor, "nodes features"],
+        geometry: Geometry,
+        edge_features: EdgeFeatures = None,
+    ) -> Float[Tensor, "edges columns"]:
+        """Returns the messages in the edge frames: the columns of the plans' outputs, one after the other."""
+        wigner, source = geometry.once(edge_wigner), self.plans[0].source
+        features = features.to(working_dtype(features))
+        if self.edge_fiber:
+            joined = self.with_edge_features(features[geometry.graph.src], edge_features)
+            columns = source.to_edge(joined, wigner)
+        else:
+            columns = gather_to_edges(features, wigner, geometry.graph, source)
+        messages = None
+        for radial, plan in zip(self.radial_groups(), self.plans, strict=True):
+            hidden = radial.hidden(geometry.radial_inputs)
+            with torch.autocast(hidden.device.type, enabled=False):
+                part = contract(hidden, columns, plan.mix(radial.weight), plan)
+            messages = part if messages is None else messages + part
+        assert messages is not None
+        return messages
+
+
+def plans_of(convolution: ConvSE3) -> list[Plan]:
+    """Returns the plan of each group of a convolution. They have the same layouts."""
+    inputs, outputs = convolution.fiber_in, convolution.fiber_out
+    source = EdgeLayout(inputs, min(inputs.max_degree, outputs.max_degree))
+    layouts = tuple(EdgeLayout(fiber, inputs.max_degree) for fiber in convolution.outputs)
+    return [Plan(radial.group, source, layouts) for radial in convolution.radial_groups()]
+
+
+def kernels_for(tensor: Tensor, name: str) -> ModuleType | None:
+    """Returns a module of this package if its kernels support the tensor's device and dtype, else None."""
+    return package(f"{__package__}.{name}") if can_take(tensor) else None
+
+
+def contract(
+    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
+) -> Float[Tensor, "edges outputs"]:
+    """Computes `plan.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
+    if contraction := kernels_for(columns, "contraction"):
+        if contraction.supported(plan, hidden.shape[1]):
+            return contraction.contract(hidden, columns, mixed, plan)
+        note(f"the fast contraction does not support {plan.group}; plain torch computes the same, more slowly")
+    dtype = columns.dtype
+    return plan.contract(hidden.to(dtype), columns, mixed.to(dtype))
+
+
+def gather_to_edges(
+    features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
+) -> Float[Tensor, "edges columns"]:
+    """Returns the source nodes' features in the edge frames."""
+    if layout.fiber.degrees == (0,):  # scalars do not rotate
+        return features[graph.src]
+    if (edges := kernels_for(features, "edges")) and edges.supported(layout):
+        return edges.gather_to_edges(features, wigner, graph, layout)
+    return layout.to_edge(features[graph.src], wigner)
+
+
+def sum_from_edges(
+    columns: Float[Tensor, "edges columns"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
+) -> Float[Tensor, "nodes features"]:
+    """Rotates features from the edge frames into the common frame and sums them over incoming edges."""
+    if (edges := kernels_for(columns, "edges")) and edges.supported(layout):
+        return edges.sum_from_edges(columns, wigner, graph, layout)
+    return sum_incoming(layout.from_edge(columns, wigner), graph)
