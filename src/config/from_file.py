@@ -20,6 +20,7 @@ from src.system.plain import check_plain
 
 TARGET, PARTIAL = "_target_", "_partial_"
 CALLABLE = get_origin(Callable[[], Any])
+GONE = ("model.task.network.execution",)  # keys of older checkpoints, ignored where a config has none
 
 
 def values_for(here: Any, values: Any, path: Path, prefix: str, chooses: bool = False) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def values_for(here: Any, values: Any, path: Path, prefix: str, chooses: bool = 
         prefix: the section's key, for messages.
         chooses: whether the file's `_target_` decides between the classes that a place may hold; else it is ignored.
 
-    Raises UserError naming the first key that the section does not have, or whose value its type does not allow.
+    Raises UserError naming the first key that the section does not have, unless it is GONE, or whose value its type
+    does not allow.
     """
     if not isinstance(values, dict) or not isinstance(here, dict):
         raise UserError(f"{path}: {prefix} is no section of a config; give a checkpoint that train.py wrote")
@@ -79,6 +81,8 @@ class Section:
             if argument in (TARGET, PARTIAL):
                 continue
             arguments = {*parameters, *section} - {"**"}
+            if argument not in arguments and f"{key}.{argument}" in GONE:
+                continue
             if not isinstance(argument, str) or argument[:1] == "_" or argument not in arguments:
                 raise UserError(
                     f"{self.path}: {key} has no key {argument!r:.80}; give a checkpoint that train.py of this version "

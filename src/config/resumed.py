@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from src.config.from_file import GONE
 from src.config.trained import OF_PREDICTIONS, plain_values
 from src.errors import UserError
 from src.system.masking import MASK, masked
@@ -108,6 +109,7 @@ def differences(trained: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str
 
     A checkpoint that holds less than `function_of`, as older ones do, is compared in what it holds.
     """
+    trained = {key: value for key, value in trained.items() if key in here or key not in GONE}
     is_whole = all(key in trained for key in OF_THE_STEP)
     keys = [key for key in {**trained, **here} if is_whole or (key in trained and key in here)]
     keys = [key for key in keys if not is_free(key)]  # older checkpoints hold more of these

@@ -154,6 +154,19 @@ def test_older_checkpoints_say_less() -> None:
         check_same_function(old, function("seed=5"), FILE, "start anew")
 
 
+def test_a_key_that_went_is_no_difference() -> None:
+    config = composed("train", "model=se3_transformer", "output_dir=unused", "hardware=cpu")
+    OmegaConf.resolve(config)
+    here = function_of(config, training_choices(config))
+    for key, differs in (("model.task.network.execution", False), ("model.task.network.executions", True)):
+        there = {**here, key: "reference"}
+        assert check_same_function(there, here, FILE, "start anew", accept=True) == (
+            f"accept_changes=true: last.ckpt was trained with {key}=reference, this run has no {key}"
+            if differs
+            else None
+        )
+
+
 def test_other_samples_are_refused_or_accepted() -> None:
     assert check_same_data(DATA, dict(DATA), FILE, "start anew") is None
     for other, said in (

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from src.errors import UserError
 from src.models.se3_transformer.plots import parity_picture
@@ -72,6 +73,22 @@ def test_every_molecule_is_in_the_csv_once_with_its_true_value(
     assert record.final_metric is not None
     assert (record.final_metric.name, record.final_metric.value) == ("energy_mae", pytest.approx(error, abs=1e-5))
     assert (tmp_path / "predictions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_from_before_execution_kernels_is_read_and_resumed(home: Path, tmp_path: Path) -> None:
+    """It has `execution` among the network's arguments, and predicts the same."""
+    checkpoint = torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)
+    checkpoint["model_config"]["task"]["network"]["execution"] = "reference"
+    checkpoint["same_run"]["function"]["model.task.network.execution"] = "reference"
+    old = tmp_path / "old.ckpt"
+    torch.save(checkpoint, old)
+    rows = []
+    for path in (home / "run" / "checkpoints" / "last.ckpt", old):
+        prediction_of(tiny_prediction(home, f"output_dir={tmp_path / path.stem}", f"ckpt_path={path}"))
+        rows.append(rows_of(tmp_path / path.stem / "predictions.csv"))
+    assert rows[0] == rows[1]
+    record = train(tiny_se3(home, f"output_dir={tmp_path / 'resumed'}", f"ckpt_path={old}", "fit.max_epochs=3"))
+    assert record.status == "done"
 
 
 def test_errors_are_those_of_their_formulas_and_say_what_was_trained_on(
