@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from src.batches.molecular_graphs import Graph
 from src.errors import UserError
-from src.models.se3_transformer import Fiber, SE3TransformerPooled, energy_and_forces
+from src.models.se3_transformer import Fiber, SE3TransformerPooled, energy_and_forces, fast
 from tests.support.se3_small import moved, random_features, random_graph, rotated
 
 NODES, EDGES = Fiber({0: 6}), Fiber({0: 4})
@@ -15,7 +15,7 @@ NODES, EDGES = Fiber({0: 6}), Fiber({0: 4})
 
 def small_network() -> SE3TransformerPooled:
     torch.manual_seed(0)
-    return SE3TransformerPooled(2, 3, 4, 2, pooling="sum").double()
+    return fast.accelerate(SE3TransformerPooled(2, 3, 4, 2, pooling="sum").double())
 
 
 def inputs() -> tuple[Graph, dict[int, Tensor], dict[int, Tensor]]:

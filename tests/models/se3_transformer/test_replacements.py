@@ -3,6 +3,10 @@
 Imports no Triton itself: a test of the contract asks.
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +15,14 @@ from src.gpu import triton_helpers
 from src.models.se3_transformer import Fiber, SE3TransformerPooled, fast
 from tests.support.kernels_contract import KernelsContract
 from tests.support.se3_small import random_features, random_graph
+
+IN_FRAMES = """
+from src.gpu.replace import replace_submodules
+network = Contract().network()
+assert replace_submodules(network, Contract.replacements, ["conv", "attention"]) == ["conv", "attention"]
+Contract().loss(network, torch.float32).backward()
+assert not [name for name in sys.modules if name.startswith("src.") and name.endswith("_triton")]
+"""
 
 
 class TestReplacements(KernelsContract):
@@ -40,3 +52,10 @@ class TestReplacements(KernelsContract):
         expected = self.stepped(self.network().double(), torch.float64)
         found = self.stepped(self.accelerated(kernels), torch.float32)
         torch.testing.assert_close(found, expected, rtol=self.tolerance, atol=self.tolerance)
+
+    @pytest.mark.slow
+    def test_frames_in_plain_torch_import_no_kernels(self) -> None:
+        """So that they are left where Triton is not installed."""
+        module, test = type(self).__module__, type(self).__name__
+        code = f"import sys, torch\nfrom {module} import {test} as Contract\n{IN_FRAMES}"
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "0"})
