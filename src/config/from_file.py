@@ -20,7 +20,8 @@ from src.system.plain import check_plain
 
 TARGET, PARTIAL = "_target_", "_partial_"
 CALLABLE = get_origin(Callable[[], Any])
-GONE = ("model.task.network.execution",)  # keys of older checkpoints, ignored where a config has none
+# Keys of older checkpoints that decided how something was computed, not what: ignored where a config has them no more.
+GONE = frozenset({"model.task.network.execution"})  # until 2026-11-28; now execution.kernels
 
 
 def values_for(here: Any, values: Any, path: Path, prefix: str, chooses: bool = False) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Section:
             if argument in (TARGET, PARTIAL):
                 continue
             arguments = {*parameters, *section} - {"**"}
-            if argument not in arguments and f"{key}.{argument}" in GONE:
+            if f"{key}.{argument}" in GONE and argument not in arguments:
                 continue
             if not isinstance(argument, str) or argument[:1] == "_" or argument not in arguments:
                 raise UserError(

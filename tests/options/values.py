@@ -132,7 +132,7 @@ def choices(hint: Any, current: Any) -> list[str]:
     values = list[str]()
     for member in members(hint):
         base, *limits = get_args(member) if get_origin(member) is Annotated else (member,)
-        for part in (base, *(part for limit in limits for part in members(limit))):
+        for part in (part for limit in (base, *limits) for part in members(limit)):
             if get_origin(part) is Literal:
                 values += [shown(value) for value in get_args(part)]
             elif isinstance(part, Range) and is_number(current):

@@ -95,12 +95,10 @@ class KernelsContract(ABC):
 
     def test_what_it_cannot_take_is_the_plain_modules(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_helpers, "devices", {"cuda"})
-        found, expected = (self.stepped(n, torch.float32) for n in (self.accelerated([name]), self.network()))
-        if name in self.rounded:
-            torch.testing.assert_close(found, expected, rtol=self.tolerance, atol=self.tolerance)
-            assert any(not torch.equal(found[key], value) for key, value in expected.items())
-        else:
-            assert all(torch.equal(found[key], value) for key, value in expected.items())
+        dtype, rounding = (torch.float64, 1e-9) if name in self.rounded else (torch.float32, 0.0)
+        found, expected = (self.stepped(n.to(dtype), dtype) for n in (self.accelerated([name]), self.network()))
+        torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
+        assert (name in self.rounded) == any(not torch.equal(found[key], expected[key]) for key in expected)
 
     def test_twice_is_once_and_off_undoes_it(self, name: str) -> None:
         network = self.network()
