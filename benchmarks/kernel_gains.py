@@ -163,7 +163,7 @@ PIECES = {
     "moflow without CUDA graph": Piece(("execution.graph=off",)),
     "moflow without shorter graph gaps": Piece(("execution.graph_gaps=off",)),
     "moflow without products in place of convolutions": Piece(("model.task.network.execution=reference",)),
-    "moflow without fold": Piece(replaced={"src.models.moflow.kernels.fast.package": never}),
+    "moflow without fold": Piece(replaced={"src.models.moflow.fast.conv.package": never}),
     "moflow without side stream": Piece(replaced={"src.models.moflow.network.side_stream": in_order}),
     "se3": Piece(),
     "se3 without CUDA graph": Piece(("execution.graph=off",)),

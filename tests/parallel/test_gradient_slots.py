@@ -10,7 +10,7 @@ from src.models.distilbert import Sizes
 from src.models.distilbert.fast import embedding, layer
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
-from src.models.moflow.kernels import fast
+from src.models.moflow.fast import conv as fast
 from src.parallel.gradient_averaging import Bucket
 from src.parallel.gradient_slots import offer, slot_of, withdraw
 from tests.support.distilbert_kernels import sentences

@@ -82,8 +82,8 @@ def main() -> None:
     models = [argument for argument in arguments if argument in MODELS]
     for model in models:
         if "plain" in arguments:
-            for kernels in ("fused", "fold_triton"):
-                sys.modules[f"src.models.{model}.kernels.{kernels}"] = None  # type: ignore[assignment] # as without Triton
+            for kernels in ("kernels.fused", "fast.conv_triton"):
+                sys.modules[f"src.models.{model}.{kernels}"] = None  # type: ignore[assignment] # as without Triton
         run(model, Path(home) / model, overrides)
 
 

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
+from src.models.moflow.fast import Execution, reference
+from src.models.moflow.fast import conv as fast
 from src.models.moflow.flow import FlowChain, FlowStep, Limit
-from src.models.moflow.kernels import Execution, fast, reference
 
 LogDet = Literal["published", "exact"]
 

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
+from src.models.moflow.fast import Execution, reference
+from src.models.moflow.fast import conv as fast
 from src.models.moflow.flow import FlowChain, FlowStep, Limit
-from src.models.moflow.kernels import Execution, fast, reference
 
 PLU_DIVERGES, PLU_FALLS = 0.1, 0.016  # channels x learning rate: see `divergence_note`
 

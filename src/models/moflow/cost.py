@@ -11,7 +11,7 @@ from typing import Literal, cast
 from src.measure.roofline import ADAM_BYTES, Cost
 from src.models.moflow.atom import AtomStep
 from src.models.moflow.bond import BondStep
-from src.models.moflow.kernels.fast import padded_width
+from src.models.moflow.fast.conv import padded_width
 from src.models.moflow.network import MoFlow
 
 Counting = Literal["useful", "reference", "fast"]

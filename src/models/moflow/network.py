@@ -15,8 +15,8 @@ from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.atom import AtomFlow, GraphConv, LogDet, relations_of
 from src.models.moflow.bond import BondFlow, Conv3x3, squeeze
+from src.models.moflow.fast import Execution
 from src.models.moflow.flow import Limit, initialize_together
-from src.models.moflow.kernels import Execution
 from src.system.group import seed_of_rank
 
 Nodes = UInt8[Tensor, "batch atoms"]

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from src.models.moflow.atom import LogDet
 from src.models.moflow.cost import bytes_per_sample, cost, flops_per_sample
-from src.models.moflow.kernels import Execution
+from src.models.moflow.fast import Execution
 from src.models.moflow.network import MoFlow
 from tests.support.tiny_moflow import QM9, steps_of
 

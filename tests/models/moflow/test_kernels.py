@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from src.models.moflow.kernels import fast, reference
+from src.models.moflow.fast import conv as fast
+from src.models.moflow.fast import reference
 from src.models.moflow.network import Latent
 from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 

@@ -49,7 +49,7 @@ def windows(weight: Float[Tensor, "outputs inputs 3 3"]) -> list[Float[Tensor, "
 def folded(grad: Tensor, weight: Tensor) -> Tensor:
     """Returns `weight`'s gradient from that of its `DenseMatrix`, in its gradient slot; sums in float32 or wider."""
     out, (outputs, inputs) = slot_of(weight), weight.shape[:2]
-    kernels = can_take(grad) and package("src.models.moflow.kernels.fold_triton")
+    kernels = can_take(grad) and package("src.models.moflow.fast.conv_triton")
     if kernels:
         launch(kernels.fold, (outputs, -(-inputs // FOLD["BLOCK"])), grad, out, inputs, outputs, *out.stride(), **FOLD)
         return out
