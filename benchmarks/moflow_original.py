@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.beside.peers.reference import FOLDERS, identity, stand_in
+from src.models.moflow.fast import accelerate
 from src.models.moflow.network import MoFlow
 
 TOLERANCE = 1e-9  # relative
@@ -191,7 +192,7 @@ def main() -> None:
     config.model_config.bond_config.conv_lu = asked.conv_lu
     torch.manual_seed(0)
     theirs, loss = Original(config).double(), MoFlowLoss(config).double()
-    ours = MoFlow(norm_batch=asked.group, conv_lu=asked.conv_lu).double()
+    ours = accelerate(MoFlow(norm_batch=asked.group, conv_lu=asked.conv_lu)).double()
     fresh = {name: value.view_as(ours.state_dict()[name]).clone() for name, value in weights_of(theirs).items()}
     ours.load_state_dict(ours.state_dict() | fresh)
     batch, (x, adj) = molecules(asked.batch, config, transform_fn)

@@ -39,6 +39,7 @@ from benchmarks.moflow_original import start_as_devices, weights_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.molecules.zinc250k import load
 from src.errors import UserError
+from src.models.moflow.fast import accelerate
 from src.models.moflow.network import MoFlow
 from src.molecules.score import Scorer
 from src.system.tables import write_csv
@@ -126,7 +127,7 @@ class Theirs:
 
     def ours(self) -> MoFlow:
         """Returns our network with these weights, for evaluation."""
-        network = MoFlow().to(self.ln_var.device)
+        network = accelerate(MoFlow()).to(self.ln_var.device)
         state = network.state_dict() | {"ln_var": self.ln_var.detach()} | weights_of(self.model)
         network.load_state_dict({name: value.view_as(network.state_dict()[name]) for name, value in state.items()})
         return network.eval()
@@ -156,7 +157,7 @@ class Ours:
     """Our network; its groups are trained one by one, as NVIDIA's are."""
 
     def __init__(self, first: Batch, groups: int, amp: bool) -> None:
-        self.modules: Any = MoFlow(norm_batch=len(first[0]) // groups).to(first[0].device)
+        self.modules: Any = accelerate(MoFlow(norm_batch=len(first[0]) // groups)).to(first[0].device)
         with torch.autocast(first[0].device.type, torch.float16, amp):
             self.modules.initialize(*first)
         self.clipped = [value for name, value in self.modules.named_parameters() if name != "ln_var"]

@@ -42,6 +42,12 @@ def replace_submodules(network: nn.Module, replacements: Replacements, kernels: 
     return list(dict.fromkeys(used))
 
 
+def replace_alike(network: nn.Module, other: nn.Module) -> None:
+    """Gives the modules of a network the classes of those of another network of its kind, plain or fast."""
+    for module, like in zip(network.modules(), other.modules(), strict=True):
+        module.__class__ = like.__class__
+
+
 def name_of(module: nn.Module) -> str:
     """Returns a module's class as `Replacements` names it."""
     return f"{type(module).__module__}:{type(module).__qualname__}"

@@ -77,7 +77,6 @@ REFUSED = {
         "model.task.network.atom_hidden=[a]": f"a list, each {COUNT}", "model.task.network.noise_scale=-0.1": SHARE,
         "model.task.network.noise_scale=nan": SHARE, "model.task.network.norm_batch=0": COUNT + NULL,
         "model.task.network.logdet=wrong": "published or exact",
-        "model.task.network.execution=faster": "reference or fast",
         "datamodule.data_dir=": TEXT, "datamodule.batch_size=0": COUNT,
         "datamodule.seed=-1": SEED,
         "datamodule.source.limit=0": COUNT + NULL, "datamodule.source.max_atoms=0": COUNT + NULL,

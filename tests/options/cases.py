@@ -54,7 +54,10 @@ SAME_LOSSES = (
     "callbacks=*", "pictures=*", "trainer=1x1", "datamodule.threads=*", "datamodule.prefetch=*", "datamodule.check=*",
     "datamodule.test_batch_size=*", "datamodule.val_batches=*", "datamodule.predict=*", "hardware=auto",
 )  # fmt: skip
-SAME_LOSSES_OF = {"se3_transformer": ("execution.kernels=*",)}  # by model: other kernels draw another dropout, or round
+SAME_LOSSES_OF = {  # by model: the fast kernels of others draw another dropout, or round
+    "se3_transformer": ("execution.kernels=*",),
+    "moflow": ("execution.kernels=*",),
+}
 # Compared at a low rate in fp32: at the published one the loss of this small batch goes from 1.1 to 2.5 in the first
 # step, and a difference of 1e-6 of the loss becomes one of 2e-3 in the second and of 0.12 in the eighth, on an H200.
 AMPLIFIED = "se3_transformer/published: execution.kernels=off"
@@ -86,7 +89,7 @@ QUICK = (  # on the quick case of each model alone
     "execution.graph_warmup_steps=*", "datamodule.*",
 )  # fmt: skip
 HOST = ("measure.*", "pictures=*", "logger=*", "callbacks=*", "trainer=*", "hardware=*")  # one run each
-COMPILED = "precision=*", "execution.*", "model.task.network.execution=*"  # where MoFlow is compiled, in a minute each
+COMPILED = "precision=*", "execution.*"  # where MoFlow is compiled, in a minute each
 PREDICTED = ("model.*", "precision=*", "datamodule=*")  # whose checkpoint predict.py reads too
 ONCE = "mobilenet_v1/quick"  # where what no model knows of is tried
 

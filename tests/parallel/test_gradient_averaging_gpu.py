@@ -170,11 +170,12 @@ def overlaps(captured: bool, device: torch.device) -> None:
 def averages_moflow(device: torch.device) -> None:
     """Replays MoFlow's backward pass, of two streams, on fresh molecules; has to give the mean over all ranks'."""
     from src.gpu.waiting import Waiting
+    from src.models.moflow.fast import accelerate
     from src.models.moflow.network import MoFlow
     from src.parallel.gradient_averaging import GradientAverage
 
     torch.manual_seed(0)
-    network = MoFlow().to(device)
+    network = accelerate(MoFlow()).to(device)
     network.dequantise = lambda x, adj, noise: (x + 0.3, adj + 0.3)  # type: ignore[method-assign]
     parameters = list(network.parameters())
     average = GradientAverage(parameters, Waiting(device))

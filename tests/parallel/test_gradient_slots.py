@@ -10,7 +10,7 @@ from src.models.distilbert import Sizes
 from src.models.distilbert.fast import embedding, layer
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
-from src.models.moflow.fast import conv as fast
+from src.models.moflow.fast import conv
 from src.parallel.gradient_averaging import Bucket
 from src.parallel.gradient_slots import offer, slot_of, withdraw
 from tests.support.distilbert_kernels import sentences
@@ -101,12 +101,12 @@ def test_a_convolution_on_small_maps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Its weight's gradient, folded into its place by plain torch and by a kernel, is a convolution's in float64."""
-    monkeypatch.setattr(fast, "can_take", lambda tensor: kernel)
+    monkeypatch.setattr(conv, "can_take", lambda tensor: kernel)
     weight = nn.Parameter(torch.randn(5, 300, 3, 3).contiguous(memory_format=memory_format))
     place, maps = torch.full_like(weight, torch.nan), torch.randn(8, 4, 300)
     offer({weight: place})
     direction = torch.randn(8, 4, 5)
-    matrix = fast.DenseMatrix.apply(weight, dtype)
+    matrix = conv.DenseMatrix.apply(weight, dtype)
     (maps.flatten(1).to(dtype) @ matrix.T).unflatten(1, (4, 5)).backward(direction.to(dtype))  # type: ignore[union-attr]
     assert weight.grad is not None and weight.grad.data_ptr() == place.data_ptr()
 

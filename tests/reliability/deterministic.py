@@ -82,8 +82,7 @@ def main() -> None:
     models = [argument for argument in arguments if argument in MODELS]
     for model in models:
         if "plain" in arguments:
-            for kernels in ("kernels.fused", "fast.conv_triton"):
-                sys.modules[f"src.models.{model}.{kernels}"] = None  # type: ignore[assignment] # as without Triton
+            sys.modules[f"src.models.{model}.kernels.fused"] = None  # type: ignore[assignment] # as without Triton
         run(model, Path(home) / model, overrides)
 
 

@@ -33,12 +33,10 @@ LONGER = "hardware=auto", "fit.max_epochs=6", "execution.graph=on"
 @pytest.mark.parametrize("kernels", ["fast", "plain"])
 @pytest.mark.parametrize("model", WIDE)
 def test_two_processes_give_the_same_bits(model: str, kernels: str, precision: str, tmp_path: Path) -> None:
-    """Plain: without the Triton kernels, and without MoFlow's products in place of convolutions."""
+    """Plain: without the Triton kernels."""
     if (kernels, precision) == ("plain", "bf16"):
         pytest.skip("its operations are those of amp")
     plain = ["plain", "execution.kernels=off"] if kernels == "plain" else []
-    if plain and model == "moflow":
-        plain.append(f"{NETWORK}execution=reference")
     assert_twice_the_same(tmp_path, [model], *WIDE[model], *LONGER, f"precision={precision}", *plain)
 
 

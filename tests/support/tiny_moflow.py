@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from src.gpu.replace import Kernels
+from src.models.moflow.fast import accelerate
 from src.models.moflow.flow import FlowChain
 from src.models.moflow.network import MoFlow
 
@@ -32,8 +34,8 @@ QM9: dict[str, Any] = {
 }
 
 
-def make_network(seed: int = 0, **changes: Any) -> MoFlow:
-    """Returns a float64 network with noise added to every parameter and running statistic."""
+def make_network(seed: int = 0, kernels: Kernels = "auto", **changes: Any) -> MoFlow:
+    """Returns a float64 network with these fast modules, and noise added to every parameter and running statistic."""
     torch.manual_seed(seed)
     network = MoFlow(**{**SIZES, **changes}).double()
     with torch.no_grad():
@@ -42,7 +44,7 @@ def make_network(seed: int = 0, **changes: Any) -> MoFlow:
         for name, buffer in network.named_buffers():
             if "running" in name:
                 buffer.add_(0.5 * torch.rand_like(buffer))
-    return network
+    return accelerate(network, kernels)
 
 
 def steps_of(chain: FlowChain) -> list[Any]:

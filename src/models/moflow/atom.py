@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
-from src.models.moflow.fast import Execution, reference
-from src.models.moflow.fast import conv as fast
 from src.models.moflow.flow import FlowChain, FlowStep, Limit
 
 LogDet = Literal["published", "exact"]
@@ -29,21 +27,23 @@ def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor,
 
 
 class GraphConv(nn.Module):
-    """Relational graph convolution: a Linear of the node itself plus one Linear per edge type for its neighbours."""
+    """Relational graph convolution: a Linear of the node itself plus one Linear per edge type for its neighbours.
 
-    def __init__(self, num_classes: int, num_kinds: int, channels: int, execution: Execution) -> None:
+    The edge type is the fastest index of `edge_linear`'s outputs.
+    """
+
+    def __init__(self, num_classes: int, num_kinds: int, channels: int) -> None:
         super().__init__()
         self.self_linear = nn.Linear(num_classes, channels)
         self.edge_linear = nn.Linear(num_classes, channels * num_kinds)
-        self.execution = execution
 
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch receivers relations nodes"]
     ) -> Float[Tensor, "batch receivers channels"]:
-        """Returns one row of features per receiving node; the reference execution needs all nodes as receivers."""
-        graph_conv = fast.graph_conv if self.execution == "fast" else reference.graph_conv
-        node, edge = self.self_linear, self.edge_linear
-        return graph_conv(x, relations, node.weight, node.bias, edge.weight, edge.bias)
+        """Returns a row of features for each receiver, here every node: its own, plus the sum of received messages."""
+        messages = self.edge_linear(x).unflatten(2, (self.self_linear.out_features, -1))
+        received = torch.einsum("bmen,bnce->bmc", relations[:, :, 1:], messages)
+        return self.self_linear(x) + received
 
 
 class AtomStep(FlowStep):
@@ -61,11 +61,10 @@ class AtomStep(FlowStep):
         gnn_channels: int,
         hidden: tuple[int, ...],
         logdet: LogDet,
-        execution: Execution,
     ) -> None:
         super().__init__()
         self.actnorm = ActNorm(num_nodes, 1)
-        self.graph_conv = GraphConv(num_classes, num_kinds, gnn_channels, execution)
+        self.graph_conv = GraphConv(num_classes, num_kinds, gnn_channels)
         self.widths = (gnn_channels, *hidden, 2 * num_classes)
         self.norms = nn.ModuleList(BatchNorm(num_nodes) for _ in self.widths[:-1])
         self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(self.widths))
@@ -80,23 +79,32 @@ class AtomStep(FlowStep):
         relations: Float[Tensor, "batch nodes relations nodes"],
         row_only: bool,
     ) -> tuple[Float[Tensor, "batch rows classes"], Float[Tensor, "batch rows classes"]]:
-        """Returns scale logits and shifts of all rows, or only of the step's own row.
+        """Returns scale logits and shifts of all rows, or only of the step's own row."""
+        outputs = self.outputs(x.masked_fill(self.is_row, 0), relations, row_only)
+        scale_logits, shift = outputs.to(x.dtype).chunk(2, 2)
+        return scale_logits, shift
+
+    def outputs(
+        self,
+        x: Float[Tensor, "batch nodes classes"],
+        relations: Float[Tensor, "batch nodes relations nodes"],
+        row_only: bool,
+    ) -> Float[Tensor, "batch rows outputs"]:
+        """Returns what the coupling's network makes of the other rows, for all rows or only for the step's own.
 
         A BatchNorm channel is a node, so the own row's outputs do not depend on the other rows' hidden values. With
-        `row_only` these are no part of the model: the fast execution does not compute them, the reference computes and
-        drops them, and neither updates their statistics.
+        `row_only` these are no part of the model: they are dropped, and their statistics are not updated.
         """
-        skip_rows = row_only and self.graph_conv.execution == "fast"
-        row = self.row if row_only else None
-        hidden = self.graph_conv(
-            x.masked_fill(self.is_row, 0), relations.index_select(1, self.row) if skip_rows else relations
-        )
+        outputs = self.perceptron(self.graph_conv(x, relations), self.row if row_only else None)
+        return outputs.index_select(1, self.row) if row_only else outputs
+
+    def perceptron(
+        self, hidden: Float[Tensor, "batch rows channels"], row: Int64[Tensor, " 1"] | None
+    ) -> Float[Tensor, "batch rows outputs"]:
+        """Applies the layers behind the graph convolution; `row`: see `BatchNorm`."""
         for norm, linear in zip(self.norms, self.linears, strict=True):
             hidden = linear(F.relu(norm(hidden, row)))
-        if row_only and not skip_rows:
-            hidden = hidden.index_select(1, self.row)
-        scale_logits, shift = hidden.to(x.dtype).chunk(2, 2)
-        return scale_logits, shift
+        return hidden
 
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], relations: Float[Tensor, "batch nodes relations nodes"]
@@ -131,13 +139,12 @@ class AtomFlow(FlowChain):
         gnn_channels: int,
         hidden: tuple[int, ...],
         logdet: LogDet,
-        execution: Execution,
     ) -> None:
         if logdet not in ("published", "exact"):
             raise UserError(f"logdet={logdet} must be published or exact")
         rows = [index % num_nodes for index in range(num_flows)]
         shape = (num_nodes, num_classes, num_kinds)
-        super().__init__([AtomStep(*shape, row, gnn_channels, hidden, logdet, execution) for row in rows])
+        super().__init__([AtomStep(*shape, row, gnn_channels, hidden, logdet) for row in rows])
 
     def forward(
         self, x: Float[Tensor, "batch nodes classes"], adj: Float[Tensor, "batch kinds nodes nodes"]

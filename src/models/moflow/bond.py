@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from src.errors import UserError
 from src.models.moflow.actnorm import ActNorm, BatchNorm
-from src.models.moflow.fast import Execution, reference
-from src.models.moflow.fast import conv as fast
 from src.models.moflow.flow import FlowChain, FlowStep, Limit
 
 PLU_DIVERGES, PLU_FALLS = 0.1, 0.016  # channels x learning rate: see `divergence_note`
@@ -103,26 +101,24 @@ def random_rotation(size: int) -> Float[Tensor, "size size"]:
 class Conv3x3(nn.Conv2d):
     """A padded 3x3 convolution on square maps given as [batch, positions, channels]."""
 
-    def __init__(self, inputs: int, outputs: int, execution: Execution) -> None:
-        super().__init__(inputs, outputs, 3)
-        # In this layout the slices of `fast.DenseMatrix` are contiguous.
-        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))
-        self.execution = execution
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, padding=1)
+        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))  # as the maps
 
     def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
-        """Returns the convolved maps. The fast execution uses a dense product for 2x2 maps only."""
-        dense = self.execution == "fast" and input.shape[1] == 4
-        assert self.bias is not None
-        return (fast if dense else reference).conv3x3(input, self.weight, self.bias)
+        """Returns the convolved maps, whose positions are flattened row by row."""
+        size = isqrt(input.shape[1])
+        images = input.transpose(1, 2).unflatten(2, (size, size))
+        return super().forward(images).flatten(2).transpose(1, 2)
 
 
 class CouplingNetwork(nn.Module):
     """3x3 convolutions with BatchNorm and ReLU between: an affine map for one half of the channels from the other."""
 
-    def __init__(self, num_channels: int, hidden: tuple[int, ...], execution: Execution) -> None:
+    def __init__(self, num_channels: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.widths = (num_channels // 2, *hidden, num_channels)
-        self.convs = nn.ModuleList(Conv3x3(*pair, execution) for pair in pairwise(self.widths))
+        self.convs = nn.ModuleList(Conv3x3(*pair) for pair in pairwise(self.widths))
         self.norms = nn.ModuleList(BatchNorm(width) for width in hidden)
 
     def forward(self, half: Float[Tensor, "batch positions half"]) -> Float[Tensor, "batch positions channels"]:
@@ -137,13 +133,11 @@ class CouplingNetwork(nn.Module):
 class BondStep(FlowStep):
     """ActNorm, an optional 1x1 convolution, and an affine coupling of two channel halves."""
 
-    def __init__(
-        self, num_channels: int, hidden: tuple[int, ...], conv_lu: int, swap: bool, execution: Execution
-    ) -> None:
+    def __init__(self, num_channels: int, hidden: tuple[int, ...], conv_lu: int, swap: bool) -> None:
         super().__init__()
         self.actnorm = ActNorm(num_channels)
         self.conv = None if conv_lu == 2 else (InvertibleConv, InvertibleConvLU)[conv_lu](num_channels)
-        self.coupling = CouplingNetwork(num_channels, hidden, execution)
+        self.coupling = CouplingNetwork(num_channels, hidden)
         self.swap = swap
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +205,6 @@ class BondFlow(FlowChain):
         hidden: tuple[int, ...],
         num_flows: int,
         conv_lu: int,
-        execution: Execution,
     ) -> None:
         num_channels = num_kinds * fold**2
         if num_nodes % fold or num_channels % 2:
@@ -219,7 +212,7 @@ class BondFlow(FlowChain):
         if conv_lu not in (0, 1, 2):
             raise UserError(f"conv_lu={conv_lu} must be 0 (free 1x1 convolution), 1 (PLU) or 2 (none)")
         swaps = [conv_lu == 2 and index % 2 == 1 for index in range(num_flows)]
-        super().__init__([BondStep(num_channels, hidden, conv_lu, swap, execution) for swap in swaps])
+        super().__init__([BondStep(num_channels, hidden, conv_lu, swap) for swap in swaps])
         self.fold = fold
 
     def forward(

@@ -11,10 +11,10 @@ from typing import Literal, cast
 from src.measure.roofline import ADAM_BYTES, Cost
 from src.models.moflow.atom import AtomStep
 from src.models.moflow.bond import BondStep
-from src.models.moflow.fast.conv import padded_width
+from src.models.moflow.fast.graph_conv import padded_width
 from src.models.moflow.network import MoFlow
 
-Counting = Literal["useful", "reference", "fast"]
+Counting = Literal["useful", "plain", "fast"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Flops:
 def flops_per_sample(network: MoFlow, counting: Counting = "useful") -> Flops:
     """Returns the floating point operations of one sample.
 
-    `reference` and `fast` count what that execution computes, as FlopCounterMode does: a 3x3 convolution computes nine
-    taps per position, also outside the map. `useful` counts what the model requires: the published layers, with only
+    `plain` and `fast` count what these modules compute, as FlopCounterMode does: a 3x3 convolution computes nine taps
+    per position, also outside the map. `useful` counts what the model requires: the published layers, with only
     the taps inside the map. The exact log-determinant requires one row per atom step, whose neighbours are summed
     before the wide product. Training the published ZINC model takes 3.30 useful GFLOP.
     """
@@ -67,7 +67,7 @@ def _atom_step_macs(network: MoFlow, step: AtomStep, counting: Counting, row_onl
     """Returns an atom step's multiply-adds: products with parameters, and the product with the adjacency."""
     nodes, kinds, classes = network.num_nodes, network.num_bond_classes, network.num_atom_classes
     channels = step.widths[0]
-    rows = 1 if row_only and counting != "reference" else nodes
+    rows = 1 if row_only and counting != "plain" else nodes
     mlp = rows * sum(map(prod, pairwise(step.widths)))
     if counting == "fast":
         width = padded_width(classes)

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from src.config.ranges import Count, Range, Share
 from src.errors import UserError
+from src.gpu.replace import replace_alike
 from src.gpu.side_stream import side_stream
 from src.models.moflow.actnorm import ActNorm, BatchNorm
-from src.models.moflow.atom import AtomFlow, GraphConv, LogDet, relations_of
-from src.models.moflow.bond import BondFlow, Conv3x3, squeeze
-from src.models.moflow.fast import Execution
+from src.models.moflow.atom import AtomFlow, LogDet, relations_of
+from src.models.moflow.bond import BondFlow, squeeze
 from src.models.moflow.flow import Limit, initialize_together
 from src.system.group import seed_of_rank
 
@@ -51,7 +51,6 @@ class MoFlow(nn.Module):
         logdet: `published` counts the terms of all rows in each atom step, `exact` is the Jacobian's.
         padding: latents of the node rows beyond `max_atoms` that no step transforms, when sampling. `prior` draws them
             as published, although no molecule has them there; `encoded` takes those that the rows of no atom have.
-        execution: `reference` computes the published products literally, `fast` the same with less work.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class MoFlow(nn.Module):
         norm_batch: Count | None = None,
         logdet: LogDet = "published",
         padding: Padding = "prior",
-        execution: Execution = "fast",
     ) -> None:
         self._arguments: dict[str, Any] = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
@@ -82,10 +80,10 @@ class MoFlow(nn.Module):
         self.num_nodes, self.max_atoms, self.noise_scale = num_nodes, max_atoms, noise_scale
         self.num_atom_classes, self.num_bond_classes = num_atom_classes, num_bond_classes
         self.bond_flow = BondFlow(
-            num_nodes, num_bond_classes, bond_squeeze, tuple(bond_hidden), num_bond_flows, conv_lu, execution
+            num_nodes, num_bond_classes, bond_squeeze, tuple(bond_hidden), num_bond_flows, conv_lu
         )
         sizes = (num_nodes, num_atom_classes, num_bond_classes)
-        self.atom_flow = AtomFlow(*sizes, num_atom_flows, gnn_channels, tuple(atom_hidden), logdet, execution)
+        self.atom_flow = AtomFlow(*sizes, num_atom_flows, gnn_channels, tuple(atom_hidden), logdet)
         self.logdet = logdet
         self.ln_var = nn.Parameter(torch.zeros(()))
         self.first_padding = num_nodes if padding == "prior" else max(max_atoms, min(num_atom_flows, num_nodes))
@@ -95,25 +93,16 @@ class MoFlow(nn.Module):
             for flow, rows in ((self.atom_flow, 1), (self.bond_flow, positions)):  # rows of dimension 0 per molecule
                 for norm in (module for module in flow.modules() if isinstance(module, BatchNorm)):
                     norm.group = norm_batch * rows
-        self.execution = execution
 
     def with_atom_classes(self, count: int) -> "MoFlow":
         """Returns a new network of the same sizes for another number of atom classes, with random weights."""
-        return MoFlow(**{**self._arguments, "num_atom_classes": count})
+        return self._another(num_atom_classes=count)
 
-    @property
-    def execution(self) -> Execution:
-        """How the products are computed; may be changed at any time."""
-        return self._execution
-
-    @execution.setter
-    def execution(self, execution: Execution) -> None:
-        if execution not in ("reference", "fast"):
-            raise UserError(f"execution={execution} must be reference or fast")
-        self._execution: Execution = execution
-        for module in self.modules():
-            if isinstance(module, Conv3x3 | GraphConv):
-                module.execution = execution
+    def _another(self, **changes: Any) -> "MoFlow":
+        """Returns a new network of the same sizes but for `changes`, with modules of this one's classes."""
+        network = MoFlow(**{**self._arguments, **changes})
+        replace_alike(network, self)
+        return network
 
     def compile_steps(self, **kwargs: Any) -> None:
         """Compiles the flow steps with `torch.compile(**kwargs)`: one graph for all atom steps, two for bond steps."""
@@ -172,7 +161,7 @@ class MoFlow(nn.Module):
         for number in range(rank * count, (rank + 1) * count):
             with device, torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(seed_of_rank(seeds[0], number))
-                networks.append(MoFlow(**self._arguments).to(self.ln_var).train())
+                networks.append(self._another().to(self.ln_var).train())
             if number == 0:
                 networks[0].load_state_dict(self.state_dict())
         return networks

@@ -16,6 +16,7 @@ from src.errors import UserError
 from src.gpu.exact_products import exact_products
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
+from src.models.moflow import fast
 from src.models.moflow.actnorm import kept_statistics
 from src.models.moflow.bond import divergence_note
 from src.models.moflow.cost import cost
@@ -59,6 +60,7 @@ class MoFlowTask(Task):
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
     data_kind = MoleculeDataModule
+    replacements = fast.REPLACEMENTS
     expected_data = "MoFlow needs molecules; give datamodule=zinc250k, qm9_molecules or smiles_file"
     predictions_name = "molecules.csv"
 

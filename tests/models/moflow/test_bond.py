@@ -106,4 +106,4 @@ def test_plu_convolutions_that_may_diverge_at_a_learning_rate_are_noted(
 def test_impossible_sizes_are_refused_by_name(changes: dict[str, int], word: str) -> None:
     sizes = {"num_nodes": 4, "num_kinds": 4, "fold": 2, "num_flows": 1, "conv_lu": 2, **changes}
     with pytest.raises(UserError, match=word):
-        BondFlow(hidden=(4, 4), execution="fast", **sizes)
+        BondFlow(hidden=(4, 4), **sizes)

@@ -1,54 +1,64 @@
-"""The fast kernels equal the reference kernels: outputs, log-determinants and every gradient, in float64."""
+"""The fast modules equal the plain ones: outputs, log-determinants and every gradient, in float64."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from src.models.moflow.fast import conv as fast
-from src.models.moflow.fast import reference
+from src.gpu.replace import replace_submodules
+from src.models.moflow.atom import GraphConv
+from src.models.moflow.bond import Conv3x3
+from src.models.moflow.fast import REPLACEMENTS
 from src.models.moflow.network import Latent
 from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 
-def leaf(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+def results(module: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Returns the output, and gradients of inputs and parameters for a fixed direction."""
+    output = module(*inputs)
+    direction = torch.arange(output.numel(), dtype=output.dtype).view_as(output).sin()
+    leaves = [tensor for tensor in (*inputs, *module.parameters()) if tensor.requires_grad]
+    return [output, *torch.autograd.grad(output, leaves, direction)]
 
 
-def assert_same_function(first, second, inputs) -> None:
-    """Checks that outputs, and gradients for a fixed direction, are equal."""
-    results = []
-    for function in (first, second):
-        output = function(*inputs)
-        direction = torch.arange(output.numel(), dtype=output.dtype).view_as(output).sin()
-        results.append([output, *torch.autograd.grad(output, [i for i in inputs if i.requires_grad], direction)])
-    assert_close(*results)
+def assert_fast_is_plain(module: nn.Module, *inputs: Tensor) -> None:
+    expected, plain = results(module, *inputs), type(module)
+    replace_submodules(module, REPLACEMENTS)
+    assert type(module) is not plain
+    assert_close(results(module, *inputs), expected)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_dense_product_equals_the_padded_convolution(memory_format: torch.memory_format) -> None:
     torch.manual_seed(0)
-    weight = leaf(5, 3, 3, 3).detach().contiguous(memory_format=memory_format).requires_grad_()
-    assert_same_function(fast.conv3x3, reference.conv3x3, [leaf(2, 4, 3), weight, leaf(5)])
+    conv = Conv3x3(3, 5).double()
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    conv.weight = nn.Parameter(conv.weight.detach().contiguous(memory_format=memory_format))
+    assert_fast_is_plain(conv, torch.randn(2, 4, 3).double().requires_grad_())
 
 
-def test_fast_graph_conv_equals_the_reference() -> None:
+def relations_like(adj: Tensor) -> Tensor:
+    """Returns adjacencies [batch, receiver, kind, sender] with the identity before the first kind."""
+    identity = torch.eye(adj.shape[-1]).double()[:, None].expand(len(adj), -1, -1, -1)
+    return torch.cat([identity, adj.double()], 2)
+
+
+def test_fast_graph_conv_equals_the_plain_one() -> None:
     torch.manual_seed(0)
-    relations = torch.randint(0, 2, (2, 4, 4, 4)).double()
-    relations[:, :, 0] = torch.eye(4)
-    inputs = [leaf(2, 4, 10), relations, leaf(6, 10), leaf(6), leaf(18, 10), leaf(18)]
-    assert_same_function(fast.graph_conv, reference.graph_conv, inputs)
+    relations = relations_like(torch.randint(0, 2, (2, 4, 3, 4)))
+    assert_fast_is_plain(GraphConv(10, 3, 6).double(), torch.randn(2, 4, 10).double().requires_grad_(), relations)
 
 
-def test_reference_graph_conv_equals_the_formula() -> None:
+def test_graph_conv_equals_the_formula() -> None:
     """Term by term; the edge type is the fastest index of the edge weight's rows."""
     torch.manual_seed(0)
-    x, self_weight, self_bias, edge, edge_bias = leaf(1, 3, 2), leaf(4, 2), leaf(4), leaf(8, 2), leaf(8)
-    adj = torch.rand(2, 3, 3, dtype=torch.float64)
-    relations = torch.stack([torch.eye(3, dtype=torch.float64), *adj]).transpose(0, 1)[None]
-    output = reference.graph_conv(x, relations, self_weight, self_bias, edge, edge_bias)[0]
+    conv, x, adj = GraphConv(2, 2, 4).double(), torch.randn(1, 3, 2).double(), torch.rand(2, 3, 3).double()
+    output = conv(x, relations_like(adj.transpose(0, 1)[None]))[0]
+    (self_weight, self_bias), (edge, edge_bias) = conv.self_linear.parameters(), conv.edge_linear.parameters()
     for m in range(3):
         for c in range(4):
             expected = self_weight[c] @ x[0, m] + self_bias[c]
@@ -60,18 +70,18 @@ def test_reference_graph_conv_equals_the_formula() -> None:
 
 @pytest.mark.parametrize("squeeze", [2, 1])
 @pytest.mark.parametrize("logdet", ["published", "exact"])
-def test_executions_of_the_whole_network_agree(logdet: str, squeeze: int) -> None:
-    """In training mode; squeeze 1 has 4x4 maps, for which the fast execution falls back to convolutions."""
+def test_fast_and_plain_networks_agree(logdet: str, squeeze: int) -> None:
+    """In training mode; squeeze 1 has 4x4 maps, whose convolutions stay."""
     nodes, edges = make_molecules(5)
-    results = []
-    for execution in ("reference", "fast"):
-        network = make_network(logdet=logdet, bond_squeeze=squeeze, execution=execution)
+    outcomes: list[Any] = []
+    for kernels in ("off", "auto"):
+        network = make_network(kernels=kernels, logdet=logdet, bond_squeeze=squeeze)
         torch.manual_seed(1)
         latent = network(nodes, edges)
         loss = network.loss(latent)
         gradients = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
-        results.append((latent, loss, gradients, network.eval().reverse(latent.z_atom, latent.z_bond)))
-    (latent, loss, gradients, generated), expected = results
+        outcomes.append((latent, loss, gradients, network.eval().reverse(latent.z_atom, latent.z_bond)))
+    (latent, loss, gradients, generated), expected = outcomes
     assert_close((tuple(latent), loss, generated), (tuple(expected[0]), expected[1], expected[3]))
     for gradient, other in zip(gradients, expected[2], strict=True):
         assert (gradient is None) == (other is None)
@@ -79,26 +89,22 @@ def test_executions_of_the_whole_network_agree(logdet: str, squeeze: int) -> Non
             assert_close(gradient, other)
 
 
-def test_executions_share_the_state_dict_and_can_be_switched() -> None:
-    nodes, edges = make_molecules(2)
-    network = make_network(execution="reference").eval()
-    state = {name: value.clone() for name, value in network.state_dict().items()}
-    expected = network(nodes, edges)
-    network.execution = "fast"
-    assert {module.execution for module in network.modules() if hasattr(module, "execution")} == {"fast"}
-    assert_close(tuple(network(nodes, edges)), tuple(expected))
-    assert_close(dict(network.state_dict()), state, rtol=0, atol=0)
-    assert list(state) == list(make_network(execution="fast").state_dict())
+def test_new_networks_have_the_modules_of_the_first() -> None:
+    for kernels in ("off", "auto"):
+        network = make_network(kernels=kernels)
+        kinds = [type(module) for module in network.modules()]
+        for other in (network.with_atom_classes(5), *network.networks_of_devices(2)):
+            assert [type(module) for module in other.modules()] == kinds
 
 
 @pytest.mark.parametrize("conv_lu", [0, 1, 2])
 @pytest.mark.parametrize("padding", ["prior", "encoded"])
 @pytest.mark.parametrize("logdet", ["published", "exact"])
-def test_executions_leave_the_same_state_after_steps(logdet: str, padding: str, conv_lu: int) -> None:
+def test_fast_and_plain_modules_leave_the_same_state_after_steps(logdet: str, padding: str, conv_lu: int) -> None:
     """Of every parameter and buffer, after three steps and after sampling in training mode."""
     states = []
-    for execution in ("reference", "fast"):
-        network = make_network(logdet=logdet, padding=padding, conv_lu=conv_lu, execution=execution)
+    for kernels in ("off", "auto"):
+        network = make_network(kernels=kernels, logdet=logdet, padding=padding, conv_lu=conv_lu)
         network.initialize(*make_molecules(5))
         optimizer = torch.optim.SGD(network.parameters(), 1e-2)
         for seed in range(3):
@@ -110,10 +116,10 @@ def test_executions_leave_the_same_state_after_steps(logdet: str, padding: str, 
     assert_close(*states)
 
 
-@pytest.mark.parametrize("execution", ["reference", "fast"])
-def test_exact_steps_update_statistics_of_their_own_row_only(execution: str) -> None:
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_exact_steps_update_statistics_of_their_own_row_only(kernels: str) -> None:
     """In training mode; the own row gets the same statistics as with the published log-determinant."""
-    networks = [make_network(logdet=logdet, execution=execution) for logdet in ("published", "exact")]
+    networks = [make_network(logdet=logdet, kernels=kernels) for logdet in ("published", "exact")]
     before = make_network(logdet="exact")
     for network in networks:
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""MoFlow on a GPU: the CUDA graph, compiled steps and the fast products give the eager results."""
+"""MoFlow on a GPU: the CUDA graph, compiled steps and the fast modules give the eager results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from src.gpu.cuda_graphs import Graphed
+from src.gpu.replace import Kernels
+from src.models.moflow.fast import accelerate
 from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.network import MoFlow
 from src.molecules.encode import EncodingError, encode
@@ -83,7 +85,7 @@ def molecules() -> tuple[Tensor, Tensor]:
     return nodes.to(CUDA), edges.to(CUDA)
 
 
-def make_network(**changes: Any) -> MoFlow:
+def make_network(kernels: Kernels = "auto", **changes: Any) -> MoFlow:
     """Returns a small network on the GPU with noise added to every parameter."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -93,7 +95,7 @@ def make_network(**changes: Any) -> MoFlow:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    return network.to(CUDA)
+    return accelerate(network, kernels).to(CUDA)
 
 
 def test_graph_and_compilation_give_the_losses_and_weights_of_the_eager_step(same_noise: None, tmp_path: Path) -> None:
@@ -157,11 +159,11 @@ def test_mixed_precision_trains_in_a_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logdet", ["published", "exact"])
-def test_the_fast_products_equal_the_reference(logdet: str, exact_products: None) -> None:
+def test_the_fast_modules_equal_the_plain_ones(logdet: str, exact_products: None) -> None:
     batch = molecules()
     results = []
-    for execution in ("reference", "fast"):
-        network = make_network(logdet=logdet, execution=execution)
+    for kernels in ("off", "auto"):
+        network = make_network(kernels, logdet=logdet)
         torch.manual_seed(1)  # the same noise
         latent = network(*batch)
         loss = network.loss(latent)

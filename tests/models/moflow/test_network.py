@@ -1,7 +1,6 @@
 """The whole model: size, inputs, objective, reconstruction and sampling."""
 
 import math
-from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -205,6 +204,3 @@ def test_qm9_setting_trains_and_reconstructs() -> None:
 def test_wrong_settings_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="max_atoms=5"):
         MoFlow(**{**SIZES, "max_atoms": 5})
-    setter = type.__getattribute__(MoFlow, "execution").fset
-    with pytest.raises(UserError, match="execution=quick"):
-        unwrap(setter)(make_network(), "quick")  # past the type checker

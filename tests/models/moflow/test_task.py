@@ -29,8 +29,8 @@ PUBLISHED = {"validity", "uniqueness", "novelty", "abs_uniqueness", "abs_novelty
 
 
 class TestMoFlow(TaskContract):
-    reference = ("model.task.network.execution=reference",)
-    fast = ("model.task.network.execution=fast",)
+    reference = ("execution.kernels=off",)
+    fast = ("execution.kernels=auto",)
 
     def config(self, home: Path, *overrides: str) -> DictConfig:
         return tiny_config(home, *overrides)

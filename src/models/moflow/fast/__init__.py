@@ -1,8 +1,24 @@
-"""Two executions of MoFlow's products: `reference` is literal, `fast` computes the same with less work.
+"""Fast modules of MoFlow: dense products in plain torch, on every device, and a Triton kernel for one gradient.
 
-Both read the same parameters, so checkpoints do not depend on the execution.
+- `conv`: a 3x3 convolution of a 2x2 map as one dense product; on a GPU a kernel folds its weight's gradient.
+- `graph_conv`: neighbours are summed before the wide product, and only for the rows that an atom step needs.
 """
 
-from typing import Literal
+from src.gpu.replace import Kernels, Replacements, replace_submodules
+from src.models.moflow.atom import AtomStep, GraphConv
+from src.models.moflow.bond import Conv3x3
+from src.models.moflow.network import MoFlow
 
-Execution = Literal["reference", "fast"]
+REPLACEMENTS: Replacements = {
+    "conv": {Conv3x3: f"{__name__}.conv:FastConv3x3"},
+    "graph_conv": {
+        GraphConv: f"{__name__}.graph_conv:FastGraphConv",
+        AtomStep: f"{__name__}.graph_conv:FastAtomStep",
+    },
+}
+
+
+def accelerate(network: MoFlow, kernels: Kernels = "auto") -> MoFlow:
+    """Replaces what `kernels` names by fast modules, in place, and the rest by plain ones; returns the network."""
+    replace_submodules(network, REPLACEMENTS, kernels)
+    return network

@@ -1,9 +1,7 @@
-"""MoFlow's products without the redundant work of the published form.
+"""The 3x3 convolution of a 2x2 map as one dense product.
 
-- On a 2x2 map exactly one tap connects each pair of positions, so a padded 3x3 convolution is one dense matrix from
-  4 x inputs to 4 x outputs: 16 of the 36 multiply-adds that a convolution executes.
-- The graph convolution is linear, so neighbours are summed over the few atom classes first and the wide product runs
-  once per node instead of once per node and edge type.
+Exactly one tap connects each pair of positions, so a padded 3x3 convolution is one dense matrix from 4 x inputs to
+4 x outputs: 16 of the 36 multiply-adds that a convolution executes.
 """
 
 from typing import Any
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from src.gpu.triton_helpers import can_take, launch, package, working_dtype
+from src.models.moflow.bond import Conv3x3
 from src.parallel.gradient_slots import slot_of
 
 FOLD = {"BLOCK": 256, "num_warps": 2}
@@ -64,41 +63,12 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
     return torch.empty_like(weight)
 
 
-def conv3x3(
-    maps: Float[Tensor, "batch 4 inputs"],
-    weight: Float[Tensor, "outputs inputs 3 3"],
-    bias: Float[Tensor, " outputs"],
-) -> Float[Tensor, "batch 4 outputs"]:
-    """Computes `reference.conv3x3` on 2x2 maps as one dense product."""
-    matrix = DenseMatrix.apply(weight, working_dtype(weight))
-    return F.linear(maps.flatten(1), matrix, bias.repeat(4)).unflatten(1, (4, -1))  # type: ignore[arg-type]
+class FastConv3x3(Conv3x3):
+    """Conv3x3 as one dense product on 2x2 maps."""
 
-
-def padded_width(num_classes: int) -> int:
-    """Returns the number of classes plus the bias column, rounded up to 8: tensor cores need rows of 16 bytes."""
-    return -(-(num_classes + 1) // 8) * 8
-
-
-def graph_conv(
-    x: Float[Tensor, "batch nodes classes"],
-    relations: Float[Tensor, "batch receivers relations nodes"],
-    self_weight: Float[Tensor, "channels classes"],
-    self_bias: Float[Tensor, " channels"],
-    edge_weight: Float[Tensor, "channels_edges classes"],
-    edge_bias: Float[Tensor, " channels_edges"],
-) -> Float[Tensor, "batch receivers channels"]:
-    """Computes `reference.graph_conv` with neighbours summed first; `relations` may hold a subset of the receivers.
-
-    A column of ones next to the classes sums to each receiver's number of neighbours per relation, which multiplies
-    the edge bias; for the identity relation it is 1.
-    """
-    channels, num_classes = self_weight.shape
-    width = padded_width(num_classes)
-    node = torch.cat([self_weight, self_bias[:, None]], 1)[:, None]
-    edge = torch.cat([edge_weight, edge_bias[:, None]], 1).unflatten(0, (channels, -1))
-    weight = F.pad(torch.cat([node, edge], 1), (0, width - num_classes - 1)).flatten(1)
-
-    ones = x.new_ones(()).expand(*x.shape[:2], 1)
-    zeros = x.new_zeros(()).expand(*x.shape[:2], width - num_classes - 1)
-    summed = torch.bmm(relations.flatten(1, 2), torch.cat([x, ones, zeros], 2))
-    return F.linear(summed.unflatten(1, relations.shape[1:3]).flatten(2), weight)
+    def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
+        if input.shape[1] != 4:
+            return super().forward(input)
+        assert self.bias is not None
+        matrix = DenseMatrix.apply(self.weight, working_dtype(self.weight))
+        return F.linear(input.flatten(1), matrix, self.bias.repeat(4)).unflatten(1, (4, -1))  # type: ignore[arg-type]
