@@ -1,7 +1,10 @@
 """MoFlow's fast modules in the place of its plain ones. Imports no Triton itself: a test of the contract asks."""
 
+import subprocess
+import sys
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +13,16 @@ from src.models.moflow.actnorm import kept_statistics, reused_statistics
 from src.models.moflow.network import Latent
 from tests.support.kernels_contract import KernelsContract
 from tests.support.tiny_moflow import make_molecules, make_network
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from tests.models.moflow.test_replacements import TestPublished as Contract
+network = Contract().accelerated("auto")
+assert {type(module).__name__ for module in network.modules()} > {"FastConv3x3", "FastGraphConv", "FastAtomStep"}
+Contract().loss(network, torch.float32).backward()
+"""
 
 
 class Replacements(KernelsContract):
@@ -38,3 +51,8 @@ class TestPublished(Replacements):
 class TestExact(Replacements):
     def network(self) -> MoFlow:
         return make_network(kernels="off", logdet="exact").float()
+
+
+@pytest.mark.slow
+def test_the_fast_products_need_no_triton() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_TRITON], check=True)
