@@ -162,12 +162,14 @@ PIECES = {
     "moflow without compilation": Piece(("execution.compile=off",)),
     "moflow without CUDA graph": Piece(("execution.graph=off",)),
     "moflow without shorter graph gaps": Piece(("execution.graph_gaps=off",)),
+    "moflow without kernels": Piece(("execution.kernels=off",)),
     "moflow without conv": Piece(("execution.kernels=[graph_conv]",)),
     "moflow without graph_conv": Piece(("execution.kernels=[conv]",)),
     "moflow without fold": Piece(replaced={"src.models.moflow.fast.conv.package": never}),
     "moflow without side stream": Piece(replaced={"src.models.moflow.network.side_stream": in_order}),
     "se3": Piece(),
     "se3 without CUDA graph": Piece(("execution.graph=off",)),
+    "se3 without kernels": Piece(("execution.kernels=off",)),
     "se3 without contraction": Piece(replaced={f"{SE3}.fast.contraction.supported": never}),
     "se3 without edges": Piece(replaced={f"{SE3}.fast.edges.supported": never}),
     "se3 without attention": Piece(("execution.kernels=[conv,norm,linear,radial]",)),
@@ -177,12 +179,14 @@ PIECES = {
     "se3 without transpose": Piece(replaced={f"{SE3}.fast.contraction.transposed": transposed}),
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
+    "dlrm without kernels": Piece(("execution.kernels=off",)),
     "dlrm without tables": Piece(("execution.kernels=[interaction,mlp]",)),
     "dlrm without interaction": Piece(("execution.kernels=[tables,mlp]",)),
     "dlrm without mlp": Piece(("execution.kernels=[tables,interaction]",)),
     "dlrm without side stream": Piece(replaced={f"{DLRM}.fast.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
+    "distilbert without kernels": Piece(("execution.kernels=off",)),
     "distilbert without layer": Piece(("execution.kernels=[embedding]",)),
     "distilbert without attention": Piece(
         replaced={
@@ -224,7 +228,7 @@ PIECES = {
     ),
     "mobilenet": Piece(),
     "mobilenet without CUDA graph": Piece(("execution.graph=off",)),
-    "mobilenet without body": Piece(("execution.kernels=off",)),
+    "mobilenet without kernels": Piece(("execution.kernels=off",)),
     "mobilenet without stem": Piece(
         replaced={f"{MOBILENET}.fast.stem.forward": stem, f"{MOBILENET}.fast.stem.backward_weight": stem_backward}
     ),

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.config.schema import PredictConfig, TrainConfig
 from tests.options.bases import BASES, COMMON, DATAMODULES, EXPERIMENTS, Base
-from tests.options.values import Option, group_options, optimizers, options_of, schedules
+from tests.options.values import Option, group_options, kernels_of, optimizers, options_of, schedules
 
 Compose = Callable[..., DictConfig]
 GRAPHS = ("off", "on")
@@ -47,7 +47,7 @@ class Case:
 # Options that must not change a loss: they say how the same mathematics is run, or what is looked at meanwhile.
 SAME_LOSSES = (
     "execution.compile=*", "execution.graph_gaps=*", "execution.graph_warmup_steps=*", "execution.exchange=*",
-    "execution.deterministic=*", "model.task.network.execution=*", "model.task.network.low_memory=*",
+    "execution.deterministic=*", "model.task.network.low_memory=*",
     "model.task.network.norm_batch=null", "model.task.engine=*", "model.task.target=*",
     "fit.max_time_s=*", "fit.evaluate_first=*", "fit.eval_every_n_*", "fit.checkpoint_every_n_*",
     "fit.final_evaluation=*", "fit.ema_decay=*", "precision.loss_scale_growth_steps=*", "measure.*", "logger=*",
@@ -140,6 +140,8 @@ def _of_base(name: str, compose: Compose, device: str) -> Iterator[Case]:
             continue
         yield of(text, *overrides_for(option, config), **fields_of(text))
     yield from _of_groups(of, name, config)
+    for kernels in kernels_of(config):
+        yield of(f"execution.kernels=[{kernels}]", f"execution.kernels=[{kernels}]", *kernels_need(config))
     for number in (2, 8):
         batch = config.hp.batch_size // number
         more = f"hp.accumulate={number}", f"hp.batch_size={batch}"
@@ -177,13 +179,17 @@ def overrides_for(option: Option, config: DictConfig) -> list[str]:
         "fit.eval_every_n_steps=": ["fit.eval_every_n_epochs=null"],
         "model.task.network.embeddings.optimizer=adagrad": ["hp.lr=0.01"],  # SGD's rate is far too high for it
     }
-    if (config.model.name, text) == ("se3_transformer", "execution.kernels=off"):
-        needs[text] = ["execution.deterministic=true"]  # it adds with atomics, in another order in each run
+    needs["execution.kernels="] = kernels_need(config)
     before = next((more for start, more in needs.items() if text.startswith(start)), [])
     data_root = ["data_root=FOLDER_OF_CASE"] if matches(text.lstrip("+"), OWN_DATA) else []
     if option.value.startswith("{") and not option.is_new:
         return [*data_root, *replacing(config, option.key, option.value)]
     return [*before, text, *data_root]
+
+
+def kernels_need(config: DictConfig) -> list[str]:
+    """Returns what gives the plain modules the same losses in each run: the SE(3)-Transformer's add with atomics."""
+    return ["execution.deterministic=true"] if config.model.name == "se3_transformer" else []
 
 
 def _of_groups(of: Callable[..., Case], name: str, config: DictConfig) -> Iterator[Case]:

@@ -126,7 +126,7 @@ GENERATED = "{_target_:src.models.moflow.generated_molecules.GeneratedMolecules}
         "moflow/published: model.task.temperature=[0.4,0.2]", "moflow/published: predict model.predict.optimise=plogp",
         "dlrm/quick: model.task.engine=torchrec",
         "distilbert/published: model.task.r_drop=1.0", "distilbert/quick: datamodule.padding=bucketed",
-        "se3_transformer/published: execution.kernels=off",
+        "se3_transformer/published: execution.kernels=off", "se3_transformer/quick: execution.kernels=[norm]",
         "se3_transformer/quick: datamodule.edges.kind=full", "se3_transformer/quick: fit.ema_decay=0.9",
     ],
 )  # fmt: skip

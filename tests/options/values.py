@@ -229,6 +229,11 @@ def group_options(group: str) -> list[str]:
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
+def kernels_of(config: DictConfig) -> list[str]:
+    """Returns the names of the model's fast modules."""
+    return list(target_of("model.task", config.model.task._target_).replacements)
+
+
 def schedules() -> list[str]:
     """Returns the schedules of src/training/schedule.py, as values of `model.task.schedule`."""
     classes = inspect.getmembers(importlib.import_module(schedule.__name__), inspect.isclass)
