@@ -170,6 +170,7 @@ PIECES = {
     "se3": Piece(),
     "se3 without CUDA graph": Piece(("execution.graph=off",)),
     "se3 without kernels": Piece(("execution.kernels=off",)),
+    "se3 without conv": Piece(("execution.kernels=[attention,norm,linear,radial]",)),
     "se3 without contraction": Piece(replaced={f"{SE3}.fast.contraction.supported": never}),
     "se3 without edges": Piece(replaced={f"{SE3}.fast.edges.supported": never}),
     "se3 without attention": Piece(("execution.kernels=[conv,norm,linear,radial]",)),

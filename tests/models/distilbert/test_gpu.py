@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from src.models.distilbert import Sizes, fast
-from src.models.distilbert.fast.layer import Layer  # noqa: F401  # imports the kernels
+from src.models.distilbert.fast.embedding import FastEmbeddings  # noqa: F401  # imports the kernels
+from src.models.distilbert.fast.layer import Layer  # noqa: F401  # these too
 from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import Trained, trained
