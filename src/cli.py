@@ -17,13 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from src.config import schema, written
 from src.config.explain import explain, overrides_first, unknown_option
 from src.config.hydra_files import remove_unbegun
+from src.config.secrets import watch
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.printable import printable
 from src.system import lean, openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
-from src.system.masking import mask_error, mask_process, masked_text, watch, watch_process
+from src.system.masking import mask_error, mask_process, masked_text, watch_process
 from src.system.pipes import outlive_readers
 from src.system.signals import end_with_parent
 

@@ -1,7 +1,7 @@
 """One prediction from config to record: load, predict or time batches, write the predictions and the record."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
 
 from src.callbacks.loggers import end_wandb, log_record, settle_loggers
@@ -18,12 +18,13 @@ from src.config.complete import complete_prediction
 from src.config.from_file import is_withheld, values_for
 from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
+from src.config.schema import PredictConfig
 from src.config.settings import given_overrides
-from src.config.trained import RUN, has_trained_data, plain
+from src.config.trained import RUN, has_trained_data
 from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
-from src.launch.devices import activation_bytes, set_execution, set_precision, without_order
+from src.launch.devices import set_execution, set_precision, without_order
 from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
@@ -59,15 +60,15 @@ def predict(config: DictConfig, overrides: Sequence[str] | None = None) -> Recor
     overrides = given_overrides() if overrides is None else overrides
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     hydra_files = run_files(config)
-    config = complete_prediction(config, (checkpoint or {}).get(RUN), overrides)
-    if config.output:
-        check_writable(Path(config.output).parent)
-    with sole_run(Path(config.output_dir)):
-        return predict_completed(config, checkpoint, overrides, clock, hydra_files)
+    completed = complete_prediction(config, (checkpoint or {}).get(RUN), overrides)
+    if completed.output:
+        check_writable(Path(completed.output).parent)
+    with sole_run(Path(completed.output_dir)):
+        return predict_completed(settle_loggers(completed), checkpoint, overrides, clock, hydra_files)
 
 
 def predict_completed(
-    config: DictConfig,
+    config: PredictConfig,
     checkpoint: dict[str, Any] | None,
     overrides: Sequence[str],
     clock: Clock,
@@ -80,7 +81,8 @@ def predict_completed(
     loggers: list[Logger] = []
     try:
         loggers = begin_loggers(config)
-        task = load_task(config, checkpoint, overrides)
+        config = with_trained_model(config, checkpoint, overrides)
+        task = load_task(config, checkpoint)
         clock.mark("startup")
         job = make_job(task, config, (checkpoint or {}).get(RUN), overrides)
         if config.evaluate:
@@ -93,11 +95,11 @@ def predict_completed(
         save_run(hydra_files)
         files |= prediction.files
         if config.output and not prediction.files:
-            print(f"{config.output} was not written: {config.model.name} gives figures alone with these options")
+            print(f"{config.output} was not written: {config.model['name']} gives figures alone with these options")
         figures |= figures_of(task, config, prediction)
     except (Exception, KeyboardInterrupt) as raised:
         mask_error(raised)
-        error = without_order(raised, config.model.name)
+        error = without_order(raised, config.model["name"])
         interrupted = isinstance(raised, KeyboardInterrupt)
         status = "oom" if is_out_of_memory(raised) else "interrupted" if interrupted else "failed"
         figures |= {"status": status, "error": described(error)}
@@ -108,7 +110,7 @@ def predict_completed(
             "kind": "predict",
             "case": case_of(config),
             "phases_s": {**clock.totals_s, "wall": clock.marked_s()},
-            "config": OmegaConf.to_container(config),
+            "config": asdict(config),
             "environment": environment(given_overrides()),
             "e2e_time_s": clock.wall_s(),
         }
@@ -123,48 +125,54 @@ def predict_completed(
     return record
 
 
-def begin_loggers(config: DictConfig) -> list[Logger]:
+def begin_loggers(config: PredictConfig) -> list[Logger]:
     """Returns the configured loggers, each with its run begun. Raises UserError where one refuses to begin it."""
-    settle_loggers(config)
-    loggers = [*instantiate(config.logger or {}).values()]
+    loggers = [*instantiate(config.logger or {}, "logger").values()]
     for logger in loggers:
         _ = logger.experiment
-        logger.log_hyperparams(settings(masked(OmegaConf.to_container(config))))
+        logger.log_hyperparams(settings(masked(asdict(config))))
     return loggers
 
 
-def load_task(config: DictConfig, checkpoint: dict[str, Any] | None, overrides: Sequence[str]) -> Task:
+def with_trained_model(
+    config: PredictConfig, checkpoint: dict[str, Any] | None, overrides: Sequence[str]
+) -> PredictConfig:
+    """Returns the config with the model that the checkpoint's weights belong to."""
+    if checkpoint is None or config.ckpt_path is None:
+        return config
+    path, model = Path(config.ckpt_path), config.model
+    trained = trained_config(checkpoint, path)
+    if trained is None:
+        return config
+    if trained["name"] != model["name"]:
+        raise UserError(f"{path} is a checkpoint of {trained['name']}; leave out model={model['name']}")
+    values = values_for(model["task"], trained["task"], path, "model.task", chooses=True)
+    task = with_secrets(values, model["task"], "model.task", config.ckpt_path, overrides)
+    check_values("model.task.", task)
+    return replace(config, model=model | {"task": task})
+
+
+def load_task(config: PredictConfig, checkpoint: dict[str, Any] | None) -> Task:
     """Returns the task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
-    trained = trained_config(checkpoint, Path(config.ckpt_path)) if checkpoint is not None else None
-    if trained is not None:
-        if trained["name"] != config.model.name:
-            raise UserError(
-                f"{config.ckpt_path} is a checkpoint of {trained['name']}; leave out model={config.model.name}"
-            )
-        values = values_for(
-            plain(config.model.task), trained["task"], Path(config.ckpt_path), "model.task", chooses=True
-        )
-        config.model.task = with_secrets(values, config, "model.task", config.ckpt_path, overrides)
-        check_values("model.task.", config.model.task)
     set_precision(config.precision, config.hardware.accelerator)
     set_execution(config.execution, config.hardware.accelerator)
     pl.seed_everything(config.seed, verbose=False)
-    task: Task = instantiate(config.model.task)
-    task.accelerate(instantiate(config.execution, _convert_="object").kernels)
-    if checkpoint is not None:
+    task: Task = instantiate(config.model["task"], "model.task")
+    task.accelerate(config.execution.kernels)
+    if checkpoint is not None and config.ckpt_path is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
         task.on_load_checkpoint(checkpoint)
     else:
         print("no ckpt_path: the weights are random, the figures are good for timing alone")
-    task.batch_size, task.activation_bytes = config.batch_size, activation_bytes(config.precision)
+    task.batch_size, task.activation_bytes = config.batch_size, config.precision.activation_bytes
     task.to("cuda" if config.hardware.accelerator == "cuda" else "cpu").eval()
     if config.precision.lightning == "16-true":
         task.network.half()
     return task
 
 
-def with_secrets(trained: Any, config: DictConfig, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
-    """Returns the trained config at `key`, with what its checkpoint leaves out as `config` has it.
+def with_secrets(trained: Any, here: Any, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
+    """Returns the trained config at `key`, with what its checkpoint leaves out as `here`, the config there, has it.
 
     Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
     gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
@@ -175,17 +183,20 @@ def with_secrets(trained: Any, config: DictConfig, key: str, checkpoint: str, ov
                 f"{checkpoint} does not hold {key}, which was a secret or came from the environment: "
                 f"give it again as {key}=VALUE"
             )
-        return OmegaConf.select(config, key)
+        return here
     if isinstance(trained, dict):
+        inner = here if isinstance(here, dict) else {}
         return {
-            name: with_secrets(part, config, f"{key}.{name}", checkpoint, overrides) for name, part in trained.items()
+            name: with_secrets(part, inner.get(name), f"{key}.{name}", checkpoint, overrides)
+            for name, part in trained.items()
         }
     if isinstance(trained, list):
-        return [with_secrets(part, config, f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
+        inner = dict(enumerate(here)) if isinstance(here, list) else {}
+        return [with_secrets(part, inner.get(i), f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
     return trained
 
 
-def make_job(task: Task, config: DictConfig, trained: Any, overrides: Sequence[str]) -> PredictionJob:
+def make_job(task: Task, config: PredictConfig, trained: Any, overrides: Sequence[str]) -> PredictionJob:
     """Returns what the task is asked to do; `trained` and `overrides` are those of `as_trained`."""
     return PredictionJob(
         num_samples=config.num_samples,
@@ -194,16 +205,16 @@ def make_job(task: Task, config: DictConfig, trained: Any, overrides: Sequence[s
         warmup_batches=config.warmup_batches,
         output=Path(config.output) if config.output else Path(config.output_dir) / task.predictions_name,
         graph=wanted(config.execution.graph, task.device.type == "cuda"),
-        datamodule=partial(instantiate, config.datamodule),
-        options=instantiate(config.model.predict),
+        datamodule=partial(instantiate, config.datamodule, "datamodule"),
+        options=instantiate(config.model.get("predict"), "model.predict"),
         has_trained_data=has_trained_data(config, trained),
         given=overrides,
     )
 
 
-def by_split(job: PredictionJob, config: DictConfig) -> dict[str, PredictionJob]:
+def by_split(job: PredictionJob, config: PredictConfig) -> dict[str, PredictionJob]:
     """Returns a job by split with known labels: train, then those of validation and test."""
-    data = get_class(config.datamodule._target_)
+    data = get_class(config.datamodule["_target_"])
     if config.benchmark or not issubclass(data, SplitDataModule):
         raise UserError("evaluate=true compares the splits of the data; leave it out to time or to predict other files")
     jobs = {}
@@ -225,7 +236,7 @@ def combined(parts: dict[str, Prediction]) -> Prediction:
     )
 
 
-def run_batches(task: Task, job: PredictionJob, config: DictConfig, clock: Clock) -> Prediction:
+def run_batches(task: Task, job: PredictionJob, config: PredictConfig, clock: Clock) -> Prediction:
     """Lets the task predict, under the configured precision."""
     if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
         task.compile_network()
@@ -234,7 +245,7 @@ def run_batches(task: Task, job: PredictionJob, config: DictConfig, clock: Clock
         return task.predict(job, clock)
 
 
-def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
+def figures_of(task: Task, config: PredictConfig, prediction: Prediction) -> dict[str, Any]:
     """Returns what was found, and of a benchmark what was measured, as fields of the record."""
     figures = {
         "unit": task.unit,
@@ -246,7 +257,7 @@ def figures_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[s
     return figures | speed_of(task, config, prediction) if config.benchmark else figures
 
 
-def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str, Any]:
+def speed_of(task: Task, config: PredictConfig, prediction: Prediction) -> dict[str, Any]:
     """Returns what a benchmark measured, as fields of the record."""
     rate, with_loading = ratio(prediction.samples, sum(prediction.latencies_s)), None
     if prediction.loaded_latencies_s is not None:
@@ -274,10 +285,10 @@ def speed_of(task: Task, config: DictConfig, prediction: Prediction) -> dict[str
     }
 
 
-def case_of(config: DictConfig) -> dict[str, Any]:
+def case_of(config: PredictConfig) -> dict[str, Any]:
     return {
-        "model": config.model.name,
-        "datamodule": config.datamodule.name,
+        "model": config.model["name"],
+        "datamodule": config.datamodule["name"],
         "trainer": "1x1",
         "precision": config.precision.name,
         "fix_hp": "/",

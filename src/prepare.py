@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
-from src.config.schema import PrepareConfig
+from src.config.schema import PrepareConfig, typed
 from src.config.values import checked
 from src.datamodules.base import DataModule
 
@@ -14,13 +14,13 @@ from src.datamodules.base import DataModule
 def prepare(config: DictConfig) -> None:
     """Prepares the configured data set and prints where it is. Raises UserError for what the user can mend."""
     hydra_files = run_files(config)
-    config = checked(config, PrepareConfig)
-    datamodule: DataModule = instantiate(config.datamodule)
+    section = typed(checked(config, PrepareConfig)).datamodule
+    datamodule: DataModule = instantiate(section, "datamodule")
     try:
         datamodule.prepare_data()
     except KeyboardInterrupt:
         print("run the same command to go on: what is finished is kept", file=sys.stderr)
         raise
     save_run(hydra_files)
-    name, folder = config.datamodule.name, config.datamodule.get("data_dir")
+    name, folder = section["name"], section.get("data_dir")
     print(f"{name} is ready in {folder}" if folder else f"{name} has no files: there is nothing to prepare")

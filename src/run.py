@@ -5,7 +5,8 @@ import sys
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.trainer.states import TrainerStatus
 
@@ -30,14 +31,15 @@ from src.callbacks.same_run import SameRun, of_same_run
 from src.callbacks.weight_average import TRAINED, WeightAverage
 from src.config.complete import complete
 from src.config.hydra_files import is_of_a_mistake, run_files
-from src.config.instantiate import instantiate_parts
+from src.config.instantiate import instantiate
 from src.config.resumed import check_same_data, check_same_function, data_choices, function_of
+from src.config.schema import TrainConfig
 from src.config.settings import given_overrides
-from src.config.trained import RUN, training_choices
+from src.config.trained import RUN
 from src.datamodules.base import DataModule, SplitDataModule
 from src.errors import UserError
 from src.launch import failures
-from src.launch.devices import activation_bytes, set_up_devices, without_order
+from src.launch.devices import set_up_devices, without_order
 from src.launch.done import limits_reached, record_if_done
 from src.launch.ending import Ending, Interrupted
 from src.launch.going_on import way_on
@@ -59,7 +61,7 @@ from src.training.task import Task
 class Job:
     """What a run is made of."""
 
-    config: DictConfig
+    config: TrainConfig
     task: Task
     datamodule: DataModule
     trainer: pl.Trainer
@@ -79,12 +81,12 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     """
     quieten()
     clock = Clock(run_begin_s() + searched_s)
-    hydra_files, config = run_files(config), complete(config)
+    hydra_files, run = run_files(config), settle_loggers(complete(config))
     status, error, job = "done", None, None
-    with Ending() as ending, sole_run(Path(config.output_dir)) if group.rank() == 0 else nullcontext():
+    with Ending() as ending, sole_run(Path(run.output_dir)) if group.rank() == 0 else nullcontext():
         try:
             try:
-                job = build(config, clock)
+                job = build(run, clock)
                 if group.rank() == 0:
                     job.trainer.callbacks.append(HydraFiles(hydra_files))  # type: ignore[attr-defined]
                 ending.follow(job.trainer, job.task)
@@ -93,10 +95,10 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 ending.hold()
             if done is not None:
                 return done
-            record = made_record(config, clock, job, status, error)  # with all ranks
+            record = made_record(run, clock, job, status, error)  # with all ranks
         except (Exception, KeyboardInterrupt, SystemExit) as raised:
             mask_error(raised)
-            error = without_order(ending.cause_of(raised), config.model.name)
+            error = without_order(ending.cause_of(raised), run.model["name"])
             status = status_of(error)
             if not ending.with_others:
                 ending.fail()
@@ -107,10 +109,10 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                     job.trainer.strategy.checkpoint_io.teardown()
                 with suppress(Exception):  # of a device that is broken; that it is, is known
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
-            record = made_record(config, clock, job, status, error)
+            record = made_record(run, clock, job, status, error)
         if group.rank() == 0:
             try:
-                finish(config, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
+                finish(run, job, record, is_begun=bool(record.samples) or not isinstance(error, UserError))
             except UserError:  # a disk that is full for the record too
                 if error is None:
                     raise
@@ -137,31 +139,24 @@ def say_once(line: str) -> None:
         print(printable(masked_text(line)), flush=True)
 
 
-def build(config: DictConfig, clock: Clock) -> Job:
+def build(config: TrainConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     devices = set_up_devices(config)
     pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
-    settle_loggers(config)
-    parts = instantiate_parts(config)
-    task: Task = parts.task
-    datamodule: DataModule = parts.datamodule
-    task.clock = datamodule.clock = clock
-    task.execution, task.clip_norm = parts.execution, config.fit.clip_norm
-    task.accelerate(parts.execution.kernels)
-    datamodule.accumulate = config.hp.accumulate
-    task.model_config = OmegaConf.to_container(config.model)  # goes into checkpoints, so that predict.py finds it
-    task.run_config = training_choices(config)
-    task.save_hyperparameters(
-        settings(masked(OmegaConf.to_container(config)))
-    )  # Lightning gives them to every logger when training begins
-    task.output_dir = Path(config.output_dir)
-    task.activation_bytes = activation_bytes(config.precision)
+    datamodule: DataModule = instantiate(config.datamodule, "datamodule")
+    task: Task = instantiate(config.model["task"], "model.task")
+    task.check_datamodule(datamodule)
+    datamodule.clock, datamodule.accumulate = clock, config.hp.accumulate
+    task.configure(config, clock)
+    # Lightning gives them to every logger when training begins.
+    task.save_hyperparameters(settings(masked(asdict(config))))
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
     checks = [RngState(), HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
     legs = Legs(clock, environment(given_overrides()))
     same_run = SameRun(function_of(config, task.run_config))
-    callbacks = [*checks, *average, legs, same_run, *parts.callbacks]
+    configured = instantiate(config.callbacks or {}, "callbacks")
+    callbacks = [*checks, *average, legs, same_run, *configured.values()]
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
@@ -172,11 +167,11 @@ def build(config: DictConfig, clock: Clock) -> Job:
             devices.precision,
             *environment_of(group.started_by()),
         ],
-        logger=parts.loggers,
+        logger=[*instantiate(config.logger or {}, "logger").values()],
         callbacks=callbacks,
         max_epochs=fit_config.max_epochs,
         max_steps=fit_config.max_steps,
-        max_time={"seconds": fit_config.max_time_s} if fit_config.max_time_s else None,
+        max_time=timedelta(seconds=fit_config.max_time_s) if fit_config.max_time_s else None,
         check_val_every_n_epoch=None if fit_config.eval_every_n_steps else fit_config.eval_every_n_epochs or 1,
         val_check_interval=fit_config.eval_every_n_steps,
         limit_val_batches=1.0 if fit_config.eval_every_n_epochs or fit_config.eval_every_n_steps else 0,
@@ -271,7 +266,7 @@ def status_of(error: BaseException) -> str:
     return "interrupted" if isinstance(error, Interrupted) else "failed"
 
 
-def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
+def made_record(config: TrainConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
     """Returns the record of this run, with its figures unless the device that failed it gives no more."""
     try:
         return make_record(config, clock, job, status, error)
@@ -284,7 +279,7 @@ def made_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         return replace(record, run=job.legs.run, go_on=GoOn(**go_on_of(config, job, status) or {}))
 
 
-def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
+def make_record(config: TrainConfig, clock: Clock, job: Job | None, status: str, error: BaseException | None) -> Record:
     """Returns the record of this run, complete except for what a failed run never measured."""
     fields: dict[str, Any] = {"unit": "samples"}
     if job is not None:
@@ -298,14 +293,14 @@ def make_record(config: DictConfig, clock: Clock, job: Job | None, status: str, 
         "case": case_of(config, batch_size_of(job) if job is not None else None),
         "status": status,
         "error": None if error is None else described(error),
-        "config": OmegaConf.to_container(config),
+        "config": asdict(config),
         "go_on": go_on_of(config, job, status),
         "environment": environment(given_overrides()) if job is None else job.legs.environment,
     }
     return from_figures(fields)
 
 
-def go_on_of(config: DictConfig, job: Job | None, status: str) -> dict[str, Any] | None:
+def go_on_of(config: TrainConfig, job: Job | None, status: str) -> dict[str, Any] | None:
     """Returns the record's `go_on`; None for a run that is done, and has not ended for the limit of its time."""
     timers = [c for c in job.trainer.callbacks if isinstance(c, Timer)] if job else []  # type: ignore[attr-defined]
     time_is_up = any((timer.time_remaining() or 1.0) <= 0 for timer in timers)
@@ -323,15 +318,15 @@ def batch_size_of(job: Job) -> int:
     return job.datamodule.batch_size * (job.trainer.world_size if job.config.hp.batch_per == "global" else 1)
 
 
-def case_of(config: DictConfig, batch_size: int | None = None) -> dict[str, Any]:
+def case_of(config: TrainConfig, batch_size: int | None = None) -> dict[str, Any]:
     """Returns the record's case."""
     batch_size = batch_size or config.hp.batch_size
     return {
-        "model": config.model.name,
-        "datamodule": config.datamodule.name,
+        "model": config.model["name"],
+        "datamodule": config.datamodule["name"],
         "trainer": config.trainer.name,
         "precision": config.precision.name,
-        "fix_hp": changed_hp(config, batch_size),
+        "fix_hp": changed_hp(asdict(config), batch_size),
         "hardware": config.hardware.name,
         "batch_size": batch_size,
         "batch_per": config.hp.batch_per,
@@ -346,7 +341,7 @@ def described(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": masked_text(str(error).strip())[:2000], "where": where}
 
 
-def finish(config: DictConfig, job: Job | None, record: Record, is_begun: bool = True) -> None:
+def finish(config: TrainConfig, job: Job | None, record: Record, is_begun: bool = True) -> None:
     """Writes the record and its pictures and prints what a person wants to know.
 
     Args:

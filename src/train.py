@@ -30,6 +30,7 @@ from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
 
 if TYPE_CHECKING:
+    from src.config.schema import TrainConfig
     from src.report.record import Record
 
 SAVING_S = 600  # that ranks get for their checkpoint when they are asked to end
@@ -46,8 +47,8 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
     searched_s = time.perf_counter() - begin_s
     if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
         with loading():
-            check_training(config)  # before any process is started
-        start_ranks(config)
+            run = check_training(config)  # before any process is started
+        start_ranks(run, config)
         return
     with loading():
         from src.run import train
@@ -56,8 +57,12 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
         remove_unbegun()  # of a run that was done before
 
 
-def start_ranks(config: DictConfig) -> None:
-    """Runs the configured job on its ranks. Raises SystemExit unless all of them succeed, after a record is there."""
+def start_ranks(config: "TrainConfig", composed: DictConfig) -> None:
+    """Runs the configured job on its ranks. Raises SystemExit unless all of them succeed, after a record is there.
+
+    Args:
+        composed: the config before it was checked.
+    """
     with loading():
         import torch
         from torch.distributed.elastic.multiprocessing import SignalException
@@ -79,7 +84,7 @@ def start_ranks(config: DictConfig) -> None:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # in ranks it asks for tracebacks
     with stopped_ranks_ended(config.trainer.patience_s) as stopped:
         try:
-            parsed = parse_args([*arguments, str(ROOT / "train.py"), *overrides(config)])
+            parsed = parse_args([*arguments, str(ROOT / "train.py"), *overrides()])
             parsed.signals_to_handle = ",".join(number.name for number in ending_signals())
             run(parsed)
         except ChildFailedError as error:
@@ -94,7 +99,7 @@ def start_ranks(config: DictConfig) -> None:
             logging.disable(logging.NOTSET)
             del os.environ[ANSWERED_FOR]
             os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.exit(answer_for(config, failure, begin_s))
+    sys.exit(answer_for(config, composed, failure, begin_s))
 
 
 def wait_for_ranks() -> None:
@@ -107,13 +112,13 @@ def wait_for_ranks() -> None:
     psutil.wait_procs(psutil.Process().children(), timeout=SAVING_S)
 
 
-def overrides(config: DictConfig) -> list[str]:
+def overrides() -> list[str]:
     """Returns the overrides of this job, which may be one of a sweep, with its folder."""
     folder = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return [*given_overrides(), f"hydra.run.dir={folder}", *config_options()]
 
 
-def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
+def answer_for(config: "TrainConfig", composed: DictConfig, failure: Failure, begin_s: float) -> int:
     """Says why the ranks ended, on stderr and in the record where rank 0 did not; returns the exit code."""
     from src.launch.going_on import way_on
     from src.report.record import GoOn, RunError, read_record, write_record
@@ -123,7 +128,7 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     written = written_since(file, begin_s)
     begun = written_since(file.parent / FOLDER / "config.yaml", begin_s)
     is_mistake = failure.error["type"] == "UserError" and not begun
-    record = read_record(file) if written else record_without_run(config)
+    record = read_record(file) if written else record_without_run(composed)
     if written and record.status == "interrupted" and failure.exitcode in ASKED:
         return failure.exitcode if failure.exitcode > 0 else 128 + signal.SIGTERM
     if (not written or failure.rank != 0) and not (is_mistake and file.exists()):  # then of an earlier run
@@ -142,7 +147,7 @@ def answer_for(config: DictConfig, failure: Failure, begin_s: float) -> int:
     return 1
 
 
-def newest_saved(config: DictConfig, begin_s: float) -> Path | None:
+def newest_saved(config: "TrainConfig", begin_s: float) -> Path | None:
     """Returns the checkpoint that the ranks wrote since then, or else the one that they went on from."""
     from src.training.checkpoints import newest_checkpoint
 
@@ -152,7 +157,7 @@ def newest_saved(config: DictConfig, begin_s: float) -> Path | None:
         return last
     if config.ckpt_path:
         return Path(config.ckpt_path)
-    return newest_checkpoint(Path(config.output_root) / config.model.name, folder) if config.resume else None
+    return newest_checkpoint(Path(config.output_root) / config.model["name"], folder) if config.resume else None
 
 
 def written_since(file: Path, begin_s: float) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from src.config.explain import overrides_first
-from src.config.instantiate import instantiate
 from src.config.settings import CONF
 from src.config.values import check_training
 from src.datamodules.base import DataModule

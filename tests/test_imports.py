@@ -25,6 +25,15 @@ def package(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
+def test_a_config_is_plain_dataclasses_where_it_is_used() -> None:
+    """Hydra's DictConfig ends where a config is completed: in `src.config`, the entry points and Hydra's plug-ins."""
+    enter = {"cli", "train", "run", "predict", "prepare", "sweep.largest", "sweep.launcher", "sweep.search"}
+    seen = {
+        name for name, path in MODULES.items() if name.startswith("src.") and "DictConfig" in path.read_text("utf-8")
+    }
+    assert {name for name in seen if not name.startswith("src.config.")} == {f"src.{name}" for name in enter}
+
+
 def test_imports_go_one_way() -> None:
     edges = [(name, other) for name in MODULES for other in imported(name)]
     packages = {(package(name), package(other)) for name, other in edges if other.startswith("src.")}

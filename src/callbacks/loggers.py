@@ -4,17 +4,18 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from lightning_fabric.loggers.logger import rank_zero_experiment
-from omegaconf import DictConfig, read_write
 from PIL import Image
 from pytorch_lightning import loggers
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from src.config.schema import PredictConfig, TrainConfig
 from src.config.settings import given_overrides
 from src.errors import UserError
 from src.report.compare.quantities import figures
@@ -23,6 +24,7 @@ from src.report.wandb_run import begin, described, log_end
 from src.system.masking import masked_text
 
 IDENTITY = re.compile(r"[\w-]{1,64}")
+Config = TypeVar("Config", TrainConfig, PredictConfig)
 LOGGED = "logged"  # a checkpoint's key: what its run's loggers have got so far
 
 
@@ -74,14 +76,16 @@ def go_on(every: Sequence[Logger], checkpoint: Mapping[str, Any], path: Path) ->
             logger._kwargs["purge_step"] = 0
 
 
-def settle_loggers(config: DictConfig) -> None:
-    """Completes the keys of W&B's loggers that are null, as the environment, the command or the run's place says.
+def settle_loggers(config: Config) -> Config:
+    """Returns the config with the null keys of W&B's loggers as the environment, the command or the run's place says.
 
     offline: unless WANDB_MODE is set to something else. project: WANDB_PROJECT, or reprise. save_dir: WANDB_DIR, or the
     run's folder. name, group, job_type and tags: see `described`. Raises UserError for a key of W&B's among the values.
     """
+    settled = dict[str, Any]()
     for name, logger in (config.logger or {}).items():
-        if not logger._target_.endswith("WandbLogger"):
+        settled[name] = logger
+        if not logger["_target_"].endswith("WandbLogger"):
             continue
         if "api_key" in logger:
             raise UserError(
@@ -89,16 +93,16 @@ def settle_loggers(config: DictConfig) -> None:
                 "or run `wandb login` once"
             )
         folder = Path(config.output_dir)
-        kind, trainer = ("train", config.trainer.name) if "trainer" in config else ("predict", "1x1")
+        kind, trainer = ("train", config.trainer.name) if isinstance(config, TrainConfig) else ("predict", "1x1")
         tags = [config.precision.name, trainer, config.hardware.name]
         usual = {
             "offline": os.environ.get("WANDB_MODE", "offline") == "offline",
             "project": os.environ.get("WANDB_PROJECT", "reprise"),
             "save_dir": os.environ.get("WANDB_DIR", str(folder)),
-            **described(kind, config.model.name, tags, [*map(masked_text, given_overrides())], folder),
+            **described(kind, config.model["name"], tags, [*map(masked_text, given_overrides())], folder),
         }
-        with read_write(config):
-            logger.update({key: value for key, value in usual.items() if logger.get(key) is None})
+        settled[name] = logger | {key: value for key, value in usual.items() if logger.get(key) is None}
+    return replace(config, logger=settled)
 
 
 def log_record(every: Sequence[Logger], record: Record, files: Mapping[str, Path]) -> None:

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from src.config.schema import Hardware, PredictConfig
+from src.config.schema import Hardware, PredictConfig, TrainConfig, structured, typed
+from src.config.secrets import watch
 from src.config.settings import CONF
 from src.config.trained import as_trained
 from src.config.values import check_training, check_values
 from src.errors import UserError
-from src.system.masking import watch
 
 HARDWARE = CONF / "hardware"
 
 
-def complete(config: DictConfig) -> DictConfig:
-    """Returns a training config checked, with hardware found and interpolations resolved, read-only.
+def complete(config: DictConfig) -> TrainConfig:
+    """Returns a training config checked, with hardware found and interpolations resolved.
 
     `datamodule.batch_size` is the batch of a device. Raises UserError, or OmegaConf's own error, for a config that
     cannot be run.
@@ -27,12 +27,11 @@ def complete(config: DictConfig) -> DictConfig:
     resolve(config)
     if config.hp.batch_per == "global":
         config.datamodule.batch_size = config.hp.batch_size // (config.trainer.num_nodes * config.trainer.devices)
-    OmegaConf.set_readonly(config, True)
-    return config
+    return typed(config)
 
 
-def complete_prediction(config: DictConfig, trained: Any = None, overrides: Sequence[str] = ()) -> DictConfig:
-    """Returns a prediction's config, likewise. It is not read-only: the checkpoint's model replaces its own.
+def complete_prediction(config: DictConfig, trained: Any = None, overrides: Sequence[str] = ()) -> PredictConfig:
+    """Returns a prediction's config, likewise.
 
     Args:
         trained, overrides: as for `as_trained`.
@@ -42,7 +41,7 @@ def complete_prediction(config: DictConfig, trained: Any = None, overrides: Sequ
     check_values("", config, PredictConfig)
     resolve(config)
     check_values("", config, PredictConfig)
-    return config
+    return typed(config)
 
 
 def resolve(config: DictConfig) -> None:
@@ -64,7 +63,7 @@ def resolve_hardware(hardware: DictConfig) -> DictConfig:
         return hardware
     if name is None:
         return load_hardware("cpu")
-    unknown = OmegaConf.structured(Hardware(name=name, accelerator="cuda", peak_flops={}))  # no share of a peak
+    unknown = structured(Hardware(name=name, accelerator="cuda", peak_flops={}))  # no share of a peak
     return hardware_of_gpu(name) or unknown
 
 
@@ -79,6 +78,6 @@ def hardware_of_gpu(name: str) -> DictConfig | None:
 
 def load_hardware(name: str) -> DictConfig:
     """Returns one file of conf/hardware, checked against the schema."""
-    hardware = OmegaConf.merge(OmegaConf.structured(Hardware), OmegaConf.load(HARDWARE / f"{name}.yaml"))
+    hardware = OmegaConf.merge(structured(Hardware), OmegaConf.load(HARDWARE / f"{name}.yaml"))
     assert isinstance(hardware, DictConfig)
     return hardware

@@ -12,10 +12,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from src.config.ranges import Count
+from src.config.secrets import find
 from src.config.values import check_plugin
 from src.errors import UserError
 from src.system.files import check_free, check_regular, write_text
-from src.system.masking import Secrets, find
+from src.system.masking import Secrets
 
 FOLDER = ".hydra"
 

@@ -1,12 +1,12 @@
 """Whether a training goes on as it began: with the same model, batch, seed and data."""
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from src.config.from_file import GONE
+from src.config.schema import TrainConfig
 from src.config.trained import OF_PREDICTIONS, plain_values
 from src.errors import UserError
 from src.system.masking import MASK, masked
@@ -23,7 +23,7 @@ ACCEPTED = "accept_changes=true"
 ABSENT = object()
 
 
-def function_of(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+def function_of(config: TrainConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Returns by key what decides which function a completed config trains, on which samples, in plain values.
 
     Left out are what a run that goes on may change: the learning rate, how long and where to train, and precision.
@@ -32,8 +32,8 @@ def function_of(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any
         choices: what `training_choices` returns of it.
     """
     trainer = config.trainer
-    step = {key: OmegaConf.select(config, key) for key in OF_THE_STEP}
-    task = masked(OmegaConf.to_container(config.model.task), "model", "task")
+    step = {key: attrgetter(key)(config) for key in OF_THE_STEP}
+    task = masked(config.model["task"], "model", "task")
     model = {key: value for key, value in leaves(task, "model.task.") if not is_free(key)}
     root = choices.get("data_root")
     model = {key: below(value, root) for key, value in model.items()}

@@ -1,4 +1,6 @@
-"""The parts of the config that are ours, as dataclasses: unknown keys and wrong types fail at composition.
+"""The config as frozen dataclasses: the schema of what Hydra composes, and, once checked, what the code reads.
+
+Unknown keys and wrong types fail at composition.
 
 Models and datamodules stay plain yaml with `_target_`: there the class's own signature is the schema. Ranges and
 choices are in the types of both (src/config/ranges.py); src/config/values.py checks them before anything starts.
@@ -14,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import II, MISSING, DictConfig, OmegaConf
+from omegaconf import II, MISSING, DictConfig, OmegaConf, SCMode
 
 from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seconds, Seed
 from src.config.settings import CONF
@@ -37,7 +39,7 @@ Exchange = Annotated[str, Literal["auto", "nccl"]]
 Kernels = Annotated[Any, Literal["auto", "off"] | list[str]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class HyperParameters:
     """What `fix_hp` may change, and nothing else."""
 
@@ -47,7 +49,7 @@ class HyperParameters:
     accumulate: Count = 1  # batches of each rank in one optimiser step, whose samples weigh alike
 
 
-@dataclass
+@dataclass(frozen=True)
 class Topology:
     name: str = "${trainer.num_nodes}x${trainer.devices}"  # nodes x devices, e.g. "2x8"
     num_nodes: Count = MISSING  # machines
@@ -56,7 +58,7 @@ class Topology:
     patience_s: Seconds = 60.0  # with ranks that do not meet, or one of this machine that is stopped
 
 
-@dataclass
+@dataclass(frozen=True)
 class Precision:
     name: str = MISSING  # fp32, tf32, amp, bf16 or fp16
     lightning: Storage = MISSING  # Lightning's name for storage and autocast dtype
@@ -65,8 +67,13 @@ class Precision:
     loss_scale: Positive = 65536.0  # of float16 gradients, where they have one
     loss_scale_growth_steps: Count = 2000  # steps without an overflow before it doubles
 
+    @property
+    def activation_bytes(self) -> int:
+        """The bytes of a number that passes between products."""
+        return 4 if self.lightning == "32-true" else 2
 
-@dataclass
+
+@dataclass(frozen=True)
 class Hardware:
     name: str = MISSING  # as in records and tables
     accelerator: Accelerator = "auto"  # auto: a GPU where one is visible
@@ -76,7 +83,7 @@ class Hardware:
     memory_gib: Positive | None = None  # device memory
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fit:
     """How long to train and how often to look. Published recipes live in the model; these are what a run changes."""
 
@@ -95,7 +102,7 @@ class Fit:
     final_evaluation: bool = True  # evaluate after training
 
 
-@dataclass
+@dataclass(frozen=True)
 class Execution:
     """How the same mathematics is run: never changes the function (`gradient_dtype` rounds) or the state_dict."""
 
@@ -109,13 +116,13 @@ class Execution:
     deterministic: bool = False  # the same command gives the same bits twice: docs/reference/reliability.md
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measure:
     window: Count = 20  # steps between reads of the device's clocks and losses
     warmup_steps: Number = 20  # left out of `steady`: compilation, autotuning, graph capture
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """Of `-m`: how the jobs of a sweep are run. Never part of a job."""
 
@@ -124,7 +131,7 @@ class Sweep:
     resume: str | None = None  # the folder of a sweep to go on with
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     model: Any = MISSING  # a group
     datamodule: Any = MISSING  # a group
@@ -149,13 +156,18 @@ class TrainConfig:
     output_root: str = "outputs"  # folder of the run folders
     output_dir: str = "${run_dir:}"  # this run's folder, with Hydra's files
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.trainer.num_nodes * self.trainer.devices
+
 
 def no_training() -> dict[str, Any]:
     """Hyper-parameters that models and datamodules refer to, where nothing is trained."""
     return {"batch_size": 1, "batch_per": "device", "lr": 0.0}
 
 
-@dataclass
+@dataclass(frozen=True)
 class PredictConfig:
     model: Any = MISSING  # a group
     datamodule: Any = MISSING  # a group
@@ -178,7 +190,7 @@ class PredictConfig:
     output_dir: str = "${run_dir:}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepareConfig:
     datamodule: Any = MISSING  # a group
     sweep: Sweep = field(default_factory=Sweep)
@@ -243,6 +255,33 @@ def choices(*groups: str) -> str:
     )
 
 
+def unlocked(node: DictConfig) -> DictConfig:
+    """Returns a section whose values can be set: OmegaConf locks those of frozen dataclasses."""
+    node._set_flag("readonly", None)
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing()):
+            unlocked(child)
+    return node
+
+
+def structured(schema: Any) -> DictConfig:
+    """Returns a dataclass, or an instance of one, as a section whose values can be set."""
+    return unlocked(OmegaConf.structured(schema))
+
+
+def typed(config: DictConfig) -> Any:
+    """Returns a checked config as its dataclass; groups become plain dicts, where a value may be missing."""
+
+    def plain(value: Any) -> Any:
+        if not OmegaConf.is_config(value):
+            return value
+        return OmegaConf.to_container(value, resolve=True, structured_config_mode=SCMode.INSTANTIATE)
+
+    schema: Any = OmegaConf.get_type(config)
+    return schema(**{str(name): plain(config[name]) for name in config})
+
+
 def register() -> None:
     """Makes the schemas and resolvers known; every entry point calls it before composing."""
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
@@ -252,6 +291,6 @@ def register() -> None:
     OmegaConf.register_new_resolver("claim", run_folder, replace=True)
     OmegaConf.register_new_resolver("choices", choices, replace=True)
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=TrainConfig)
-    store.store(name="predict_schema", node=PredictConfig)
-    store.store(name="prepare_schema", node=PrepareConfig)
+    store.store(name="train_schema", node=structured(TrainConfig))
+    store.store(name="predict_schema", node=structured(PredictConfig))
+    store.store(name="prepare_schema", node=structured(PrepareConfig))

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
-from src.config.schema import Precision
+from src.config.schema import Precision, PredictConfig, TrainConfig, structured
 from src.config.settings import CONF
 from src.system.masking import MASK, masked
 from src.system.reading import load_pickled
@@ -26,11 +26,12 @@ OF_THE_MODEL = ("vocabulary", "max_length")  # those that the weights depend on,
 CPU_INSTEAD = {"tf32": "fp32"}  # precisions that only a GPU has
 
 
-def training_choices(config: DictConfig) -> dict[str, Any]:
+def training_choices(config: TrainConfig) -> dict[str, Any]:
     """Returns what a checkpoint says of its run beside the model: data and their group, precision, seed, batch."""
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    group = next((name for key, name in choices.items() if key.split("@")[0] == "datamodule"), config.datamodule.name)
-    data = masked(OmegaConf.to_container(config.datamodule), "datamodule")
+    usual = config.datamodule["name"]
+    group = next((name for key, name in choices.items() if key.split("@")[0] == "datamodule"), usual)
+    data = masked(config.datamodule, "datamodule")
     run = {"seed": config.seed, "hp.batch_size": config.hp.batch_size, "hp.batch_per": config.hp.batch_per}
     root = masked(config.data_root, "data_root")
     return {"group": str(group), "datamodule": data, "precision": config.precision.name, "data_root": root, **run}
@@ -77,7 +78,7 @@ def as_trained(config: DictConfig, trained: Any, overrides: Sequence[str]) -> No
         return
     on_cpu = config.hardware.accelerator == "cpu"
     here = group_of("precision", CPU_INSTEAD.get(name, name) if on_cpu else name)
-    config.precision = OmegaConf.merge(OmegaConf.structured(Precision), here)
+    config.precision = OmegaConf.merge(structured(Precision), here)
     if config.precision.name != name:
         print(f"note: precision={config.precision.name}; the checkpoint was trained with {name}, which a CPU has not")
 
@@ -116,15 +117,13 @@ def put(section: DictConfig, values: dict[str, Any]) -> None:
             section[key] = value
 
 
-def has_trained_data(config: DictConfig, trained: Any) -> bool:
+def has_trained_data(config: PredictConfig, trained: Any) -> bool:
     """Returns whether a prediction's samples and splits are those of the training, as `training_choices` told them."""
     if not isinstance(trained, dict) or not isinstance(trained.get("datamodule"), dict):
         return False
-    datamodule = OmegaConf.to_container(config.datamodule)
-    assert isinstance(datamodule, dict)
     here, there = (
         {key: value for key, value in plain_values(settings) if key.split(".")[0] in OF_THE_SAMPLES}
-        for settings in (datamodule, trained["datamodule"])
+        for settings in (config.datamodule, trained["datamodule"])
     )
     return here == there
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from src.config.ranges import MAY_BE_EMPTY, MOST_NUMBER, MOST_WHOLE, Range
-from src.config.schema import TrainConfig
+from src.config.schema import TrainConfig, typed
 from src.config.settings import check_complete, check_fix_hp
 from src.errors import UserError
 
@@ -32,8 +32,11 @@ class Parameter(NamedTuple):
     is_needed: bool
 
 
-def check_training(config: DictConfig) -> None:
-    """Raises UserError, or OmegaConf's own error, for a training config that cannot be run. Changes nothing."""
+def check_training(config: DictConfig) -> TrainConfig:
+    """Returns a training config with all of its values, of which `hardware` may be `auto`. Changes nothing.
+
+    Raises UserError, or OmegaConf's own error, for one that cannot be run.
+    """
     check_fix_hp(config)
     config = checked(config, TrainConfig)
     _check_kinds(config)
@@ -49,6 +52,7 @@ def check_training(config: DictConfig) -> None:
         raise UserError(f"trainer.name={config.trainer.name} but its nodes and devices are {name}; leave the name out")
     if config.fit.stop_at_target:
         _check_target(config)
+    return typed(config)
 
 
 def _check_kinds(config: DictConfig) -> None:

@@ -6,10 +6,9 @@ import socket
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import Precision
     from pytorch_lightning.strategies import Strategy
 
+    from src.config import schema
+    from src.config.schema import Execution, Topology, TrainConfig
+
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # of x86, and of Arm
 MOST_PER_CORE, RANK_GIB = 4, 0.3  # ranks on a CPU that need no key, and what a process holds after its imports
 FIXED_WORKSPACES = ":4096:8", ":16:8"  # of cuBLAS, with which it repeats its results in several streams
@@ -35,7 +37,7 @@ class Devices(NamedTuple):
     precision: "Precision"
 
 
-def set_up_devices(config: DictConfig) -> Devices:
+def set_up_devices(config: "TrainConfig") -> Devices:
     """Checks that this process is one of the topology's, and sets precision and execution of the whole process.
 
     Raises UserError where the devices are missing or cannot compute in the precision.
@@ -47,13 +49,13 @@ def set_up_devices(config: DictConfig) -> Devices:
     set_precision(config.precision, accelerator)
     set_execution(config.execution, accelerator)
     precision = precision_plugin(config.precision, accelerator)
-    if config.trainer.num_nodes * config.trainer.devices > 1:
-        of_rank = config.datamodule.batch_size, config.hardware.memory_gib
+    if config.world_size > 1:
+        of_rank = config.datamodule["batch_size"], config.hardware.memory_gib
         return Devices(HybridStrategy(*of_rank, patience_s=config.trainer.patience_s), precision)
     return Devices(OneDevice("cuda:0" if accelerator == "cuda" else "cpu"), precision)
 
 
-def set_execution(execution: DictConfig, accelerator: str) -> None:
+def set_execution(execution: "Execution", accelerator: str) -> None:
     """Switches what is done for the whole process on or off: shared memory, reset of queues, deterministic operations.
 
     To be called before the process first multiplies on its GPU or joins a group. Raises UserError for a CUDA graph on a
@@ -73,7 +75,7 @@ def set_execution(execution: DictConfig, accelerator: str) -> None:
         torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
 
 
-def check_graph(execution: DictConfig, accelerator: str) -> None:
+def check_graph(execution: "Execution", accelerator: str) -> None:
     """Raises UserError for a CUDA graph without a GPU."""
     if execution.graph == "on" and accelerator != "cuda":
         raise UserError("execution.graph=on needs an NVIDIA GPU; give execution.graph=auto")
@@ -90,7 +92,7 @@ def without_order(error: BaseException, model: str) -> BaseException:
     ).with_traceback(error.__traceback__)
 
 
-def check_devices(trainer: DictConfig, accelerator: str) -> None:
+def check_devices(trainer: "Topology", accelerator: str) -> None:
     """Raises UserError unless this machine has the devices that the topology wants of each node."""
     gpus = torch.cuda.device_count()
     if accelerator == "cuda" and gpus < trainer.devices:
@@ -103,7 +105,7 @@ def check_devices(trainer: DictConfig, accelerator: str) -> None:
         )
 
 
-def check_topology(trainer: DictConfig, accelerator: str) -> None:
+def check_topology(trainer: "Topology", accelerator: str) -> None:
     """Raises UserError unless this process is one of as many as the topology names, on enough devices."""
     check_devices(trainer, accelerator)
     world, started = trainer.num_nodes * trainer.devices, world_size()
@@ -116,7 +118,7 @@ def check_topology(trainer: DictConfig, accelerator: str) -> None:
     )
 
 
-def start_commands(trainer: DictConfig, arguments: list[str], host: str) -> str:
+def start_commands(trainer: "Topology", arguments: list[str], host: str) -> str:
     """Returns the commands that start a topology, by torchrun and by SLURM; `host` is the first node."""
     train = shlex.join(["train.py", *arguments])
     if trainer.num_nodes == 1:
@@ -128,14 +130,14 @@ def start_commands(trainer: DictConfig, arguments: list[str], host: str) -> str:
     return f"{by_torchrun}   or: {sbatch_command(trainer, arguments)}"
 
 
-def sbatch_command(trainer: DictConfig, arguments: Sequence[str]) -> str:
+def sbatch_command(trainer: "Topology", arguments: Sequence[str]) -> str:
     """Returns the command that starts a topology by SLURM."""
     gpus = f" --gpus-per-node={trainer.devices}" if torch.cuda.is_available() else ""
     srun = shlex.quote(f"srun --kill-on-bad-exit=1 python {shlex.join(['train.py', *arguments])}")
     return f"sbatch --nodes={trainer.num_nodes} --ntasks-per-node={trainer.devices}{gpus} --wrap {srun}"
 
 
-def set_precision(precision: DictConfig, accelerator: str) -> None:
+def set_precision(precision: "schema.Precision", accelerator: str) -> None:
     """Sets the matmul flags, so that the label is true. Raises UserError where the device cannot do it."""
     if precision.name == "tf32" and (accelerator != "cuda" or torch.cuda.get_device_capability() < (8, 0)):
         raise UserError("precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or later; use precision=fp32")
@@ -165,7 +167,7 @@ def cpu_flags() -> set[str]:
     return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()}
 
 
-def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
+def precision_plugin(precision: "schema.Precision", accelerator: str) -> "Precision":
     """Returns Lightning's precision plugin. By name, Lightning would take bfloat16 instead of float16 on a CPU."""
     from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
@@ -181,10 +183,5 @@ def precision_plugin(precision: DictConfig, accelerator: str) -> "Precision":
             scaler = torch.amp.GradScaler(
                 device, precision.loss_scale, growth_interval=precision.loss_scale_growth_steps
             )
-        return MixedPrecision(precision.lightning, device, scaler)
+        return MixedPrecision(cast(Any, precision.lightning), device, scaler)
     return Float16("16-true") if precision.lightning == "16-true" else Precision()
-
-
-def activation_bytes(precision: DictConfig) -> int:
-    """Returns the bytes of a number that passes between products under this precision."""
-    return 4 if precision.lightning == "32-true" else 2

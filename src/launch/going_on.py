@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
+from src.config.schema import TrainConfig
 from src.config.settings import config_options, given_overrides
 from src.launch.devices import sbatch_command
 from src.system.group import ANSWERED_FOR, started_by
@@ -20,7 +20,7 @@ from src.system.masking import masked_overrides
 PLAIN = re.compile(r"[\w./+-]+")  # a path that Hydra reads without quotes
 
 
-def way_on(config: DictConfig, checkpoint: Path | None, time_is_up: bool = False) -> dict[str, Any]:
+def way_on(config: TrainConfig, checkpoint: Path | None, time_is_up: bool = False) -> dict[str, Any]:
     """Returns the record's `go_on`: the checkpoint, None without one, and the command, None for code of one's own.
 
     Args:
@@ -30,7 +30,7 @@ def way_on(config: DictConfig, checkpoint: Path | None, time_is_up: bool = False
     return {"checkpoint": None if checkpoint is None else str(checkpoint), "command": command}
 
 
-def changed(config: DictConfig, checkpoint: Path | None, time_is_up: bool) -> list[str]:
+def changed(config: TrainConfig, checkpoint: Path | None, time_is_up: bool) -> list[str]:
     """Returns the given overrides, without secrets, with what makes them go on from the checkpoint."""
     keys = ["ckpt_path", "resume", *(["fit.max_time_s"] if time_is_up else [])]
     overrides = (
@@ -42,11 +42,11 @@ def changed(config: DictConfig, checkpoint: Path | None, time_is_up: bool) -> li
         is_same_folder = checkpoint == last and "output_dir" in map(key_of, overrides)
         added.append("resume=true" if is_same_folder else f"ckpt_path={quoted(checkpoint)}")
     if time_is_up:
-        added.append(f"fit.max_time_s={2 * config.fit.max_time_s:g}")
+        added.append(f"fit.max_time_s={2 * (config.fit.max_time_s or 0):g}")
     return [*masked_overrides([*overrides, *added]), *config_options()]
 
 
-def command_with(overrides: Sequence[str], config: DictConfig) -> str:
+def command_with(overrides: Sequence[str], config: TrainConfig) -> str:
     """Returns the command that starts this job with these overrides, as it was started: alone, by torchrun or SLURM."""
     script = os.path.relpath(sys.argv[0])
     by = None if ANSWERED_FOR in os.environ else started_by()

@@ -25,7 +25,7 @@ class Job:
     """The command of a job and its state.
 
     Attributes:
-        key: equal for jobs that are the same run, see `src.sweep.identity`.
+        key: equal for jobs that are the same run, see `src.sweep.launcher.run_key`.
         overrides: the job's overrides on the command line.
         command: the process to start, in the folder `cwd`. In `job.json` both are without secrets.
         needs: number of GPUs that the job needs.
@@ -129,3 +129,19 @@ def sole_launcher(sweep: Path) -> Iterator[None]:
 def quote_path(path: Path) -> str:
     """Returns the absolute path quoted as the value of an override."""
     return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def register_jobs(sweep: Path, jobs: Sequence[Job]) -> list[Path]:
+    """Returns the folder of each job, in order, and creates the new ones; jobs with the same key share a folder."""
+    folders = job_folders(sweep)
+    free = (sweep / str(number) for number in range(len(jobs) + len(list(sweep.iterdir()))))
+    for job in jobs:
+        if job.key not in folders:
+            folders[job.key] = next(folder for folder in free if not folder.exists())
+            write_job(folders[job.key], job)
+            continue
+        before = read_job(folders[job.key])
+        if not before.ended and not alive(folders[job.key]):  # it will run with the new command
+            state = {name: getattr(before, name) for name in ("state", "reason", "begun_s", "ended_s")}
+            write_job(folders[job.key], job.with_(**state))
+    return [folders[job.key] for job in jobs]

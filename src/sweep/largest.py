@@ -20,13 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from src.config.ranges import Count, NotNegative, ShareBelow1
+from src.config.schema import TrainConfig
 from src.config.settings import config_options
 from src.config.values import allows, check_training, check_values
 from src.errors import UserError
-from src.report.job import Job
+from src.report.job import Job, register_jobs
 from src.sweep.gpus import gpu_name, visible_gpus
-from src.sweep.identity import register_jobs, run_key
-from src.sweep.launcher import gpus_of
+from src.sweep.launcher import run_key
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status
@@ -88,9 +88,9 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     if config.fix_hp is None or config.fix_hp.name != "auto":
         return config
-    check_training(config)
-    settings = config.fix_hp
-    check_values("fix_hp.", OmegaConf.to_container(settings, resolve=True), Auto)
+    run = check_training(config)
+    check_values("fix_hp.", run.fix_hp, Auto)
+    settings = Auto(**run.fix_hp)
     file, case = Path(settings.file), case_name(config)
     row = read_rows(file).get(case)
     if row is None:
@@ -98,13 +98,13 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             raise UserError(
                 "fix_hp=auto starts its trials itself: run it without torchrun or srun, or give hp.batch_size"
             )
-        row = search(config, [text for text in overrides if not text.lstrip("+").startswith(DROPPED_IN_TRIALS)])
+        row = search(run, settings, [text for text in overrides if not text.lstrip("+").startswith(DROPPED_IN_TRIALS)])
         with locked(file.with_suffix(".lock")):  # other runs may write at the same time
             write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(read_rows(file) | {case: row}))
     config.hp.batch_size, config.hp.lr = row["batch_size"], row["lr"]
     if started_by() is None:
         chosen = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
-        print(f"fix_hp=auto: {chosen}{published_row_note(config)}; {file}", flush=True)
+        print(f"fix_hp=auto: {chosen}{published_row_note(run)}; {file}", flush=True)
     return config
 
 
@@ -120,11 +120,10 @@ def read_rows(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: not what fix_hp=auto wrote; delete it, or give another fix_hp.file") from None
 
 
-def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def search(config: TrainConfig, settings: Auto, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the row of this case: batch, learning rate, and the figures of the chosen trial."""
-    settings, usual = config.fix_hp, config.hp
-    world = config.trainer.num_nodes * config.trainer.devices
-    unit = settings.multiple * (world if usual.batch_per == "global" else 1)
+    usual = config.hp
+    unit = settings.multiple * (config.world_size if usual.batch_per == "global" else 1)
     if settings.most is not None and settings.most < unit:
         raise UserError(f"fix_hp.most={settings.most} is below {unit}, the least that is tried; lower fix_hp.multiple")
     folder = Path(config.output_dir) / "fix_hp"
@@ -132,7 +131,7 @@ def search(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
     def fits(batch_size: int) -> bool:
         if batch_size not in trials:
-            trials[batch_size] = run_trial(config, overrides, folder, batch_size)
+            trials[batch_size] = run_trial(config, settings, overrides, folder, batch_size)
         return trials[batch_size].fits
 
     def limit() -> int | None:
@@ -220,17 +219,18 @@ def largest(
     return good or None
 
 
-def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_size: int) -> Trial:
+def run_trial(config: TrainConfig, settings: Auto, overrides: Sequence[str], folder: Path, batch_size: int) -> Trial:
     """Runs the case for some steps with this batch. Raises UserError if it fails for another reason than its size."""
     trial_overrides = [
-        *overrides, *TRIAL_OVERRIDES, f"fit.max_steps={config.fix_hp.steps}", f"hp.batch_size={batch_size}",
+        *overrides, *TRIAL_OVERRIDES, f"fit.max_steps={settings.steps}", f"hp.batch_size={batch_size}",
         f"hp.lr={config.hp.lr}",
     ]  # fmt: skip
     entry_point = str(Path(sys.argv[0]).resolve())
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(
         key=f"batch {batch_size}", overrides=trial_overrides,
-        command=python(entry_point, *trial_overrides, *config_options()), cwd=os.getcwd(), needs=gpus_of(config),
+        command=python(entry_point, *trial_overrides, *config_options()), cwd=os.getcwd(),
+        needs=0 if config.hardware.accelerator == "cpu" else config.trainer.devices,
     )  # fmt: skip
     (trial_folder,) = register_jobs(folder, [job])
     with Status() as status:
@@ -246,7 +246,7 @@ def run_trial(config: DictConfig, overrides: Sequence[str], folder: Path, batch_
         log = trial_folder / "log.txt"
         raise UserError(f"fix_hp=auto: the trial with batch {batch_size} failed ({reason}); see {log}")
     free, total = record.mem.free_gib, record.mem.total_gib
-    fits = free is None or total is None or free >= config.fix_hp.margin * total
+    fits = free is None or total is None or free >= settings.margin * total
     reason = "" if fits else f"it leaves {free:.2f} of {total:.2f} GiB free"
     used = None if free is None or total is None else total - free
     rate = record.p_core if record.steady is None else record.steady.p_core  # most of a short run is warm-up
@@ -258,16 +258,17 @@ def case_name(config: DictConfig) -> str:
     plain = config.copy()
     plain.hp.batch_size, plain.hp.lr = 1, 1.0
     digest = run_key("train.py", plain, CASE_GROUPS)
-    return f"{config.model.name} {config.trainer.name} {config.precision.name} {device_name(config)} {digest}"
+    device = device_name(config.hardware.accelerator)
+    return f"{config.model.name} {config.trainer.name} {config.precision.name} {device} {digest}"
 
 
-def device_name(config: DictConfig) -> str:
-    gpus = [] if config.hardware.accelerator == "cpu" else visible_gpus()
+def device_name(accelerator: str) -> str:
+    gpus = [] if accelerator == "cpu" else visible_gpus()
     return (gpu_name(gpus[0]) or gpus[0]) if gpus else "cpu"
 
 
-def published_row_note(config: DictConfig) -> str:
+def published_row_note(config: TrainConfig) -> str:
     """Returns the hyper-parameters published for the case as a note in parentheses; empty if there are none."""
     file = Path(__file__).resolve().parents[2] / "conf" / "fix_hp" / "max_bs.yaml"
-    row = OmegaConf.select(OmegaConf.load(file), f"fix_hp.table.{config.model.name}.{config.trainer.name}")
+    row = OmegaConf.select(OmegaConf.load(file), f"fix_hp.table.{config.model['name']}.{config.trainer.name}")
     return f" (published: {' '.join(f'{key}={value}' for key, value in row.items())})" if row else ""

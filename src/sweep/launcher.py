@@ -1,5 +1,7 @@
 """Hydra's launcher of this project: runs each job of `-m` in its own processes, several at once over the GPUs."""
 
+import hashlib
+import json
 import os
 import re
 import sys
@@ -11,6 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from src.cli import run_job
 from src.config.ranges import Count, Positive
@@ -18,8 +21,7 @@ from src.config.schema import Sweep
 from src.config.settings import config_options
 from src.config.values import check_plugin, check_values
 from src.errors import UserError
-from src.report.job import Job, alive, job_folders, read_job, sole_launcher
-from src.sweep.identity import register_jobs, run_key
+from src.report.job import Job, alive, job_folders, read_job, register_jobs, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status, print_results
@@ -151,3 +153,28 @@ def job_return(folder: Path, job: Job) -> JobReturn:
     record = record_of(folder)
     metric = record.final_metric.value if record and record.final_metric and job.state == "done" else None
     return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=metric)
+
+
+def run_key(entry_point: str, config: DictConfig, groups: Sequence[str] = ()) -> str:
+    """Returns a digest of the entry point's name and the composed config: `hp.lr=1e-3` and `hp.lr=0.001` are one run.
+
+    With `groups`, only these top-level parts of the config count.
+    """
+    config = config.copy()
+    with open_dict(config):
+        config.output_dir = "."  # output and launcher settings do not change the result
+        config.pop("hydra", None)
+        config.pop("sweep", None)
+    try:
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:  # the job itself will report this mistake
+        plain = OmegaConf.to_container(config, resolve=False)
+    plain = {name: part for name, part in plain.items() if not groups or name in groups}
+    return hashlib.sha256(json.dumps([entry_point, sort_keys(plain)], default=str).encode()).hexdigest()[:16]
+
+
+def sort_keys(plain: Any) -> Any:
+    """Returns `plain` with each dictionary as a list of (key, value), sorted by key; keys may be of mixed types."""
+    if isinstance(plain, dict):
+        return sorted(([str(key), sort_keys(value)] for key, value in plain.items()), key=lambda pair: pair[0])
+    return [sort_keys(value) for value in plain] if isinstance(plain, list) else plain

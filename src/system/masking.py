@@ -7,7 +7,7 @@ Masked are
 - values from the environment (`${oc.env:NAME}`): they become the interpolation again, which names a variable and holds
   nothing. A checkpoint that is read again takes them from the environment again.
 
-`watch` looks at a config before it is resolved; `masked` and `masked_text` then know its secrets.
+`src.config.secrets.watch` looks at a config before it is resolved; `masked` and `masked_text` then know its secrets.
 """
 
 import html
@@ -22,14 +22,10 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.resolvers import oc
-
 from src.system.secret_forms import ASSIGNMENT, INTERPOLATION, is_secret, secret_spans
 from src.system.secret_names import NOTHING, names_hash, names_secret
 
 MASK = "***"
-MARK = "REPRISE_VALUE_OF_THE_ENVIRONMENT"  # an identifier, so that resolvers pass it on
 SHORTEST = 6  # characters of a value that is masked within other texts, where a shorter one may stand by chance
 SHORTEST_OF_ENVIRONMENT = 8  # likewise, where nobody named the variable for this run
 SHORTEST_LINE = 16  # characters of a line of a longer secret
@@ -106,10 +102,9 @@ def watch_process() -> None:
     _secrets = Secrets(values=of_the_process())
 
 
-def watch(config: DictConfig) -> None:
-    """Finds the secrets of this process's config, which must not be resolved yet; forgets those of an earlier one."""
+def know(secrets: Secrets) -> None:
+    """Takes the secrets of this process's config beside those of the process; forgets those of an earlier one."""
     global _secrets
-    secrets = find(config)
     _secrets = Secrets(secrets.paths, {**of_the_process(), **secrets.values})
 
 
@@ -177,21 +172,6 @@ class MaskingFilter(logging.Filter):
         return True
 
 
-def find(config: DictConfig | ListConfig) -> Secrets:
-    """Returns the secrets of a config that is not resolved yet."""
-    raw: Any = OmegaConf.to_container(config, resolve=False)
-    texts = [*leaves(raw)]
-    literals = [value for value, below in texts if below and is_told(value)]
-    values = dict.fromkeys([*literals, *told(value for value, below in texts if not below)], MASK)
-    if not any("oc.env" in value for value, _ in texts):
-        return Secrets(values=values)
-    names, paths = from_environment(config)
-    for name in names:
-        if len(value := os.environ.get(name, "")) >= SHORTEST:
-            values[value] = f"${{oc.env:{name}}}"
-    return Secrets(paths, values)
-
-
 def of_the_process() -> dict[str, str]:
     """Returns what is written for the secrets of this process's environment and arguments."""
     every = [(name, value) for name, value in os.environ.items() if len(value) >= SHORTEST_OF_ENVIRONMENT]
@@ -247,50 +227,3 @@ def leaves(value: Any, below: bool = False) -> Iterator[tuple[str, bool]]:
         yield value, below
     elif below and isinstance(value, int) and not isinstance(value, bool):
         yield str(value), below
-
-
-def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tuple[Any, ...], str]]:
-    """Returns the environment variables that a config names, and the interpolations that depend on them by their paths.
-
-    Every interpolation is resolved once with a mark in the place of the environment's values.
-    """
-    names, paths = set[str](), dict[tuple[Any, ...], str]()
-
-    def marked(name: str, default: Any = None) -> str:
-        names.add(name)
-        return MARK
-
-    def walk(node: Any, path: tuple[Any, ...]) -> None:
-        if node._is_none() or node._is_missing():
-            return
-        for key in [*node] if isinstance(node, DictConfig) else range(len(node)):
-            child: Any = node._get_node(key)
-            if child._is_interpolation():
-                paths.update(tainted(node, key, (*path, key), str(child._value())))
-            elif OmegaConf.is_config(child):
-                walk(child, (*path, key))
-
-    def tainted(node: Any, key: Any, path: tuple[Any, ...], text: str) -> dict[tuple[Any, ...], str]:
-        try:
-            value = node[key]
-            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except Exception:  # a number cannot be the mark, for one
-            return {path: text}
-        places = [below for below, leaf in leaf_paths(plain) if MARK in str(leaf)]
-        return {(*path, *below): MASK if below else text for below in places}
-
-    OmegaConf.register_new_resolver("oc.env", marked, replace=True)
-    try:
-        walk(config, ())
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-    return names, paths
-
-
-def leaf_paths(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields all leaves of plain data with their paths."""
-    if isinstance(value, Mapping | list):
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from (((key, *below), leaf) for below, leaf in leaf_paths(item))
-    else:
-        yield (), value

@@ -27,8 +27,8 @@ from src.system.files import remove_left_over, written_atomically
 from src.system.plain import check_plain
 from src.system.reading import load_pickled
 
-if TYPE_CHECKING:  # the models' library code needs no OmegaConf
-    from omegaconf import DictConfig
+if TYPE_CHECKING:  # the models' library code needs no Hydra
+    from src.config.schema import TrainConfig
 
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 DIGEST_BYTES = 71
@@ -40,13 +40,13 @@ BAD_ARCHIVE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedErro
 MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
 
 
-def checkpoint_to_resume(config: "DictConfig") -> Path | None:
+def checkpoint_to_resume(config: "TrainConfig") -> Path | None:
     """Returns the checkpoint that a training goes on from; None for a fresh start, which is said if resume=true."""
     if config.ckpt_path:
         return Path(config.ckpt_path)
     if not config.resume:
         return None
-    root, here = Path(config.output_root) / config.model.name, Path(config.output_dir)
+    root, here = Path(config.output_root) / config.model["name"], Path(config.output_dir)
     path = newest_checkpoint(root, here)
     if path is not None:
         remove_left_over(path.parent)  # of the run that was killed

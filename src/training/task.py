@@ -9,6 +9,7 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from src.batches.step import StepBatches
-from src.config.schema import Execution
-from src.config.trained import RUN
+from src.config.schema import Execution, TrainConfig
+from src.config.trained import RUN, training_choices
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.replace import Kernels, Replacements, replace_submodules
@@ -127,6 +128,13 @@ class Task(pl.LightningModule):
     @abstractmethod
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts or generates, times each batch, and writes the results."""
+
+    def configure(self, config: TrainConfig, clock: Clock) -> None:
+        """Takes what a training's config says of its steps, kernels and files, and what checkpoints keep of it."""
+        self.clock, self.execution, self.clip_norm = clock, config.execution, config.fit.clip_norm
+        self.accelerate(config.execution.kernels)
+        self.model_config, self.run_config = deepcopy(config.model), training_choices(config)
+        self.output_dir, self.activation_bytes = Path(config.output_dir), config.precision.activation_bytes
 
     def accelerate(self, kernels: Kernels) -> None:
         """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""

@@ -13,6 +13,7 @@ import pytest
 import wandb
 
 from src.callbacks.loggers import settle_loggers
+from src.config.complete import complete
 from src.errors import UserError
 from src.launch.ending import Interrupted
 from src.measure.phases import PHASES
@@ -182,9 +183,9 @@ def test_wandb_follows_its_variables_and_then_the_config(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     config = tiny_config(tmp_path, f"output_dir={tmp_path / 'sweep' / '0'}", "logger=wandb", *overrides)
-    settle_loggers(config)
+    wandb = settle_loggers(complete(config)).logger["wandb"]
     where = str(tmp_path / "sweep" / "0")
-    assert {key: config.logger.wandb[key] for key in expected} == {
+    assert {key: wandb[key] for key in expected} == {
         key: where if value == "OUT" else value for key, value in expected.items()
     }
 
@@ -192,8 +193,7 @@ def test_wandb_follows_its_variables_and_then_the_config(
 def test_jobs_of_a_sweep_are_grouped_by_its_folder(tmp_path: Path) -> None:
     write_job(tmp_path / "lr_sweep" / "3", Job(key="", overrides=[], command=[], cwd="."))
     config = tiny_config(tmp_path, f"output_dir={tmp_path / 'lr_sweep' / '3'}", "logger=wandb")
-    settle_loggers(config)
-    assert config.logger.wandb.group == "lr_sweep"
+    assert settle_loggers(complete(config)).logger["wandb"]["group"] == "lr_sweep"
 
 
 def test_a_logger_that_cannot_send_the_record_does_not_fail_the_run(

@@ -159,5 +159,5 @@ def test_an_interpolation_of_a_file_is_left_out(value: str, monkeypatch: pytest.
     overrides = "model=distilbert", "hardware=cpu", "output_dir=unused"
     trained = {"group": "sst2", "precision": "fp32", "datamodule": {"name": value, "raw": value, "vocabulary": value}}
     config = complete_prediction(composed("predict", *overrides), trained, overrides)
-    assert (config.datamodule.name, config.datamodule.raw) == ("sst2", None)
-    assert config.datamodule.vocabulary == "distilbert-base-uncased"
+    assert (config.datamodule["name"], config.datamodule["raw"]) == ("sst2", None)
+    assert config.datamodule["vocabulary"] == "distilbert-base-uncased"

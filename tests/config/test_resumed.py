@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from src.config.resumed import check_same_data, check_same_function, data_choices, function_of
+from src.config.schema import typed
 from src.config.trained import training_choices
 from src.errors import UserError
 from tests.support.composing import composed
@@ -17,9 +17,7 @@ DATA = {"train": 36, "val": 15, "content": "3f2a91c0d6e5" + 52 * "0"}
 
 def config_of(*overrides: str, group: str = "smiles_file") -> Any:
     data = [f"datamodule={group}", *(["datamodule.source.file=my.smiles"] if group == "smiles_file" else [])]
-    config = composed("train", *data, "hp.batch_size=8", "output_dir=unused", "hardware=cpu", *overrides)
-    OmegaConf.resolve(config)
-    return config
+    return typed(composed("train", *data, "hp.batch_size=8", "output_dir=unused", "hardware=cpu", *overrides))
 
 
 def function(*overrides: str, group: str = "smiles_file") -> dict[str, Any]:
@@ -85,13 +83,10 @@ def test_a_key_on_one_side_alone_is_named() -> None:
 
 
 def test_where_tables_lie_may_differ() -> None:
-    config = composed("train", "model=dlrm", "output_dir=unused", "hardware=cpu")
-    OmegaConf.resolve(config)
-    moved = composed(
-        "train", "model=dlrm", "output_dir=unused", "hardware=cpu", "+model.task.sharding={cat_0.bin:row_wise}"
-    )
-    OmegaConf.resolve(moved)
-    there, here = (function_of(each, training_choices(each)) for each in (config, moved))
+    dlrm = "model=dlrm", "output_dir=unused", "hardware=cpu"
+    sides = dlrm, (*dlrm, "+model.task.sharding={cat_0.bin:row_wise}")
+    configs = [typed(composed("train", *overrides)) for overrides in sides]
+    there, here = (function_of(config, training_choices(config)) for config in configs)
     assert check_same_function(there, here, FILE, "start anew") is None
     older = there | {"model.task.sharding.cat_1.bin": "row_wise"}
     assert check_same_function(older, here, FILE, "start anew") is None
@@ -155,8 +150,7 @@ def test_older_checkpoints_say_less() -> None:
 
 
 def test_a_key_that_went_is_no_difference() -> None:
-    config = composed("train", "model=se3_transformer", "output_dir=unused", "hardware=cpu")
-    OmegaConf.resolve(config)
+    config = typed(composed("train", "model=se3_transformer", "output_dir=unused", "hardware=cpu"))
     here = function_of(config, training_choices(config))
     for key, differs in (("model.task.network.execution", False), ("model.task.network.executions", True)):
         there = {**here, key: "reference"}

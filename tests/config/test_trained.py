@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from src.config.complete import complete_prediction
+from src.config.schema import PredictConfig, typed
 from src.config.trained import name_model, training_choices
 from tests.support.composing import composed
 from tests.support.tiny_se3 import molecules_in
@@ -22,31 +22,29 @@ TRAINED = [
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
     """Returns what a checkpoint of TRAINED says of its run."""
-    config = composed("train", *TRAINED)
-    OmegaConf.resolve(config)
-    return training_choices(config) | {"group": "molecule_file"}
+    return training_choices(typed(composed("train", *TRAINED))) | {"group": "molecule_file"}
 
 
-def prediction(trained: Any, *overrides: str) -> DictConfig:
+def prediction(trained: Any, *overrides: str) -> PredictConfig:
     overrides = ("model=se3_transformer", "hardware=cpu", "output_dir=unused", *overrides)
     return complete_prediction(composed("predict", *overrides), trained, overrides)
 
 
 def test_data_and_seed_are_those_of_the_training(trained: dict[str, Any]) -> None:
     data = prediction(trained).datamodule
-    assert (data.name, data.task, data.seed) == ("mine", "energy", 7)
-    assert (data.source.file, data.source.workers, data.edges.kind) == ("my.xyz", 1, "radius")
-    assert data.predict == "all" and data.batch_size == 1600  # of a prediction
-    assert data.source._target_ == "src.datamodules.graphs.files.load"
+    assert (data["name"], data["task"], data["seed"]) == ("mine", "energy", 7)
+    assert (data["source"]["file"], data["source"]["workers"], data["edges"]["kind"]) == ("my.xyz", 1, "radius")
+    assert data["predict"] == "all" and data["batch_size"] == 1600  # of a prediction
+    assert data["source"]["_target_"] == "src.datamodules.graphs.files.load"
 
 
 def test_what_the_command_line_gives_comes_first(trained: dict[str, Any]) -> None:
     data = prediction(trained, "datamodule=molecule_file", "datamodule.source.file=other.xyz").datamodule
-    assert (data.name, data.source.file, data.edges.kind) == ("mine", "other.xyz", "radius")
+    assert (data["name"], data["source"]["file"], data["edges"]["kind"]) == ("mine", "other.xyz", "radius")
     data = prediction(trained, "datamodule=qm9").datamodule
-    assert (data.name, data.task, data.edges.kind) == ("qm9", "homo", "bonds")
+    assert (data["name"], data["task"], data["edges"]["kind"]) == ("qm9", "homo", "bonds")
     data = prediction(trained, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
-    assert (data.task, data.source.skip_bad, data.source.file) == ("gap", True, "my.xyz")
+    assert (data["task"], data["source"]["skip_bad"], data["source"]["file"]) == ("gap", True, "my.xyz")
 
 
 def test_a_precision_that_a_cpu_has_not_is_said(trained: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,12 +66,12 @@ def test_words_keep_their_numbers_with_other_sentences() -> None:
     }
     overrides = "model=distilbert", "hardware=cpu", "output_dir=unused", "datamodule=sst2"
     datamodule = complete_prediction(composed("predict", *overrides), trained, overrides).datamodule
-    assert (datamodule.vocabulary, datamodule.max_length, datamodule.raw) == ("FOLDER", 64, None)
+    assert (datamodule["vocabulary"], datamodule["max_length"], datamodule["raw"]) == ("FOLDER", 64, None)
 
 
 @pytest.mark.parametrize("group", ["../model/dlrm", "strange", "x" * 2000, 3, None])
 def test_a_datamodule_that_is_not_in_conf_is_not_made(trained: dict[str, Any], group: Any) -> None:
-    assert prediction(trained | {"group": group}).datamodule.name == "qm9"
+    assert prediction(trained | {"group": group}).datamodule["name"] == "qm9"
 
 
 def test_a_checkpoint_names_no_class_of_the_data(trained: dict[str, Any]) -> None:
@@ -81,7 +79,7 @@ def test_a_checkpoint_names_no_class_of_the_data(trained: dict[str, Any]) -> Non
         "datamodule": trained["datamodule"] | {"_target_": "os.system", "source": {"_target_": "os.rmdir"}}
     }
     data = prediction(evil).datamodule
-    assert (data._target_, data.source._target_) == (
+    assert (data["_target_"], data["source"]["_target_"]) == (
         "src.datamodules.graphs.datamodule.GraphDataModule", "src.datamodules.graphs.files.load"
     )  # fmt: skip
 
@@ -104,7 +102,6 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_every_part_that_a_checkpoint_keeps_is_plain(tmp_path: Path) -> None:
-    config = composed("train", *molecules_in(tmp_path), "output_dir=unused")
-    OmegaConf.resolve(config)
+    config = typed(composed("train", *molecules_in(tmp_path), "output_dir=unused"))
     torch.save(training_choices(config), tmp_path / "x.ckpt")
     assert torch.load(tmp_path / "x.ckpt", weights_only=True)["datamodule"]["task"] == "energy"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from src.config.complete import complete
-from src.config.instantiate import instantiate_parts
+from src.config.instantiate import instantiate
 from src.datamodules.fingerprint import BLOCK_BYTES, BLOCKS, hash_of, of_large_files, of_many_files
 from tests.support.ranks_contract import config_of
 
@@ -48,7 +48,7 @@ def fingerprint(
     name: str, home: Path, change: Callable[[Path], None] = lambda home: None, samples: int = SAMPLES
 ) -> dict[str, Any]:
     config = complete(config_of(name, home, samples, HELD_OUT, "hp.batch_size=1", f"output_dir={home}"))
-    datamodule = instantiate_parts(config).datamodule
+    datamodule = instantiate(config.datamodule, "datamodule")
     if name in BEFORE:
         change(home)
     datamodule.prepare_data()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
+from src.config.schema import Topology, TrainConfig
 from src.launch.going_on import command_with, quoted
 from src.report.record import Record, read_record
 from tests.support import ROOT
@@ -24,7 +24,7 @@ ENVIRONMENT |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "
 
 
 def test_a_command_is_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = OmegaConf.create({"trainer": {"num_nodes": 2, "devices": 4}})
+    config = TrainConfig(trainer=Topology(num_nodes=2, devices=4))
     monkeypatch.setattr(sys, "argv", [str(Path("train.py").resolve()), "seed=1"])
     assert command_with(["note=a b", "seed=1"], config) == "python train.py 'note=a b' seed=1"
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.config.instantiate import instantiate
+from hydra.utils import instantiate
 from src.datamodules.clicks import records  # noqa: F401  # each process would load it
 from src.datamodules.clicks.check import STAMP, SUMS  # with times of files
 from src.datamodules.graphs import qm9 as qm9_graphs

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from src.config.complete import complete_prediction
 from src.config.from_file import values_for
-from src.config.trained import plain, training_choices
+from src.config.schema import typed
+from src.config.trained import training_choices
 from src.errors import UserError
 from src.training.checkpoints import read_checkpoint, trained_config, write_checkpoint
 from tests.reliability.hostile import MODULE, as_lists, as_tuples, plant
@@ -26,7 +27,7 @@ def untouched(model: str) -> dict[str, Any]:
     """Returns what a checkpoint of a model holds of its configs, and nearly no weights."""
     config = composed("train", f"model={model}", "hardware=cpu", "output_dir=unused")
     OmegaConf.resolve(config)
-    run = training_choices(config)
+    run = training_choices(typed(config))
     group = next(
         part for part in ("zinc250k", "qm9", "sst2", "criteo", "imagenet") if part == run["datamodule"]["name"]
     )
@@ -41,8 +42,8 @@ def read(path: Path, model: str) -> Any:
     config = complete_prediction(composed("predict", *overrides), checkpoint.get("run_config"), overrides)
     trained = trained_config(checkpoint, path)
     assert trained is not None
-    task = values_for(plain(config.model.task), trained["task"], path, "model.task", chooses=True)
-    return OmegaConf.to_container(config.datamodule), task
+    task = values_for(config.model["task"], trained["task"], path, "model.task", chooses=True)
+    return config.datamodule, task
 
 
 @pytest.mark.parametrize("model", MODELS)

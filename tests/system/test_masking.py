@@ -10,11 +10,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from src.config import schema
+from src.config.secrets import find, watch
 from src.config.settings import CONF
 from src.errors import UserError
 from src.predict import with_secrets
 from src.system import masking
-from src.system.masking import MASK, MaskingFilter, Secrets, find, mask_error, masked, masked_text, watch
+from src.system.masking import MASK, MaskingFilter, Secrets, mask_error, masked, masked_text
 from src.system.secret_names import names_secret
 from tests.support.composing import composed
 from tests.support.planted import Maker
@@ -195,7 +196,7 @@ def test_the_environment_is_read_as_before_afterwards() -> None:
 @pytest.mark.parametrize("left_out", [MASK, f"https://{MASK}@host", f"${{oc.env:{VARIABLE}}}"])
 def test_what_a_checkpoint_leaves_out_has_to_be_given_again(left_out: str) -> None:
     trained = {"network": {"size": 3, "parts": [1, {"of": 2}]}, "hub": {"address": left_out}}
-    config = made(model={"task": {"network": {"size": 4}, "hub": {"address": "new"}}})
+    config = {"network": {"size": 4}, "hub": {"address": "new"}}
     asked = "model.task", "x.ckpt", ["seed=1", "+model.task.hub.address=new"]
     assert with_secrets(trained, config, *asked) == trained | {"hub": {"address": "new"}}
     message = r"^x.ckpt does not hold model.task.hub.address, .* give it again as model.task.hub.address=VALUE$"

@@ -11,8 +11,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from src.config.secrets import watch
 from src.system import leak_rules, masking
-from src.system.masking import MASK, Secrets, masked, masked_overrides, masked_text, watch, watch_process
+from src.system.masking import MASK, Secrets, masked, masked_overrides, masked_text, watch_process
 from tests.reliability.secrets import parts, quoted
 from tests.support import ROOT
 from tests.support.planted import FORMS, Maker, planted, under_keys

@@ -29,7 +29,7 @@ def batches(
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = complete(compose("train", [*assignment.data, "logger=none", "output_dir=none"]))
-    datamodule = instantiate(config.datamodule)
+    datamodule = instantiate(config.datamodule, "datamodule")
     datamodule.device = device
     datamodule.prepare_data()
     datamodule.setup("fit")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from src.batches.molecular_graphs import GraphBatch
-from src.config.instantiate import instantiate
 from src.datamodules.graphs import files as graph_files
 from src.datamodules.graphs import qm9
 from src.datamodules.graphs.datamodule import GraphDataModule

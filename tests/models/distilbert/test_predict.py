@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 
-from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.distilbert.task import DistilBertTask
 from src.report.record import Record, read_record

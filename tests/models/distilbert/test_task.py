@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional as F
 
 from src.callbacks.history import History
 from src.config.complete import complete
-from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.measure.clock import Clock
 from src.models.distilbert.task import DistilBertTask

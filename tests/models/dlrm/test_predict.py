@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from torch import Tensor
 
 from src.batches.clicks import Clicks
-from src.config.instantiate import instantiate
 from src.errors import UserError
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.task import DLRMTask

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +18,6 @@ from torch.nn import functional as F
 from src.batches.step import StepBatches
 from src.callbacks.history import History
 from src.config.complete import complete
-from src.config.instantiate import instantiate
 from src.measure.clock import Clock
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.task import DLRMTask

@@ -150,8 +150,8 @@ def test_every_experiment_can_be_built(name: str, tmp_path: Path) -> None:
     task = task_of(job)
     images = task.augment(task.example_batch(1).pixels)
     assert isinstance(task.schedule, Schedule) and task.schedule(0, 1000) <= 1
-    assert images.shape[2] == task.image_size == job.config.datamodule.image_size
-    assert task.network.num_classes == job.config.datamodule.num_classes
+    assert images.shape[2] == task.image_size == job.config.datamodule["image_size"]
+    assert task.network.num_classes == job.config.datamodule["num_classes"]
 
 
 def test_weight_decay_can_exclude_biases_and_norms(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
 from src.batches.molecular_graphs import GraphBatch
-from src.config.instantiate import instantiate
 from src.models.se3_transformer.task import SE3TransformerTask, partly_mirrored
 from src.run import fit
 from src.run import train as run
