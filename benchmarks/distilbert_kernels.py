@@ -17,9 +17,8 @@ from src.batches.tokens import PackedTokens, PaddedTokens
 from src.measure.replay import device_ms
 from src.models.distilbert import Sizes, fast
 from src.models.distilbert.fast.layer import Layer  # noqa: F401  # imports the kernels
-from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Sentences, Tokens
-from src.models.distilbert.network import Block, Dropout
+from src.models.distilbert.network import EPS, Block, Dropout
 
 fused: Any = fast
 

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
-from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens, token_mask
-from src.models.distilbert.network import Block, Dropout
+from src.models.distilbert.network import EPS, Block, Dropout
 from tests.support.hugging_face import randomise
 from tests.support.kernel_differences import Difference, difference, error, random
 

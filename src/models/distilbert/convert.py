@@ -20,8 +20,7 @@ from torch import Tensor
 from src.datamodules.download import from_package
 from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
-from src.models.distilbert.layers import EPS
-from src.models.distilbert.network import Sizes
+from src.models.distilbert.network import EPS, Sizes
 from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors, sizes_in
 from src.system.files import sole_maker
 

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from src.batches.tokens import PaddedTokens
 from src.config.ranges import ShareBelow1
 from src.errors import UserError
-from src.models.distilbert import layers
-from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout, Tokens
 
+EPS = 1e-12  # of every layer norm
 INIT_STD = 0.02  # of weights; biases are initialised to 0
+
+Hidden = Float[Tensor, "tokens dim"]  # of padded and packed batches; only attention needs the sentences' bounds
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ class Embeddings(nn.Module):
             positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         else:
             positions = batch.positions
-        vectors = self.word_embeddings.weight, self.position_embeddings.weight
-        x = layers.embed(batch.ids, positions, *vectors, self.LayerNorm.weight, self.LayerNorm.bias)
+        x = self.LayerNorm(self.word_embeddings(batch.ids) + self.position_embeddings(positions))
         return F.dropout(x.flatten(0, -2), self.dropout, self.training)
 
 
 class Attention(nn.Module):
+    """Each token's attention within its sentence: softmax(q k^T / sqrt(head)) v, heads concatenated, and a Linear."""
+
     def __init__(self, sizes: Sizes, dropout: float) -> None:
         super().__init__()
         self.num_heads, self.dropout = sizes.n_heads, dropout
@@ -70,8 +72,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Hidden, layout: Layout) -> Hidden:
         inputs = self.q_lin, self.k_lin, self.v_lin
-        qkv = layers.project(x, [layer.weight for layer in inputs], [layer.bias for layer in inputs])
-        return self.out_lin(layers.attend(qkv, layout, self.num_heads, self.dropout if self.training else 0.0))
+        # One product for all three. Packed tokens are padded, which costs little compared with the products.
+        qkv = F.linear(x, torch.cat([layer.weight for layer in inputs]), torch.cat([layer.bias for layer in inputs]))
+        query, key, value = layout.to_sentences(qkv).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        is_key = layout.is_token[:, None, None]
+        dropout = self.dropout if self.training else 0.0
+        context = F.scaled_dot_product_attention(query, key, value, is_key, dropout)
+        return self.out_lin(layout.to_tokens(context.transpose(1, 2).flatten(2)))
 
 
 class FeedForward(nn.Module):
@@ -81,7 +88,7 @@ class FeedForward(nn.Module):
         self.lin2 = nn.Linear(sizes.hidden_dim, sizes.dim)
 
     def forward(self, x: Hidden) -> Hidden:
-        return self.lin2(layers.linear_gelu(x, self.lin1.weight, self.lin1.bias))
+        return self.lin2(F.gelu(self.lin1(x)))
 
 
 class Block(nn.Module):
@@ -95,9 +102,8 @@ class Block(nn.Module):
 
     def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
         """Returns the next hidden states; with `first_only` those of first tokens."""
-        norm, last = self.sa_layer_norm, self.output_layer_norm
-        x = layers.add_norm(self.attention(x, layout), x, norm.weight, norm.bias)
-        x = layers.add_norm(self.ffn(x), x, last.weight, last.bias, self.dropout if self.training else 0.0)
+        x = self.sa_layer_norm(x + self.attention(x, layout))
+        x = self.output_layer_norm(x + F.dropout(self.ffn(x), self.dropout, self.training))
         return x.index_select(0, layout.first) if first_only else x
 
 

@@ -46,5 +46,5 @@ def cross(
     up: Float[Tensor, "features rank"],
     bias: Float[Tensor, " features"],
 ) -> Float[Tensor, "batch features"]:
-    """Applies a low-rank cross layer of DCNv2 (arXiv:2008.13535): x0 * (up (down x) + bias) + x."""
+    """Applies a low-rank cross layer of DCNv2 (arXiv:2008.13535, eq. 2): x0 * (U V^T x + b) + x, U = up, V^T = down."""
     return x0 * F.linear(F.linear(x, down), up, bias) + x

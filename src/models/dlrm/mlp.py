@@ -10,13 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def linear_relu(
-    x: Float[Tensor, "batch inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"]
-) -> Float[Tensor, "batch outputs"]:
-    """Applies a linear layer and ReLU, in autocast's dtype."""
-    return F.relu(F.linear(x, weight, bias))
-
-
 class MLP(nn.Module):
     """Linear layers, each with a ReLU, from `widths[0]` inputs to `widths[-1]` outputs.
 
@@ -42,5 +35,5 @@ class MLP(nn.Module):
     def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
         layers = cast(list[nn.Linear], list(self.layers))
         for layer in layers[: self.num_hidden]:
-            x = linear_relu(x, layer.weight, layer.bias)
+            x = F.relu(layer(x))
         return layers[-1](x) if self.logit else x

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from src.batches.clicks import Clicks, Table
 from src.config.ranges import Count
 from src.errors import UserError
-from src.models.dlrm import interaction as reference
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
+from src.models.dlrm.interaction import cat_features, cross, dot_features, padded
 from src.models.dlrm.mlp import MLP
 
 Interaction = Literal["dot", "cat", "dcnv2"]
@@ -26,10 +26,10 @@ class Dot(nn.Module):
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
         self.width = dim + (num_tables + 1) * num_tables // 2
-        self.num_features = reference.padded(self.width)
+        self.num_features = padded(self.width)
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
-        return reference.dot_features(dense, sparse)
+        return dot_features(dense, sparse)
 
 
 class Cat(nn.Module):
@@ -40,7 +40,7 @@ class Cat(nn.Module):
         self.width = self.num_features = (num_tables + 1) * dim
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
-        return reference.cat_features(dense, sparse)
+        return cat_features(dense, sparse)
 
 
 class CrossNet(nn.Module):
@@ -60,9 +60,9 @@ class CrossNet(nn.Module):
         return cast(list[tuple[nn.Linear, nn.Linear]], list(zip(self.down, self.up, strict=True)))
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
-        x = x0 = reference.cat_features(dense, sparse)
+        x = x0 = cat_features(dense, sparse)
         for down, up in self.layers():
-            x = reference.cross(x0, x, down.weight, up.weight, up.bias)
+            x = cross(x0, x, down.weight, up.weight, up.bias)
         return x
 
 

@@ -27,7 +27,7 @@ def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor,
 
 
 class GraphConv(nn.Module):
-    """Relational graph convolution: a Linear of the node itself plus one Linear per edge type for its neighbours.
+    """Relational graph convolution: X W_0 + sum_i B_i X W_i over the edge types i, each Linear with a bias.
 
     The edge type is the fastest index of `edge_linear`'s outputs.
     """

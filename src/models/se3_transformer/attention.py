@@ -136,9 +136,9 @@ def attend(
         for k, q in zip(by_head(key, key_fiber, num_heads), by_head(query, key_fiber, num_heads), strict=True)
     ]
     logits = sum(products[1:], products[0]) / math.sqrt(key_fiber.num_features)
-    weights = segment_softmax(logits, segment, nodes + 1)[:, None, :, None]
-    weighted = [(weights * v.to(wide)).flatten(1) for v in by_head(value, value_fiber, num_heads)]
-    sums = weights.new_zeros(nodes + 1, value_fiber.num_features).index_add(0, segment, torch.cat(weighted, 1))
+    alpha = segment_softmax(logits, segment, nodes + 1)[:, None, :, None]
+    weighted = [(alpha * v.to(wide)).flatten(1) for v in by_head(value, value_fiber, num_heads)]
+    sums = alpha.new_zeros(nodes + 1, value_fiber.num_features).index_add(0, segment, torch.cat(weighted, 1))
     return sums[:nodes].to(value.dtype)
 
 

@@ -2,7 +2,8 @@
 
 For an edge of direction r, every equivariant map from degree `d_in` to degree `d_out` is a sum over
 J = |d_in - d_out| .. d_in + d_out of a weight times K_J(r) = sum_m Q_J[:, :, m] Y_J(r)[m]. Q_J are e3nn's Wigner 3j
-symbols, Y_J its spherical harmonics ("integral" normalisation). Equation 8 of arXiv:2006.10503.
+symbols, Y_J its spherical harmonics ("integral" normalisation). Equation 8 of arXiv:2006.10503, which writes k for
+`d_in`, l for `d_out` and W_J for K_J.
 
 If r is e3nn's polar axis y, K_J couples component m of the input only with components m and -m of the output: with
 a = K_J[m, m] and b = K_J[m, -m], [out_m, out_-m] = [[a, b], [-b, a]] [in_m, in_-m]. Convolutions of `fast` use this, as
@@ -50,7 +51,7 @@ def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict
     basis = {}
     for d_in, d_out in pairs:
         maps = [
-            torch.einsum("olm,em->elo", wigner_3j_on(d_in, d_out, j, rel_pos.device, rel_pos.dtype), harmonics[j])
+            torch.einsum("lkm,em->ekl", wigner_3j_on(d_in, d_out, j, rel_pos.device, rel_pos.dtype), harmonics[j])
             for j in range(abs(d_in - d_out), d_in + d_out + 1)
         ]
         basis[d_in, d_out] = torch.stack(maps, 2)

@@ -152,10 +152,10 @@ class ConvSE3(nn.Module):
             for (d_in, d_out), weights in by_pair.items():
                 part = self.fiber_in.part(source, d_in).to(weights.dtype)
                 if radial.group.is_scalar:
-                    message = torch.einsum("eli,efio->elo", part, weights)
+                    message = torch.einsum("eki,eJio->eko", part, weights)
                 else:
-                    angular = torch.einsum("eli,elfk->efik", part, basis[d_in, d_out])
-                    message = torch.einsum("efik,efio->eko", angular, weights)
+                    angular = torch.einsum("eki,ekJl->eJil", part, basis[d_in, d_out])
+                    message = torch.einsum("eJil,eJio->elo", angular, weights)
                 sums[d_out] = sums[d_out] + message if d_out in sums else message
         split: list[Tensor] = []
         begin = dict.fromkeys(self.fiber_out, 0)

@@ -1,4 +1,4 @@
-"""LinearSE3: one matrix per degree that mixes channels (SE(3)-Transformer, section 2.4)."""
+"""LinearSE3: one matrix per degree that mixes channels (arXiv:2006.10503, eq. 12)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""NormSE3: a nonlinearity on the norms of features that keeps directions (SE(3)-Transformer, section 2.5)."""
+"""NormSE3: a nonlinearity on the norms of features that keeps directions (arXiv:2006.10503, section 3.2)."""
 
 import torch
 from jaxtyping import Float

@@ -14,8 +14,8 @@ from src.gpu import triton_helpers
 from src.gpu.triton_helpers import launch
 from src.models.distilbert import DistilBert, Sizes, fast
 from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, row_numbers
-from src.models.distilbert.layers import EPS
 from src.models.distilbert.layout import Layout, Tokens
+from src.models.distilbert.network import EPS
 from tests.support.distilbert_kernels import (
     attention,
     embedding,

@@ -10,9 +10,8 @@ from src.batches.tokens import PAD, PaddedTokens
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert.fast import rows
 from src.models.distilbert.fast.rows import Drop, TokenIds
-from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Tokens
-from src.models.distilbert.network import Embeddings
+from src.models.distilbert.network import EPS, Embeddings, Hidden
 from src.parallel.gradient_slots import slot_of
 
 
@@ -70,7 +69,7 @@ def embed(
     dropout: float,
     dtype: torch.dtype,
 ) -> Float[Tensor, "tokens dim"]:
-    """Applies dropout to `layers.embed`, in `dtype`."""
+    """Returns what `network.Embeddings` does, in `dtype`."""
     (drop,) = Drop.seeded([dropout], word_vectors)
     parameters = (word_vectors, position_vectors, weight, bias)
     return Embed.apply(token_ids(batch), drop, eps, dtype, *parameters)  # type: ignore[return-value]

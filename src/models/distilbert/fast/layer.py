@@ -18,9 +18,8 @@ from src.gpu.triton_helpers import precision, working_dtype
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.attention import AttentionOptions
 from src.models.distilbert.fast.rows import Drop
-from src.models.distilbert.layers import EPS, Hidden
 from src.models.distilbert.layout import Layout
-from src.models.distilbert.network import Block
+from src.models.distilbert.network import EPS, Block, Hidden
 from src.parallel.gradient_slots import slot_of
 
 
