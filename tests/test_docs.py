@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import fmean, stdev
 
 import pytest
@@ -54,6 +55,20 @@ def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{name_of(page)} links to {link}"
         assert not heading or heading in anchors(target), f"{name_of(page)} links to {link}"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "models").glob("*.md")), ids=name_of)
+def test_names_beside_the_equations_exist_in_the_files_that_they_link_to(page: Path) -> None:
+    """The table of a model's page: a link is [`Class.method`](../../src/PATH.py)."""
+    section = re.findall(r"^## The papers?'s? equations\n(.*?)^## ", page.read_text(), re.MULTILINE | re.DOTALL)[0]
+    named = re.findall(r"\[`([\w.]+)`\]\(\.\./\.\./(src/[\w/]+)\.py\)", section)
+    assert len(named) == section.count("](../../") >= 6
+    for name, path in named:
+        owner = resolve_name(f"{path.replace('/', '.')}:{name.partition('.')[0]}")
+        method = name.partition(".")[2]
+        assert not method or method in vars(owner), f"{name_of(page)}: {path}.py has no {name}"
+        defined = getattr(owner, "__module__", path.replace("/", "."))
+        assert defined == path.replace("/", "."), f"{name_of(page)}: {name} is of {defined}, not {path}.py"
 
 
 def test_every_page_is_linked() -> None:
