@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import src.models.distilbert.fast.embedding
+import src.models.distilbert.fast.layer  # noqa: F401 # both so that `fast` has its modules, whichever test runs first
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
 from src.models.distilbert.layout import Layout, Tokens, token_mask
