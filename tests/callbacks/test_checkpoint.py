@@ -158,6 +158,17 @@ def test_last_is_written_every_n_steps_but_after_an_epochs_last_step_only_after_
     assert saved == [("last", 2), ("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 8), ("last", 8)]
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_last_waits_for_the_evaluation_that_follows_its_step(evaluates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("src.callbacks.checkpoint.is_evaluated_next", lambda trainer: evaluates)
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint("folder", every_n_steps=2)
+    trainer.step = 2
+    checkpoint.on_train_batch_end(trainer, task, None, None, 1)
+    assert trainer.saved == [("last.ckpt", 2)] * (not evaluates)
+    checkpoint.on_validation_end(trainer, task)
+    assert trainer.saved == [("last.ckpt", 2)]
+
+
 def test_a_stop_within_an_epoch_saves_before_the_epoch_counts_as_done() -> None:
     saved = train(Checkpoint("folder"), epochs=2, steps=4, stop_at=6)
     assert saved == [("evaluated", 4), ("last", 4), ("last", 6), ("evaluated", 6)]

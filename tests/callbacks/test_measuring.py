@@ -1,7 +1,9 @@
 """The other callbacks: history, rates over ranks, memory, energy, target, random generators, progress bar."""
 
 import random
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from src.callbacks.history import History, thinned
 from src.callbacks.memory import GIB, Memory
 from src.callbacks.plateau import Plateau
 from src.callbacks.progress import Progress
-from src.callbacks.rng import RngState
+from src.callbacks.rng import RngState, restore, rng_state
 from src.callbacks.target import Target
 from src.callbacks.throughput import gather, min_mean_max, sum_or_none
+from src.measure.energy import EnergyCounter
 from src.training.task import FinalMetric
 from tests.support.stand_ins import StandInTrainer, stand_in_task
 
@@ -82,6 +85,18 @@ def test_memory_is_the_peak_of_the_process() -> None:
     assert 0.25 < held <= figures["peak_reserved_gib"] + 1e-3 <= figures["total_gib"]
     assert figures["peak_allocated_gib"] is None
     assert 0 < figures["free_gib"] < figures["total_gib"] - held
+
+
+def test_joules_are_those_since_the_counter_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    millijoules = iter([7_000_000, 7_002_500])
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: {"GPU-8": millijoules}[handle].__next__(),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="8"))
+    assert EnergyCounter(torch.device("cuda")).joules() == 2.5
 
 
 def test_energy_has_joules_of_training_and_samples_per_joule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +175,14 @@ def test_generators_continue_after_resuming_with_the_same_ranks(ranks: int) -> N
     draw()
     resumed.on_train_start(trainer, task)
     assert (draw() == expected) == (ranks == 1)  # saved with one rank, not restored with two
+
+
+def test_an_evaluation_does_not_change_the_numbers_that_training_draws() -> None:
+    trainer, task, generators = StandInTrainer(), stand_in_task(), RngState()
+    state = rng_state(task.device)
+    expected = draw()
+    restore(state, task.device)
+    generators.on_validation_start(trainer, task)
+    assert draw() == expected
+    generators.on_validation_end(trainer, task)
+    assert draw() == expected

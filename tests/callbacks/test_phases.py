@@ -25,6 +25,7 @@ from src.measure.roofline import Cost
 from src.run import quieten
 from src.training.prediction import Prediction
 from src.training.task import FinalMetric, Task
+from tests.support.stand_ins import StandInTrainer, stand_in_task
 
 LOADER_S, STEP_S, EVALUATION_S, CHECKPOINT_S, OTHER_S = 0.01, 0.02, 0.05, 0.03, 0.005
 BATCH, STEPS, EPOCHS, WARMUP = 3, 8, 2, 4
@@ -216,6 +217,12 @@ def test_phases_add_up_after_a_failed_evaluation(tmp_path: Path) -> None:
     run = Run(tmp_path, crash_in_evaluation=True)
     assert run.failed and run.figures["samples"] == BATCH * STEPS
     run.check_phases()
+
+
+def test_the_time_before_a_sanity_check_is_start_up() -> None:
+    task = stand_in_task()
+    Phases().on_sanity_check_start(StandInTrainer(), task)
+    assert task.clock.totals_s["startup"] == sum(task.clock.totals_s.values()) > 0
 
 
 def test_moving_a_batch_to_its_device_counts_as_transfer() -> None:

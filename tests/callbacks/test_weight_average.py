@@ -97,6 +97,20 @@ def test_a_resumed_run_continues_the_average_to_the_bit(tmp_path: Path) -> None:
         train(tiny_mobilenet(tmp_path / "third", "fit.max_epochs=2", f"ckpt_path={checkpoint}"))
 
 
+def test_the_first_steps_count_more_than_the_decay_says() -> None:
+    trainer, task, average = StandInTrainer(), stand_in_task(), WeightAverage(DECAY)
+    weight: Any = task.network.weight
+    average.on_train_start(trainer, task)
+    expected = 1.0
+    for number in range(40):
+        weight.data.fill_(number + 1)
+        trainer.step += 1
+        average.on_train_batch_end(trainer, task, None, None, number)
+        decay = min(DECAY, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * (number + 1)
+        assert average.average["weight"].item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tables_that_several_ranks_hold_are_refused(ranks: int) -> None:
     trainer, task = StandInTrainer(), stand_in_task()

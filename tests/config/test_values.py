@@ -8,6 +8,7 @@ import pytest
 from src.cli import MISTAKES
 from src.config.complete import complete_prediction
 from src.config.explain import explain
+from src.config.ranges import Range
 from src.config.schema import PrepareConfig
 from src.config.values import check_training, check_values, checked
 from src.errors import UserError
@@ -289,6 +290,12 @@ def test_a_value_at_the_edge_of_its_range_is_taken() -> None:
         "model.task.temperature=[0.3,0.4]", "model.task.network.noise_scale=0", "model.task.target=null",
     )  # fmt: skip
     check_training(composed("train", *TRAIN.split()[1:], *edges))
+
+
+def test_open_ends_are_outside_of_a_range() -> None:
+    assert [value in Range(above=0, below=1) for value in (0, 1e-9, 0.5, 1)] == [False, True, True, False]
+    assert [value in Range(0, 1) for value in (-1e-9, 0, 1, 1.1)] == [False, True, True, False]
+    assert [value in Range(1, also=(-1, "no limit")) for value in (-1, 0, 1)] == [True, False, True]
 
 
 def test_a_number_that_float64_does_not_hold_is_refused() -> None:

@@ -32,6 +32,15 @@ def test_epochs_differ_and_repeat_with_the_seed() -> None:
     assert [drawn(other), drawn(other)] == [first, second]
 
 
+def test_no_epoch_of_a_seed_is_one_of_another_seed() -> None:
+    orders = []
+    for seed in range(3):
+        one = loader()
+        one.seed = seed
+        orders += [tuple(drawn(one)) for _ in range(3)]
+    assert len(set(orders)) == 9
+
+
 def test_ranks_share_the_global_batches_of_one_process() -> None:
     one_process = list(loader(16))
     shares = [list(loader(8, rank=rank, world_size=2)) for rank in (0, 1)]

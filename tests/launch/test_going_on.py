@@ -36,6 +36,7 @@ def test_a_command_is_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_path_is_quoted_where_hydra_needs_it() -> None:
     assert quoted(Path("outputs/moflow/2026-11-27_10-00-00/checkpoints/last.ckpt")).startswith("outputs/")
     assert quoted(Path("a b/it's,=.ckpt")) == r"'a b/it\'s,=.ckpt'"
+    assert quoted(Path("a\\b.ckpt")) == r"'a\\b.ckpt'"
 
 
 def go_on(record: Record) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,6 @@ from torch.multiprocessing.spawn import spawn
 from src.errors import UserError
 from src.measure.auc import ExactAUC, Tally, exchange_by_key
 
-pytestmark = pytest.mark.slow
-
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -76,6 +74,7 @@ def test_auc_of_small_known_cases(scores: list[float], labels: list[int], expect
     assert auc(torch.tensor(scores), torch.tensor(labels)) == expected
 
 
+@pytest.mark.slow
 def test_counts_above_24_bits_are_exact() -> None:
     """2^24 + 3 equal negatives, more than float32 can count, two higher ones, and a positive between these."""
     many = 2**24 + 3
@@ -159,6 +158,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, tupl
 Ranks = list[tuple[dict[str, tuple[float, int, int]], int]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_give_the_auc_of_one(name: str, ranks: Ranks) -> None:
     (scores, labels), _ = CASES[name]
@@ -169,10 +169,12 @@ def test_two_ranks_give_the_auc_of_one(name: str, ranks: Ranks) -> None:
         assert results[name] == pytest.approx(expected, abs=0, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_nan_on_one_rank_raises_on_every_rank(ranks: Ranks) -> None:
     assert all("1 of 4 scores are NaN" in str(results["nan"]) for results, _ in ranks)
 
 
+@pytest.mark.slow
 def test_each_rank_gets_about_half_of_the_scores(ranks: Ranks) -> None:
     shares = [share for _, share in ranks]
     assert all(9_000 < share < 11_000 for share in shares), shares

@@ -4,6 +4,7 @@ import time as real_time
 
 import psutil
 import pytest
+import torch
 
 from src.measure.clock import Clock, process_creation_s
 
@@ -50,6 +51,25 @@ def test_a_step_has_its_iteration_and_compute_time(clock: Clock, time: FakeTime)
     assert list(clock.steps.compute_s) == [1.0] * 3
 
 
+def test_exposed_communication_is_part_of_a_steps_compute(clock: Clock, time: FakeTime) -> None:
+    for phase, seconds in (("fetch", 0.25), ("compute", 1.0), ("communication", 0.5)):
+        time.s += seconds
+        clock.mark(phase)
+    clock.mark("compute", samples=8)
+    assert (list(clock.steps.iteration_s), list(clock.steps.compute_s)) == ([1.75], [1.5])
+
+
+def test_waits_for_other_ranks_are_communication_and_no_compute(clock: Clock, time: FakeTime) -> None:
+    clock.begin_training(torch.device("cpu"))
+    time.s += 4.0
+    clock.mark("compute", samples=8)
+    clock.waited_s = lambda: 1.5
+    spent = clock.spent()
+    assert (spent.totals_s["compute"], spent.totals_s["communication"]) == (2.5, 1.5)
+    assert sum(spent.totals_s.values()) == spent.training_s == 4.0
+    assert clock.totals_s["compute"] == 4.0  # until training ends
+
+
 def test_evaluation_is_one_phase_outside_the_iteration(clock: Clock, time: FakeTime) -> None:
     time.s += 1.0
     with clock.within("evaluation"):
@@ -66,8 +86,6 @@ def test_evaluation_is_one_phase_outside_the_iteration(clock: Clock, time: FakeT
 
 
 def test_training_time_excludes_startup_and_final_evaluation(clock: Clock, time: FakeTime) -> None:
-    import torch
-
     time.s += 10.0
     clock.begin_training(torch.device("cpu"))
     time.s += 2.0

@@ -136,6 +136,8 @@ def test_messages_hold_one_dtype_and_no_more_than_enough() -> None:
     half = nn.Parameter(torch.zeros(8, dtype=torch.float16))
     sizes = [[len(p) for p in bucket] for bucket in buckets([*parameters, half], 80)]
     assert sizes == [[300], [5, 10], [10], [100], [8]]
+    sizes = [[len(p) for p in bucket] for bucket in buckets([*parameters[:2], half, *parameters[2:]], 80)]
+    assert sizes == [[300], [5], [8], [10, 10], [100]]  # where bytes alone would let it in
 
 
 def test_the_last_of_several_messages_is_short() -> None:

@@ -16,7 +16,7 @@ from src.measure.intervals import welch_interval
 from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
-from src.report.compare.regressions import _ratio
+from src.report.compare.regressions import _by_case, _ratio
 from src.report.compare.text import as_csv, latex, markdown
 from src.report.job import Job, write_job
 from src.report.load import Loaded, load
@@ -255,6 +255,12 @@ def test_csv_is_in_the_units_that_it_names_and_latex_is_escaped(make: Make) -> N
 )
 def test_an_error_of_0_is_no_regression(old: float, new: float, better: str, regressed: bool) -> None:
     assert (_ratio(new, old, better) < 0.97) == regressed
+
+
+def test_a_training_and_a_prediction_of_one_config_are_two_cases(trained: Record, predicted: Record) -> None:
+    runs = [("a", trained), ("b", replace(predicted, config=trained.config)), ("c", trained)]
+    cases = _by_case(Loaded(runs=runs, paths=[], without=[]))
+    assert [[record.kind for record in records] for _, _, records in cases] == [["train", "train"], ["predict"]]
 
 
 def test_a_regression_ends_with_exit_code_1_and_names_the_figure(

@@ -60,6 +60,13 @@ def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path, trained: Recor
     assert (data["p_core"], data["history"], data["config"]) == (None, [{"step": 1, "loss": None}], {"a": [1, 2]})
 
 
+@pytest.mark.parametrize(("value", "kept"), [(1e70, None), (-1e70, None), (1e-70, 0.0), (-1e-70, 0.0), (-1e9, -1e9)])
+def test_a_figure_beyond_use_becomes_null_and_one_next_to_nothing_0(
+    value: float, kept: float | None, trained: Record
+) -> None:
+    assert replace(trained, p_core=value).to_dict()["p_core"] == kept
+
+
 def test_numpy_scalars_become_numbers(tmp_path: Path, trained: Record) -> None:
     figures = {key: value for key, value in trained.to_dict().items() if key != "schema_version"}
     history = [{"step": np.int64(3), "loss": np.float32(0.5)}]

@@ -94,6 +94,17 @@ def test_a_change_that_contradicts_nothing_is_found_by_the_digest(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_the_operations_of_a_sample_are_those_of_the_other_records(factor: float, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.json" for name in "abc"]
+    for file in files:
+        shutil.copy(kept(TRAINED), file)
+    assert not any(verified.wrong for verified in verify([tmp_path]))
+    changed(files[1], files[1], "utilisation.flops_per_s", factor)
+    wrong = [[what for what in verified.wrong if "of its like" in what] for verified in verify([tmp_path])]
+    assert wrong == [[], [f"utilisation.flops_per_s is of {factor:.3f} times the operations of its like"], []]
+
+
 def test_pages_are_not_made_of_forged_figures(tmp_path: Path) -> None:
     file = folder_of(tmp_path, TRAINED) / "records" / f"{TRAINED}.json"
     changed(file, file, "steady.p_train", 1.5)

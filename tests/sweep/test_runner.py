@@ -58,6 +58,7 @@ def test_the_end_of_a_process_is_a_state_and_a_reason(
 
 def test_a_killed_process_while_the_kernel_ran_out_of_memory_is_oom(tmp_path: Path) -> None:
     assert outcome(tmp_path, Exit(-signal.SIGKILL, oom_kills=1))[0] == "oom"
+    assert outcome(tmp_path, Exit(1, oom_kills=1))[0] == "failed"  # another process was killed
     case = Case(
         model="moflow", datamodule="zinc250k", trainer="1x2", precision="amp", fix_hp="/", hardware="h200",
         batch_size=512, batch_per="device",
@@ -132,6 +133,14 @@ def test_no_more_than_parallel_jobs_run_at_once(tmp_path: Path) -> None:
 
     Runner(Slots(gpus=[], parallel=2), count).run([write_script_job(tmp_path / str(number), "") for number in range(4)])
     assert max(at_once) == 2
+
+
+def test_a_job_gets_gpus_that_no_running_job_has() -> None:
+    jobs = [Job("", [], [], "", needs=needs, devices=devices) for needs, devices in ((2, []), (1, ["0"]), (1, ["2"]))]
+    slots = Slots(gpus=["0", "1", "2", "3"])
+    allocation = slots.allocate(jobs[0], jobs[1:])
+    assert allocation is not None and allocation.gpus == ["1", "3"]
+    assert slots.allocate(jobs[0], [*jobs[1:], Job("", [], [], "", devices=["3"])]) is None
 
 
 def test_an_ended_job_is_not_run_again(tmp_path: Path) -> None:

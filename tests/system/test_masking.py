@@ -175,6 +175,29 @@ def test_texts_lose_the_secrets_of_the_config() -> None:
         assert VALUE not in str(error.__cause__) and "No such file" in str(error.__cause__)
 
 
+def test_an_error_that_came_while_another_was_handled_loses_both_their_secrets() -> None:
+    watch(made(api_key="open-sesame"))
+    try:
+        try:
+            raise ValueError("with open-sesame")
+        except ValueError:
+            raise KeyError("again with open-sesame") from None
+    except KeyError as error:
+        mask_error(error)
+        assert error.args == (f"again with {MASK}",)
+        assert error.__context__ is not None and error.__context__.args == (f"with {MASK}",)
+
+
+def test_a_secret_that_begins_another_one_leaves_nothing_of_it() -> None:
+    secrets = Secrets(values={"open-sesame": MASK, "open-sesame-again": MASK})
+    assert secrets.text("say open-sesame-again or open-sesame") == f"say {MASK} or {MASK}"
+
+
+@pytest.mark.parametrize("written", ["open/sesame?", "open%2Fsesame%3F", "open%2fsesame%3f", "open/sesame%3f"])
+def test_a_secret_is_masked_as_addresses_write_it(written: str) -> None:
+    assert Secrets(values={"open/sesame?": MASK}).text(f"at {written}") == f"at {MASK}"
+
+
 def test_log_records_lose_the_secrets_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
     watch(made(x="${oc.env:REPRISE_TEST_VARIABLE}"))
     caplog.handler.addFilter(MaskingFilter())

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from src.config.trained import name_model
 from src.errors import UserError
-from src.training.checkpoints import compare, read_checkpoint, trained_config, write_checkpoint
+from src.training.checkpoints import compare, newest_checkpoint, read_checkpoint, trained_config, write_checkpoint
 
 CONTENT = {
     "state_dict": {"network.weight": torch.arange(5000.0), "network.bias": torch.ones(3, dtype=torch.bfloat16)},
@@ -34,6 +34,17 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_written_is_read(path: Path) -> None:
     assert_close(read_checkpoint(path), CONTENT, rtol=0, atol=0)
     assert_close(torch.load(path), CONTENT, rtol=0, atol=0)  # the digest is in no other reader's way
+
+
+def test_a_runs_own_checkpoint_goes_before_a_newer_one(tmp_path: Path) -> None:
+    files = [tmp_path / run / "checkpoints" / "last.ckpt" for run in ("here", "older", "newer")]
+    for second, file in enumerate(files):
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (second, second))
+    assert newest_checkpoint(tmp_path, tmp_path / "here") == files[0]
+    assert newest_checkpoint(tmp_path, tmp_path / "new") == files[2]
+    assert newest_checkpoint(tmp_path / "none", tmp_path / "new") is None
 
 
 def test_every_flipped_bit_is_found(path: Path) -> None:

@@ -26,6 +26,12 @@ def test_fields_are_converted_exactly() -> None:
     assert records["numerical"][0].tolist() == reference
 
 
+@pytest.mark.parametrize("label", ["", "2", "-1", "01", "x1"])
+def test_a_label_is_one_digit(label: str) -> None:
+    assert parsed(("1" + "\t" * 39 + "\n").encode()) is not None
+    assert parsed((label + "\t" * 39 + "\n").encode()) is None
+
+
 @pytest.mark.slow
 def test_the_fast_parser_agrees_with_the_slow_one() -> None:
     """With random bytes changed, both refuse the same texts and read the same ids in the others."""

@@ -1,0 +1,74 @@
+"""The step of one weight: the mean over samples, scaled and clipped; test_step.py has those of whole runs."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from src.batches.step import StepBatches
+from src.config.schema import Execution
+from src.gpu.waiting import Waiting
+from src.training.step import TrainStep
+
+CPU = torch.device("cpu")
+
+
+class MeanTask:
+    """Its loss is the weight times the mean of a batch, so that this mean is the gradient."""
+
+    def __init__(self, clip_norm: float | None = None, fused: bool = False, scaler: Any = None) -> None:
+        self.execution, self.clip_norm, self.waiting = Execution(), clip_norm, Waiting(CPU)
+        self.device, self.losses = CPU, torch.zeros(())
+        self.weight = nn.Parameter(torch.zeros(()))
+        inner = torch.optim.SGD([self.weight], lr=1.0, fused=fused)
+        nothing = lambda: None  # noqa: E731
+        self.optimizer = SimpleNamespace(optimizer=inner, _on_before_step=nothing, _on_after_step=nothing)
+        self.scaler = scaler
+        self.trainer: Any = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler), world_size=1)
+
+    def optimizers(self) -> Any:
+        return self.optimizer
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return [self.weight]
+
+    def prepare_first_step(self, batches: Sequence[Any]) -> None:
+        pass
+
+    def loss(self, batch: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.weight * batch.mean()}
+
+    def manual_backward(self, loss: Tensor) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def overflowed(self) -> Tensor | None:
+        return None
+
+    def update_rest(self, lr: Tensor | float, loss_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        pass
+
+    def steps(self, *batches: Tensor) -> float:
+        """Returns the gradient that the optimiser took one step along."""
+        step = StepBatches.of(list(batches), [[len(batch)] for batch in batches], rank=0)
+        TrainStep(self, graph=False, warmup_steps=1)(step)
+        assert self.weight.grad is None
+        return -self.weight.item()
+
+
+def test_a_step_takes_the_mean_over_the_samples_of_its_batches() -> None:
+    three, one = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7.0])
+    assert MeanTask().steps(three) == 3
+    assert MeanTask().steps(three, three + 4) == 5
+    assert MeanTask().steps(three, three, one) == pytest.approx(25 / 7)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("fused", [False, True])
+def test_only_a_gradient_above_the_norm_is_clipped(fused: bool, scale: float | None) -> None:
+    for gradient in (0.25, 4.0):
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", scale)
+        step = MeanTask(clip_norm=0.5, fused=fused, scaler=scaler).steps(torch.tensor([gradient]))
+        assert step == pytest.approx(min(gradient, 0.5), rel=1e-4)
