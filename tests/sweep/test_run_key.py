@@ -2,7 +2,7 @@
 
 from omegaconf import OmegaConf
 
-from src.sweep.identity import run_key
+from src.sweep.launcher import run_key
 
 
 def test_the_key_is_that_of_the_values_whatever_their_order() -> None:
