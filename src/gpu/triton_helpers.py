@@ -4,7 +4,7 @@ import logging
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,18 +26,35 @@ def package(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ImportError as error:
-        note(f"fused kernels are not available ({error}); plain torch computes the same, more slowly")
+        note(f"fast kernels are not available ({error}); plain torch computes the same, more slowly")
         return None
 
 
-def can_take(tensor: Tensor) -> bool:
-    """Returns whether Triton kernels support the tensor's device and dtype; logs what a GPU lacks."""
-    if tensor.device.type not in devices or tensor.dtype not in DTYPES:
+def can_take(name: str, tensor: Tensor, supported: bool = True, **shapes: object) -> bool:
+    """Returns whether the Triton kernels of a fast module support the tensor's device and dtype, and its shapes.
+
+    The log says once what they do not support on a GPU. On other devices plain torch is expected.
+
+    Args:
+        name: of the fast module in `execution.kernels`.
+        supported: whether its kernels support the shapes, or what else they depend on.
+        shapes: these, by name, for the log.
+    """
+    if tensor.device.type not in devices:
         return False
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 0):
-        note("this GPU is older than the fused kernels need (compute capability 8.0); plain torch computes the same")
+        note("this GPU is older than the fast kernels need (compute capability 8.0); plain torch computes the same")
         return False
-    return True
+    if tensor.dtype not in DTYPES:
+        return lacks(name, tensor, tensor.dtype)
+    return supported or lacks(name, tensor, ", ".join(f"{key}={value}" for key, value in shapes.items()))
+
+
+def lacks(name: str, tensor: Tensor, what: object) -> Literal[False]:
+    """Returns False, and logs once what the fast module does not support, if the tensor is on a GPU."""
+    if tensor.device.type in devices and not torch.compiler.is_compiling():
+        note(f"execution.kernels: {name} does not support {what}; plain torch computes the same, more slowly")
+    return False
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_convolution_on_small_maps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Its weight's gradient, folded into its place by plain torch and by a kernel, is a convolution's in float64."""
-    monkeypatch.setattr(conv, "can_take", lambda tensor: kernel)
+    monkeypatch.setattr(conv, "can_take", lambda *_: kernel)
     weight = nn.Parameter(torch.randn(5, 300, 3, 3).contiguous(memory_format=memory_format))
     place, maps = torch.full_like(weight, torch.nan), torch.randn(8, 4, 300)
     offer({weight: place})

@@ -33,11 +33,13 @@ class KernelsContract(ABC):
         errors are larger, five times those.
     rounded: names whose fast modules compute in another order in plain torch, with other rounding, what their kernels
         cannot take.
+    without_kernels: names whose fast modules are plain torch alone, for every device, dtype and shape.
     """
 
     replacements: ClassVar[Replacements]
     tolerance = 2e-4
     rounded: ClassVar[tuple[str, ...]] = ()
+    without_kernels: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -50,6 +52,7 @@ class KernelsContract(ABC):
     @pytest.fixture(autouse=True)
     def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
+        triton_helpers.note.cache_clear()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "name" in metafunc.fixturenames:
@@ -73,6 +76,14 @@ class KernelsContract(ABC):
     def take_step(self, network: nn.Module) -> None:
         torch.optim.SGD(network.parameters(), lr=0.1).step()
 
+    def assert_near(self, fast: dict[str, Tensor], plain: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+        """Raises AssertionError where the values of fast modules differ more from float64 than `tolerance` allows."""
+        assert fast.keys() == plain.keys() == exact.keys()
+        for name, value in exact.items():
+            size = value.abs().max().clamp_min(1e-3)
+            errors = [float((values[name] - value).abs().max() / size) for values in (fast, plain)]
+            assert errors[0] < max(self.tolerance, 5 * errors[1]), (name, *errors)
+
     def test_a_name_changes_classes_alone(self, name: str) -> None:
         plain = self.network()
         before = [*plain.parameters(), *plain.buffers()], [*plain.state_dict()], [*plain.modules()]
@@ -85,20 +96,25 @@ class KernelsContract(ABC):
 
     @pytest.mark.slow
     def test_loss_gradients_and_step_agree_with_float64(self, name: str) -> None:
-        expected = self.stepped(self.network().double(), torch.float64)
-        plain, fast = (self.stepped(each, torch.float32) for each in (self.network(), self.accelerated([name])))
-        assert fast.keys() == plain.keys() == expected.keys()
-        for key, value in expected.items():
-            size = value.abs().max().clamp_min(1e-3)
-            errors = [float((found[key] - value).abs().max() / size) for found in (fast, plain)]
-            assert errors[0] < max(self.tolerance, 5 * errors[1]), (key, *errors)
+        plain, fast = (self.stepped(net, torch.float32) for net in (self.network(), self.accelerated([name])))
+        self.assert_near(fast, plain, self.stepped(self.network().double(), torch.float64))
 
-    def test_what_it_cannot_take_is_the_plain_modules(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_it_cannot_take_is_the_plain_modules(
+        self, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr(triton_helpers, "devices", {"cuda"})
         dtype, rounding = (torch.float64, 1e-9) if name in self.rounded else (torch.float32, 0.0)
-        found, expected = (self.stepped(n.to(dtype), dtype) for n in (self.accelerated([name]), self.network()))
-        torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
-        assert (name in self.rounded) == any(not torch.equal(found[key], expected[key]) for key in expected)
+        fast, plain = (self.stepped(net.to(dtype), dtype) for net in (self.accelerated([name]), self.network()))
+        torch.testing.assert_close(fast, plain, rtol=rounding, atol=rounding)
+        assert (name in self.rounded) == any(not torch.equal(fast[key], plain[key]) for key in plain)
+        assert not caplog.messages  # plain torch is expected there
+
+    def test_the_log_says_once_what_its_kernels_cannot_take(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        network = self.accelerated([name]).double()
+        for _ in range(2):
+            self.stepped(network, torch.float64)
+        lines = [line for line in caplog.messages if line.startswith(f"execution.kernels: {name} does not support ")]
+        assert caplog.messages == lines and len(lines) == (name not in self.without_kernels)
 
     def test_twice_is_once_and_off_undoes_it(self, name: str) -> None:
         network = self.network()
@@ -117,8 +133,8 @@ class KernelsContract(ABC):
             for parameter in other.parameters():
                 parameter.zero_()
         other.load_state_dict(pickle.loads(pickle.dumps(network.state_dict())))
-        first, *others = (self.stepped(each, torch.float32) for each in (network, copy, other))
-        assert all(torch.equal(first[key], each[key]) for each in others for key in first)
+        first, *others = (self.stepped(net, torch.float32) for net in (network, copy, other))
+        assert all(torch.equal(first[key], values[key]) for values in others for key in first)
 
     def test_a_name_that_there_is_not_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"^execution\.kernels has nothing; expected auto, off or names of"):

@@ -262,5 +262,5 @@ def test_kernels_work_in_the_autocast_dtype() -> None:
 
 @pytest.mark.usefixtures("on_kernels")
 def test_sizes_beyond_the_kernels_limits_are_plain() -> None:
-    assert fused.rows.takes(torch.zeros(2, 2048)) and not fused.rows.takes(torch.zeros(2, 4096))
+    assert fused.rows.takes("layer", torch.zeros(2, 2048)) and not fused.rows.takes("layer", torch.zeros(2, 4096))
     assert fused.attention.supported(128) and not fused.attention.supported(256)

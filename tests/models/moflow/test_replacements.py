@@ -30,6 +30,7 @@ class Replacements(KernelsContract):
 
     replacements = fast.REPLACEMENTS
     rounded = ("conv", "graph_conv")
+    without_kernels = ("graph_conv",)
 
     def loss(self, network: nn.Module, dtype: torch.dtype) -> Tensor:
         moflow, generator = cast(MoFlow, network), torch.Generator().manual_seed(1)

@@ -213,7 +213,7 @@ def test_a_network_on_kernels_is_close_to_plain_torch_in_float64(
 
 def test_float64_uses_plain_torch() -> None:
     """Fast modules are exact in float64; the kernels would round."""
-    assert kernels_for(torch.ones(1, dtype=torch.float64, device=CUDA), "edges") is None
+    assert kernels_for("conv", torch.ones(1, dtype=torch.float64, device=CUDA), "edges") is None
     output, gradients = outcome("auto", torch.float64, num_layers=2)
     expected, exact = outcome("off", torch.float64, num_layers=2)
     assert error(output, expected) < 1e-10
@@ -228,8 +228,8 @@ def test_an_older_gpu_uses_plain_torch(monkeypatch: pytest.MonkeyPatch, caplog: 
     triton_helpers.note.cache_clear()
     expected, _ = outcome("off", torch.float64, num_layers=1)
     assert error(output, expected) < 1e-4
-    lines = [record.getMessage() for record in caplog.records if "fused kernels" in record.getMessage()]
-    assert len(lines) == 1 and "older than the fused kernels need" in lines[0]
+    lines = [record.getMessage() for record in caplog.records if "fast kernels" in record.getMessage()]
+    assert len(lines) == 1 and "older than the fast kernels need" in lines[0]
 
 
 def test_the_network_is_deterministic() -> None:

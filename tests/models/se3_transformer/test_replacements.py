@@ -50,8 +50,8 @@ class TestReplacements(KernelsContract):
         """`attention` is fast beside `conv` alone."""
         monkeypatch.setattr(triton_helpers, "devices", devices)
         expected = self.stepped(self.network().double(), torch.float64)
-        found = self.stepped(self.accelerated(kernels), torch.float32)
-        torch.testing.assert_close(found, expected, rtol=self.tolerance, atol=self.tolerance)
+        fast = self.stepped(self.accelerated(kernels), torch.float32)
+        torch.testing.assert_close(fast, expected, rtol=self.tolerance, atol=self.tolerance)
 
     @pytest.mark.slow
     def test_frames_in_plain_torch_import_no_kernels(self) -> None:

@@ -20,7 +20,7 @@ class FastEmbeddings(Embeddings):
 
     def forward(self, batch: Tokens) -> Hidden:
         words = self.word_embeddings.weight
-        if not rows.takes(words):
+        if not rows.takes("embedding", words):
             return super().forward(batch)
         parameters = words, self.position_embeddings.weight, self.LayerNorm.weight, self.LayerNorm.bias
         return embed(batch, *parameters, EPS, self.dropout if self.training else 0.0, working_dtype(words))

@@ -76,7 +76,7 @@ class FastBlock(Block):
 
     def forward(self, x: Hidden, layout: Layout, first_only: bool = False) -> Float[Tensor, "rows dim"]:
         weight, num_heads = self.attention.q_lin.weight, self.attention.num_heads
-        if not (rows.takes(weight) and attention.supported(len(weight) // num_heads)):
+        if not rows.takes("layer", weight, attention.supported(len(weight) // num_heads), num_heads=num_heads):
             return super().forward(x, layout, first_only)
         dropouts = (self.attention.dropout, self.dropout) if self.training else (0.0, 0.0)
         # Padded batches compute all tokens, for a fair comparison with the published code.

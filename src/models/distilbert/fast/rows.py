@@ -39,9 +39,11 @@ class Drop(NamedTuple):
         return {"THRESHOLD": round(self.p * 2**32), "SCALE": 1 / (1 - self.p)}
 
 
-def takes(weight: Float[Tensor, "rows dim"]) -> bool:
-    """Returns whether the kernels support these parameters in autocast's dtype, or their own."""
-    return weight.shape[1] <= MAX_DIM and can_take(weight) and working_dtype(weight) in DTYPES
+def takes(name: str, weight: Float[Tensor, "rows dim"], supported: bool = True, **shapes: object) -> bool:
+    """Returns whether the kernels support these parameters in autocast's dtype, or their own: see `can_take`."""
+    dim, dtype = weight.shape[1], working_dtype(weight)
+    supported = supported and dim <= MAX_DIM and dtype in DTYPES
+    return can_take(name, weight, supported, dim=dim, dtype=dtype, **shapes)
 
 
 def rows_of_a_program(rows: int) -> int:

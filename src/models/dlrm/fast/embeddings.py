@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from src.gpu.triton_helpers import can_take
+from src.gpu.triton_helpers import can_take, lacks
 from src.models.dlrm.embeddings import Pending, PlainEmbeddings
 from src.models.dlrm.fast import tables
 from src.models.dlrm.fast.peer_memory import PeerMemoryExchange
@@ -19,11 +19,15 @@ class FastEmbeddings(PlainEmbeddings):
     """Updates float32 tables; looks up in those of other dtypes too."""
 
     def takes_tables(self) -> bool:
-        return len(self.weights) > 0 and tables.supported(self.dim) and can_take(self.weights[0])
+        supported = tables.supported(self.dim)
+        return len(self.weights) > 0 and can_take("tables", self.weights[0], supported, embedding_dim=self.dim)
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
         """Sorts the ids on a side stream. Returns None without gradients, and for tables of other dtypes."""
-        if not torch.is_grad_enabled() or not self.takes_tables() or self.weights[0].dtype != torch.float32:
+        if not torch.is_grad_enabled() or not self.takes_tables():
+            return None
+        if self.weights[0].dtype != torch.float32:
+            lacks("tables", self.weights[0], f"updates of {self.weights[0].dtype}")
             return None
         return tables.row_order_on_side_stream(self.tables, ids, batch)
 

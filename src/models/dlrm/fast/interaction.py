@@ -40,7 +40,9 @@ class FastDot(Dot):
     """The products as one function, whose backward kernel looks for overflows and writes to the slots, if any."""
 
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
-        if not (dense.dtype == sparse.dtype and supported(*sparse.shape[1:]) and can_take(sparse)):
+        _, tables, dim = sparse.shape
+        is_supported = dense.dtype == sparse.dtype and supported(tables, dim)
+        if not can_take("interaction", sparse, is_supported, tables=tables, dim=dim, dense=dense.dtype):
             embeddings.kernel_sets_overflow = False
             return super().forward(dense, sparse, embeddings)
         embeddings.kernel_sets_overflow = True

@@ -28,7 +28,7 @@ class FastMLP(MLP):
 
     def forward(self, x: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
         parameters = [parameter for layer in self.layers for parameter in layer.parameters()]
-        if not (supported(self.widths, self.logit) and can_take(parameters[0])):
+        if not can_take("mlp", parameters[0], supported(self.widths, self.logit), widths=self.widths):
             return super().forward(x)
         return mlp(x.to(working_dtype(parameters[0])), self.logit, *parameters)
 

@@ -34,8 +34,11 @@ class FastMobileNetV1(MobileNetV1):
     """In training with float32 weights: all layers by the kernels of `body`. Images get no gradient there."""
 
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels"]:
-        is_float32 = self.classifier.weight.dtype == torch.float32
-        if not (self.training and is_float32 and not images.requires_grad and can_take(images)):
+        weights, needs_gradient = self.classifier.weight.dtype, images.requires_grad
+        is_supported = weights == torch.float32 and not needs_gradient
+        if not self.training or not can_take(
+            "body", images, is_supported, weights=weights, gradient_of_images=needs_gradient
+        ):
             return super().features(images)
         self.check_variance(images)
         return features(images, self.layers())

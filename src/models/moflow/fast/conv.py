@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.gpu.triton_helpers import can_take, launch, package, working_dtype
+from src.gpu.triton_helpers import can_take, lacks, launch, package, working_dtype
 from src.models.moflow.bond import Conv3x3
 from src.parallel.gradient_slots import slot_of
 
@@ -48,7 +48,7 @@ def windows(weight: Float[Tensor, "outputs inputs 3 3"]) -> list[Float[Tensor, "
 def folded(grad: Tensor, weight: Tensor) -> Tensor:
     """Returns `weight`'s gradient from that of its `DenseMatrix`, in its gradient slot; sums in float32 or wider."""
     out, (outputs, inputs) = slot_of(weight), weight.shape[:2]
-    kernels = can_take(grad) and package("src.models.moflow.fast.conv_triton")
+    kernels = can_take("conv", grad) and package("src.models.moflow.fast.conv_triton")
     if kernels:
         launch(kernels.fold, (outputs, -(-inputs // FOLD["BLOCK"])), grad, out, inputs, outputs, *out.stride(), **FOLD)
         return out
@@ -68,6 +68,7 @@ class FastConv3x3(Conv3x3):
 
     def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
         if input.shape[1] != 4:
+            lacks("conv", input, f"maps of {input.shape[1]} positions")
             return super().forward(input)
         assert self.bias is not None
         matrix = DenseMatrix.apply(self.weight, working_dtype(self.weight))

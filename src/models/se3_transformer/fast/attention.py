@@ -7,6 +7,7 @@ device, dtype or shape, plain torch rotates and attends. This module imports no 
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.triton_helpers import lacks
 from src.models.se3_transformer.attention import AttentionBlockSE3, AttentionSE3, apply_convolution
 from src.models.se3_transformer.conv import EdgeFeatures, Geometry
 from src.models.se3_transformer.fast.conv import FastConvSE3, kernels_for
@@ -23,7 +24,10 @@ class FastAttentionBlockSE3(AttentionBlockSE3):
         edge_features: EdgeFeatures = None,
     ) -> Float[Tensor, "nodes features_out"]:
         convolution = self.to_value_key
-        if not (isinstance(convolution, FastConvSE3) and has_frames(geometry)):
+        if not isinstance(convolution, FastConvSE3):
+            lacks("attention", features, "plain convolutions: give conv too")
+            return super().forward(features, geometry, edge_features)
+        if not has_frames(geometry):
             return super().forward(features, geometry, edge_features)
         query = self.to_query(features)
         messages = apply_convolution(convolution.edge_messages, features, geometry, edge_features, self.low_memory)
@@ -41,7 +45,9 @@ def attend(
 ) -> Float[Tensor, "nodes values"]:
     """Computes attention with messages in the edge frames: the value's columns, then the key's."""
     wigner, graph, num_heads = geometry.once(edge_wigner), geometry.graph, attention.num_heads
-    if (edges := kernels_for(messages, "edges")) and edges.attention_supported(value, key, num_heads):
-        return edges.attend(messages, query, wigner, graph, value, key, num_heads)
+    if edges := kernels_for("attention", messages, "edges"):
+        if edges.attention_supported(value, key, num_heads):
+            return edges.attend(messages, query, wigner, graph, value, key, num_heads)
+        lacks("attention", messages, f"{num_heads} heads of {value.fiber} and {key.fiber}")
     values, keys = messages.split([value.num_features, key.num_features], 1)
     return attention(value.from_edge(values, wigner), key.from_edge(keys, wigner), query, graph)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.molecular_graphs import Graph
-from src.gpu.triton_helpers import can_take, note, package, working_dtype
+from src.gpu.triton_helpers import can_take, lacks, package, working_dtype
 from src.models.se3_transformer.conv import ConvSE3, EdgeFeatures, Geometry, sum_incoming
 from src.models.se3_transformer.fast.frames import EdgeLayout, edge_wigner, has_frames
 from src.models.se3_transformer.fast.plan import Plan
@@ -76,19 +76,19 @@ def plans_of(convolution: ConvSE3) -> list[Plan]:
     return [Plan(radial.group, source, layouts) for radial in convolution.radial_groups()]
 
 
-def kernels_for(tensor: Tensor, name: str) -> ModuleType | None:
-    """Returns a module of this package if its kernels support the tensor's device and dtype, else None."""
-    return package(f"{__package__}.{name}") if can_take(tensor) else None
+def kernels_for(name: str, tensor: Tensor, module: str) -> ModuleType | None:
+    """Returns a module of this package if its kernels support the tensor's device and dtype (`can_take`), else None."""
+    return package(f"{__package__}.{module}") if can_take(name, tensor) else None
 
 
 def contract(
     hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
 ) -> Float[Tensor, "edges outputs"]:
     """Computes `plan.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
-    if contraction := kernels_for(columns, "contraction"):
+    if contraction := kernels_for("conv", columns, "contraction"):
         if contraction.supported(plan, hidden.shape[1]):
             return contraction.contract(hidden, columns, mixed, plan)
-        note(f"the fast contraction does not support {plan.group}; plain torch computes the same, more slowly")
+        lacks("conv", columns, f"{plan.group} with {hidden.shape[1]} hidden channels")
     dtype = columns.dtype
     return plan.contract(hidden.to(dtype), columns, mixed.to(dtype))
 
@@ -99,8 +99,10 @@ def gather_to_edges(
     """Returns the source nodes' features in the edge frames."""
     if layout.fiber.degrees == (0,):  # scalars do not rotate
         return features[graph.src]
-    if (edges := kernels_for(features, "edges")) and edges.supported(layout):
-        return edges.gather_to_edges(features, wigner, graph, layout)
+    if edges := kernels_for("conv", features, "edges"):
+        if edges.supported(layout):
+            return edges.gather_to_edges(features, wigner, graph, layout)
+        lacks("conv", features, layout.fiber)
     return layout.to_edge(features[graph.src], wigner)
 
 
@@ -108,6 +110,8 @@ def sum_from_edges(
     columns: Float[Tensor, "edges columns"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
 ) -> Float[Tensor, "nodes features"]:
     """Rotates features from the edge frames into the common frame and sums them over incoming edges."""
-    if (edges := kernels_for(columns, "edges")) and edges.supported(layout):
-        return edges.sum_from_edges(columns, wigner, graph, layout)
+    if edges := kernels_for("conv", columns, "edges"):
+        if edges.supported(layout):
+            return edges.sum_from_edges(columns, wigner, graph, layout)
+        lacks("conv", columns, layout.fiber)
     return sum_incoming(layout.from_edge(columns, wigner), graph)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.gpu.triton_helpers import note, working_dtype
+from src.gpu.triton_helpers import lacks, note, working_dtype
 from src.models.se3_transformer.basis import wigner_3j_on
 from src.models.se3_transformer.conv import Geometry
 from src.models.se3_transformer.fiber import Fiber
@@ -22,7 +22,9 @@ def has_frames(geometry: Geometry) -> bool:
     """Returns whether every edge has a length, and no gradient of the positions is needed, which frames do not give."""
     if not geometry.graph.distinct:
         note("an edge has length 0 (two atoms at one position): plain convolutions run, fast ones need its direction")
-    return geometry.graph.distinct and not geometry.rel_pos.requires_grad
+    if geometry.rel_pos.requires_grad:
+        return lacks("conv", geometry.rel_pos, "gradients of the positions")
+    return geometry.graph.distinct
 
 
 def edge_wigner(geometry: Geometry) -> Float[Tensor, "edges packed"]:

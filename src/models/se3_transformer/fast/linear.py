@@ -27,7 +27,8 @@ class FastLinearSE3(LinearSE3):
         features = tuple(x.to(dtype) for x in features)
         is_complete = self.fiber_out.degrees == tuple(range(degrees))
         channels = tuple(x.shape[1] // degrees**2 for x in features)
-        if not (can_take(features[0]) and is_complete and supported(channels, self.fiber_out.channels(0))):
+        is_supported = is_complete and supported(channels, self.fiber_out.channels(0))
+        if not can_take("linear", features[0], is_supported, channels=channels, outputs=self.fiber_out):
             return super().forward(*features)
         return linear(features, self.stacked())
 

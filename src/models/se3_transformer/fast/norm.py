@@ -20,7 +20,7 @@ class FastNormSE3(NormSE3):
     """Computes in float32, of features in equal channels that fit a tile."""
 
     def forward(self, features: Float[Tensor, "nodes features"]) -> Float[Tensor, "nodes features"]:
-        if not (can_take(features) and supported(self.fiber)):
+        if not can_take("norm", features, supported(self.fiber), fiber=self.fiber):
             return super().forward(features)
         return norm(features, self.weight, self.bias, self.fiber, SMALLEST, EPS)
 

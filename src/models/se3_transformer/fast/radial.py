@@ -22,7 +22,7 @@ class FastHiddenLayers(HiddenLayers):
     """Computes in float32, also under autocast."""
 
     def forward(self, inputs: Float[Tensor, "edges scalars"]) -> Float[Tensor, "edges mid"]:
-        if not (can_take(inputs) and supported(self)):
+        if not can_take("radial", inputs, supported(self), layer=self[0]):
             return super().forward(inputs)
         return hidden(inputs, self)
 
