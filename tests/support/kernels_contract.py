@@ -6,6 +6,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -135,6 +136,32 @@ class KernelsContract(ABC):
         other.load_state_dict(pickle.loads(pickle.dumps(network.state_dict())))
         first, *others = (self.stepped(net, torch.float32) for net in (network, copy, other))
         assert all(torch.equal(first[key], values[key]) for values in others for key in first)
+
+    @pytest.mark.slow
+    def test_its_moving_average_is_the_plain_networks(self, name: str) -> None:
+        from tests.support.kernels_averaged import moving_average  # imports Triton, see `test_off_imports_no_triton`
+
+        networks = self.accelerated([name]), self.network(), self.network().double()
+        dtypes = torch.float32, torch.float32, torch.float64
+        self.assert_near(*(moving_average(self, net, dtype) for net, dtype in zip(networks, dtypes, strict=True)))
+        fast, plain, _ = networks
+        plain.load_state_dict(fast.state_dict())
+        losses = (self.loss(net, torch.float32).detach() for net in (fast, plain))
+        torch.testing.assert_close(*losses, rtol=self.tolerance, atol=0)
+
+    @pytest.mark.slow
+    def test_ranks_average_the_plain_networks_gradients(self, tmp_path: Path) -> None:
+        """In DistributedDataParallel, of each name alone."""
+        from tests.support.kernels_averaged import gradients_of_ranks
+
+        plain, exact = (
+            {key[12:]: 1.5 * value for key, value in self.stepped(net, dtype).items() if key.startswith("gradient of ")}
+            for net, dtype in ((self.network(), torch.float32), (self.network().double(), torch.float64))
+        )
+        for of_rank in gradients_of_ranks(type(self), tmp_path):
+            assert of_rank.keys() == self.replacements.keys()
+            for fast in of_rank.values():
+                self.assert_near(fast, plain, exact)
 
     def test_a_name_that_there_is_not_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"^execution\.kernels has nothing; expected auto, off or names of"):
