@@ -1,5 +1,6 @@
 """A sixth model, built from the files that docs/guides/add_a_model.md lists: it needs no change of a shared file."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def run(project: Path, *command: str) -> str:
 @pytest.mark.slow
 def test_it_passes_the_contract_and_the_tests_of_all_models(project: Path) -> None:
     tests = "tests/models/small_resnet", "tests/test_cli.py::test_every_model_is_made_and_has_a_loss"
-    assert " passed" in run(project, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *tests)
+    options = "-p", "no:cacheprovider", "-m", "not gpu", "-v"
+    assert " passed" in run(project, sys.executable, "-m", "pytest", *options, *tests)
 
 
 @pytest.mark.slow
@@ -49,8 +51,20 @@ def test_it_passes_the_type_checker(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_trains_from_the_command_line(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "off", "[add]"])
+def test_it_trains_from_the_command_line(project: Path, tmp_path: Path, kernels: str) -> None:
     small = "hardware=cpu", "datamodule.image_size=32", "datamodule.num_classes=10", "hp.batch_size=16"
     short = "fit.max_steps=3", "datamodule.val_batches=1", f"output_dir={tmp_path / 'run'}", f"output_root={tmp_path}"
-    assert "small_resnet" in run(project, sys.executable, "train.py", "model=small_resnet", *small, *short)
-    assert (tmp_path / "run" / "result.json").exists()
+    options = *small, *short, f"execution.kernels={kernels}"
+    assert "small_resnet" in run(project, sys.executable, "train.py", "model=small_resnet", *options)
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["config"]["execution"]["kernels"] == (["add"] if kernels == "[add]" else kernels)
+
+
+@pytest.mark.slow
+def test_a_name_that_it_does_not_have_is_refused(project: Path) -> None:
+    options = "model=small_resnet", "hardware=cpu", "execution.kernels=[sum]"
+    ended = subprocess.run(
+        [sys.executable, "train.py", *options], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0 and "execution.kernels has sum; expected auto, off or names of this" in ended.stderr

@@ -22,7 +22,10 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch _ height width"]) -> Float[Tensor, "batch channels down across"]:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+        return self.add(y, x if self.shortcut is None else self.shortcut(x))
+
+    def add(self, y: Tensor, shortcut: Tensor) -> Float[Tensor, "batch channels down across"]:
+        return F.relu(y + shortcut)
 
 
 class SmallResNet(nn.Module):
