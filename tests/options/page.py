@@ -37,7 +37,7 @@ of two losses that must agree, over the loss, or the reason.
 Every value that an option's type names, or a comment in `conf/`, is tried one at a time: names, truth values, null, 0,
 a number where null is the default. Each case trains 24 steps without and with the CUDA graph on small data made for it,
 evaluates, saves a checkpoint, and where the network may differ predict.py runs on that. The losses of each step must
-agree: of eager steps and of the graph, of the fast network and the reference, of n accumulated batches and one n times
+agree: of eager steps and of the graph, of the fast network and the plain one, of n accumulated batches and one n times
 as large (DLRM, SE(3)-Transformer, DistilBERT), and of a run with and without what must not change its mathematics.
 
     . .gpu/base/setup.sh

@@ -33,10 +33,10 @@ class Crash(Exception):
 class TaskContract(ABC):
     """Subclass it as `class TestMyModel(TaskContract)` and say how a tiny run is configured.
 
-    reference, fast: overrides that select the two executions of the same mathematics; both empty where there is one.
+    plain, fast: overrides that select plain and fast modules, where these differ on a CPU too; else both are empty.
     """
 
-    reference: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
     fast: tuple[str, ...] = ()
     sizes_of_data: tuple[str, ...] = ()  # keys of model.task.sizes; without them the network is made anew for the data
     ragged = False  # a batch of samples of many sizes: the loaders' shapes are theirs alone
@@ -47,7 +47,7 @@ class TaskContract(ABC):
         """Returns a run that trains 4 steps an epoch or more and takes about a second, with all its files in `home`."""
 
     def wasted_flops(self, task: Task) -> tuple[float, float]:
-        """FLOPs per sample, (forward, training), of the reference execution that `cost()` rightly leaves out."""
+        """FLOPs per sample, (forward, training), of plain modules that `cost()` rightly leaves out."""
         return 0.0, 0.0
 
     # The runs that the tests look at.
@@ -181,11 +181,11 @@ class TaskContract(ABC):
         fit(job)
         return lasting_state(home / f"{name}_resumed" / "checkpoints" / "last.ckpt")
 
-    # Executions and costs.
+    # Fast modules and costs.
 
-    def test_executions_share_the_state_dict_and_the_function(self, home: Path) -> None:
+    def test_fast_modules_share_the_state_dict_and_the_function(self, home: Path) -> None:
         """Losses, gradients, weights and buffers agree in each of three steps."""
-        tasks = [self.task(home, *overrides).double() for overrides in (self.reference, self.fast)]
+        tasks = [self.task(home, *overrides).double() for overrides in (self.plain, self.fast)]
         batch = doubled(tasks[0].example_batch(4))
         tasks[0].prepare_first_step([batch])
         tasks[1].load_state_dict(tasks[0].state_dict())
@@ -218,7 +218,7 @@ class TaskContract(ABC):
         assert before == [type(module) for module in job.task.network.modules()]
 
     def test_cost_is_what_torch_counts(self, home: Path) -> None:
-        task = self.task(home, *self.reference)
+        task = self.task(home, *self.plain)
         batch = task.example_batch(4)
         task.prepare_first_step([batch])
         task.loss(batch)  # makes what is made once and kept

@@ -1,4 +1,4 @@
-"""DLRM's embedding tables: the interface, and the reference implementation in plain torch."""
+"""DLRM's embedding tables: the interface, and its implementation in plain torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -29,7 +29,7 @@ PUBLISHED = {"validity", "uniqueness", "novelty", "abs_uniqueness", "abs_novelty
 
 
 class TestMoFlow(TaskContract):
-    reference = ("execution.kernels=off",)
+    plain = ("execution.kernels=off",)
     fast = ("execution.kernels=auto",)
 
     def config(self, home: Path, *overrides: str) -> DictConfig:

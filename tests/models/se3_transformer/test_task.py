@@ -23,7 +23,7 @@ from tests.support.tiny_se3 import tiny_se3
 
 
 class TestSE3Transformer(TaskContract):
-    reference = ("execution.kernels=off",)
+    plain = ("execution.kernels=off",)
     fast = ("execution.kernels=auto",)
     ragged = True
 

@@ -251,5 +251,5 @@ def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
 def contract(
     hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
 ) -> Float[Tensor, "edges outputs"]:
-    """Computes `reference.contract` in the dtype of `columns` with float32 sums."""
+    """Computes `plan.contract` in the dtype of `columns` with float32 sums."""
     return Contraction.apply(hidden, columns, mixed, plan)  # type: ignore[return-value]
