@@ -17,7 +17,7 @@ from torch.nn import functional as F
 DTYPES = {"int32": torch.int32, "int16": torch.int16, "int8": torch.int8}  # in the order of their blocks
 
 
-class Table(NamedTuple):
+class EmbeddingTable(NamedTuple):
     """A categorical feature and its embedding table: ids 0 .. cardinality - 1, `hotness` ids in each row."""
 
     name: str
@@ -36,7 +36,7 @@ class Clicks(NamedTuple):
     numerical: Float[Tensor, "batch numerical"]  # float16
     ids: Int32[Tensor, " ids"]
 
-    def padded(self, rows: int, tables: Sequence[Table]) -> "Clicks":
+    def padded(self, rows: int, tables: Sequence[EmbeddingTable]) -> "Clicks":
         """Pads the batch with zeros to `rows` rows."""
         more = rows - len(self.labels)
         parts = self.ids.split([len(self.labels) * table.hotness for table in tables])
@@ -66,11 +66,11 @@ class ClickLayout:
     """
 
     num_numerical: int
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     dtypes: tuple[str, ...]  # of each table's ids: int8, int16 or int32
 
     @classmethod
-    def of(cls, tables: Sequence[Table], num_numerical: int = 13) -> "ClickLayout":
+    def of(cls, tables: Sequence[EmbeddingTable], num_numerical: int = 13) -> "ClickLayout":
         """Returns the layout with the smallest type for each table."""
         return cls(num_numerical, tuple(tables), tuple(id_dtype(table.cardinality) for table in tables))
 

@@ -97,7 +97,7 @@ class Ending:
         """Has the ranks vote before each batch whether the run ends; it then ends after a whole step."""
         replace_lightnings_signals(trainer)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks.insert(0, Steps(self))
+        callbacks.insert(0, StepsOfEnding(self))
         task.after_step = self._after_step
 
     def before_step(self, trainer: pl.Trainer, task: Task) -> None:
@@ -183,7 +183,7 @@ class Ending:
             raise self.interrupted
 
 
-class Steps(pl.Callback):
+class StepsOfEnding(pl.Callback):
     """Tells an Ending of every step, before any other callback."""
 
     def __init__(self, ending: Ending) -> None:

@@ -40,7 +40,7 @@ def run_begin_s() -> float:
 
 
 @dataclass
-class Steps:
+class StepTimes:
     """One entry per finished optimiser step of this rank, 24 bytes: a run may have many millions."""
 
     iteration_s: array = field(default_factory=lambda: array("d"))  # fetch, transfer, compute, communication, other
@@ -72,7 +72,7 @@ class Clock:
         self._now = now
         self.origin_s = process_creation_s() if origin_s is None else origin_s
         self.totals_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self.steps = Steps()
+        self.steps = StepTimes()
         self.training_s = 0.0  # host seconds between begin_training and end_training
         self.training_phases_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.waited_s: Callable[[], float] = lambda: 0.0  # part of the training's compute spent waiting for other ranks

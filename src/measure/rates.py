@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from src.measure.clock import Steps
+from src.measure.clock import StepTimes
 from src.measure.raw_times import packed
 from src.measure.statistics import percentiles
 
@@ -12,7 +12,7 @@ def ratio(samples: float, seconds: float) -> float | None:
     return samples / seconds if seconds > 0 else None
 
 
-def raw_times(steps: Steps, warmup_steps: int, training_s: float, evaluation_s: float) -> dict[str, Any] | None:
+def raw_times(steps: StepTimes, warmup_steps: int, training_s: float, evaluation_s: float) -> dict[str, Any] | None:
     """Returns what the rates of one rank are computed from, as `Times` of its record; None without a finished step."""
     if not len(steps):
         return None
@@ -42,7 +42,7 @@ def token_rates(real: float, processed: float, samples: float, rate: float | Non
     }
 
 
-def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[str, float | None]:
+def whole_rates(steps: StepTimes, training_s: float, evaluation_s: float) -> dict[str, float | None]:
     """Returns p_whole, p_train and p_core of one rank, in samples per second; None without a finished step.
 
     p_whole: trained samples / time from the first training step to the end of training, evaluation included.
@@ -58,7 +58,7 @@ def whole_rates(steps: Steps, training_s: float, evaluation_s: float) -> dict[st
     }
 
 
-def steady_rates(steps: Steps, warmup_steps: int) -> dict[str, Any] | None:
+def steady_rates(steps: StepTimes, warmup_steps: int) -> dict[str, Any] | None:
     """Returns the rates after `warmup_steps` steps, with percentiles of the iteration time; None if no step is left.
 
     p_train counts iterations (fetch, transfer, compute, other) and leaves evaluation and checkpoints out.

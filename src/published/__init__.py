@@ -12,10 +12,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from src.errors import UserError
-from src.published.row import FIGURES, Correction, FinalMetric, PublishedRow
+from src.published.row import FIGURES, Correction, PublishedMetric, PublishedRow
 from src.published.tables import read
 
-__all__ = ["FIGURES", "Correction", "FinalMetric", "PublishedRow", "about", "nearest_rows", "paper_table", "rows"]
+__all__ = ["FIGURES", "Correction", "PublishedMetric", "PublishedRow", "about", "nearest_rows", "paper_table", "rows"]
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER / "papers"

@@ -26,7 +26,7 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class FinalMetric:
+class PublishedMetric:
     """The metric reached by a training; `target` is the publisher's own threshold, if any."""
 
     name: str
@@ -79,7 +79,7 @@ class PublishedRow:
     mem_used_gib: float | None = None
     mem_total_gib: float | None = None
     latency_s: Mapping[str, float] | None = None
-    final_metric: FinalMetric | None = None
+    final_metric: PublishedMetric | None = None
     corrected: Mapping[str, Correction] = field(default_factory=dict)
 
     @property

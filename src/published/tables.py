@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from src.errors import UserError
-from src.published.row import FIGURES, PERCENTILES, Correction, FinalMetric, PublishedRow
+from src.published.row import FIGURES, PERCENTILES, Correction, PublishedMetric, PublishedRow
 
 MODELS = Path(__file__).resolve().parents[2] / "conf" / "model"
 CHOICES = {
@@ -37,7 +37,7 @@ COMPOSED = ("latency_s", "final_metric", "corrected")  # fields composed of seve
 SCALARS = tuple(f.name for f in fields(PublishedRow) if f.name not in COMPOSED)
 REQUIRED = tuple(f.name for f in fields(PublishedRow) if f.default is MISSING and f.default_factory is MISSING)
 LATENCIES = tuple(f"latency_s.{part}" for part in PERCENTILES)
-METRIC = tuple(f"final_metric.{f.name}" for f in fields(FinalMetric))
+METRIC = tuple(f"final_metric.{f.name}" for f in fields(PublishedMetric))
 NUMBERS = (*FIGURES, *LATENCIES, "final_metric.value", "final_metric.target")
 BATCH_OVER_LATENCY = "batch / mean latency"
 FILE_KEYS = ("shared", "about", "urls", "tables")
@@ -122,7 +122,7 @@ def _row(flat: Mapping[str, Any], printed: Mapping[str, Any], corrections: list[
     latency = {part: converted[f"latency_s.{part}"] for part in PERCENTILES if f"latency_s.{part}" in flat}
     metric = None
     if "final_metric.value" in flat:
-        metric = FinalMetric(flat["final_metric.name"], flat["final_metric.value"], flat.get("final_metric.target"))
+        metric = PublishedMetric(flat["final_metric.name"], flat["final_metric.value"], flat.get("final_metric.target"))
     scalars: dict[str, Any] = {key: converted[key] for key in SCALARS if key in flat}
     row = PublishedRow(**scalars, latency_s=latency or None, final_metric=metric)
     return replace(row, corrected=_corrected(row, corrections))

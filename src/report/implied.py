@@ -11,7 +11,7 @@ from src.measure.raw_times import UNIT_S, unpacked
 from src.measure.statistics import percentiles
 from src.report.in_turn import Comparison, from_turns
 from src.report.keys import mapping
-from src.report.record import FinalMetric, Percentiles, Record, Times
+from src.report.record import Percentiles, ReachedMetric, Record, Times
 
 EQUAL = 1e-6  # of a quotient that the record has at full length
 CLOCKS = 2e-3  # of seconds that two clocks count, or that are read at slightly different moments
@@ -109,7 +109,7 @@ def _metric(record: Record) -> Iterator[Check]:
     yield from _reached(metric)
 
 
-def _reached(metric: FinalMetric) -> Iterator[Check]:
+def _reached(metric: ReachedMetric) -> Iterator[Check]:
     if None not in (metric.value, metric.target, metric.reached, metric.direction):
         value, target = float(metric.value or 0), float(metric.target or 0)
         reached = value >= target if metric.direction == "max" else value <= target

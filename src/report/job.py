@@ -21,7 +21,7 @@ STATES = (*ENDED, "interrupted", "running", "waiting")
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """The command of a job and its state.
 
     Attributes:
@@ -59,25 +59,25 @@ class Job:
     def seconds(self) -> float | None:
         return self.ended_s - self.begun_s if self.begun_s is not None and self.ended_s is not None else None
 
-    def with_(self, **changes: object) -> "Job":
+    def with_(self, **changes: object) -> "SweepJob":
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def write_job(folder: Path, job: Job) -> None:
+def write_job(folder: Path, job: SweepJob) -> None:
     """Writes `job.json`, atomically, without secrets: `Runner` passes these to the job's process."""
     hidden = job.with_(overrides=masked_overrides(job.overrides), command=masked_overrides(job.command))
     write_text(folder / "job.json", json.dumps(asdict(hidden), indent=2, ensure_ascii=False) + "\n")
 
 
-def read_job(folder: Path) -> Job:
+def read_job(folder: Path) -> SweepJob:
     """Returns the job of a folder. Raises UserError where `job.json` is missing or not valid."""
     file = folder / "job.json"
     try:
         data = read_json(file)
         if not isinstance(data, dict):
             raise ValueError(f"a job is a JSON object, this is a {type(data).__name__}")
-        optional = [f.name for f in fields(Job) if f.name not in ("key", "overrides", "command", "cwd")]
-        job = build(Job, data, optional=optional)
+        optional = [f.name for f in fields(SweepJob) if f.name not in ("key", "overrides", "command", "cwd")]
+        job = build(SweepJob, data, optional=optional)
         if job.state not in STATES:
             raise ValueError(f"key 'state' is {job.state!r}, expected {', '.join(STATES)}")
     except ValueError as error:
@@ -91,7 +91,7 @@ def job_folders(sweep: Path) -> dict[str, Path]:
     return {read_job(folder).key: folder for folder in sorted(folders, key=lambda folder: int(folder.name))}
 
 
-def differing_overrides(jobs: Sequence[Job]) -> list[dict[str, str]]:
+def differing_overrides(jobs: Sequence[SweepJob]) -> list[dict[str, str]]:
     """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
     by_job = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
     keys = dict.fromkeys(key for overrides in by_job for key in overrides)
@@ -131,7 +131,7 @@ def quote_path(path: Path) -> str:
     return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def register_jobs(sweep: Path, jobs: Sequence[Job]) -> list[Path]:
+def register_jobs(sweep: Path, jobs: Sequence[SweepJob]) -> list[Path]:
     """Returns the folder of each job, in order, and creates the new ones; jobs with the same key share a folder."""
     folders = job_folders(sweep)
     free = (sweep / str(number) for number in range(len(jobs) + len(list(sweep.iterdir()))))

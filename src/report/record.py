@@ -81,7 +81,7 @@ class Steady:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalMetric:
+class ReachedMetric:
     """The final value of the task's metric, its published target, and whether the target was reached."""
 
     name: str
@@ -270,7 +270,7 @@ class Record:
     throughput: Figure = None
     latency_s: Latency | None = None
     with_loading: WithLoading | None = None
-    final_metric: FinalMetric | None = None
+    final_metric: ReachedMetric | None = None
     quality: list[Quality] | None = None
     mem: Memory | None = None
     phases_s: dict[str, Figure] = field(default_factory=dict)

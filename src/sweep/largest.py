@@ -24,7 +24,7 @@ from src.config.schema import TrainConfig
 from src.config.settings import config_options
 from src.config.values import allows, check_training, check_values
 from src.errors import UserError
-from src.report.job import Job, register_jobs
+from src.report.job import SweepJob, register_jobs
 from src.sweep.gpus import gpu_name, visible_gpus
 from src.sweep.launcher import run_key
 from src.sweep.outcome import record_of
@@ -227,7 +227,7 @@ def run_trial(config: TrainConfig, settings: Auto, overrides: Sequence[str], fol
     ]  # fmt: skip
     entry_point = str(Path(sys.argv[0]).resolve())
     folder.mkdir(parents=True, exist_ok=True)
-    job = Job(
+    job = SweepJob(
         key=f"batch {batch_size}", overrides=trial_overrides,
         command=python(entry_point, *trial_overrides, *config_options()), cwd=os.getcwd(),
         needs=0 if config.hardware.accelerator == "cpu" else config.trainer.devices,

@@ -21,7 +21,7 @@ from src.config.schema import Sweep
 from src.config.settings import config_options
 from src.config.values import check_plugin, check_values
 from src.errors import UserError
-from src.report.job import Job, alive, job_folders, read_job, register_jobs, sole_launcher
+from src.report.job import SweepJob, alive, job_folders, read_job, register_jobs, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status, print_results
@@ -70,7 +70,7 @@ class IsolatedLauncher(Launcher):
         """The folder of the sweep."""
         return Path(self.config.hydra.sweep.dir)
 
-    def run(self, job_overrides: Sequence[Sequence[str]]) -> tuple[list[Path], dict[Path, Job]]:
+    def run(self, job_overrides: Sequence[Sequence[str]]) -> tuple[list[Path], dict[Path, SweepJob]]:
         """Returns the folder of each job, and the ended jobs. After a signal, exits with 130 once they have ended."""
         setup_globals()
         if started_by() is not None:
@@ -103,7 +103,7 @@ class IsolatedLauncher(Launcher):
         folders = register_jobs(sweep, jobs)
         return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
 
-    def _job(self, overrides: Sequence[str]) -> Job:
+    def _job(self, overrides: Sequence[str]) -> SweepJob:
         for key in OF_ONE_RUN:
             if any(text.startswith(f"{key}=") for text in overrides):
                 raise UserError(
@@ -113,7 +113,7 @@ class IsolatedLauncher(Launcher):
         entry_point = Path(sys.argv[0]).resolve()
         hydra_overrides: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra)
         kept = [text for text in hydra_overrides if not OF_THE_SWEEP.match(text)]
-        return Job(
+        return SweepJob(
             key=run_key(entry_point.name, config),
             overrides=list(overrides),
             command=python(str(entry_point), *overrides, *kept, *config_options(self.config.hydra)),
@@ -141,14 +141,14 @@ def check_secrets(folders: Sequence[Path]) -> None:
             )
 
 
-def complain(jobs: Mapping[Path, Job]) -> None:
+def complain(jobs: Mapping[Path, SweepJob]) -> None:
     """Raises UserError where a job is not done."""
     bad = [folder.name for folder, job in jobs.items() if job.state != "done"]
     if bad:
         raise UserError(f"{len(bad)} of {len(jobs)} jobs are not done: {', '.join(bad)}; the reasons are above")
 
 
-def job_return(folder: Path, job: Job) -> JobReturn:
+def job_return(folder: Path, job: SweepJob) -> JobReturn:
     """Returns Hydra's result of a job: the final metric if it is done, else None."""
     record = record_of(folder)
     metric = record.final_metric.value if record and record.final_metric and job.state == "done" else None

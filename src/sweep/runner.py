@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from src.cli import DEBUGGING
-from src.report.job import Job, alive, read_job, write_job
+from src.report.job import SweepJob, alive, read_job, write_job
 from src.sweep.gpus import GpuQueue, visible_gpus
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
@@ -21,7 +21,7 @@ from src.system.signals import ending_signals
 
 POLL_S = 0.1
 
-OnChange = Callable[[Mapping[Path, Job]], None]
+OnChange = Callable[[Mapping[Path, SweepJob]], None]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Slots:
     def max_jobs(self) -> int:
         return self.parallel or max(1, len(self.gpus))
 
-    def allocate(self, job: Job, running: Sequence[Job]) -> "Allocation | None":
+    def allocate(self, job: SweepJob, running: Sequence[SweepJob]) -> "Allocation | None":
         """Returns GPUs for the job; None if it has to wait. A job that needs more GPUs than there are gets all."""
         if len(running) >= self.max_jobs:
             return None
@@ -81,7 +81,9 @@ class Runner:
         self._started: dict[Path, subprocess.Popen[bytes]] = {}
         self._commands: Mapping[Path, Sequence[str]] = {}
 
-    def run(self, folders: Sequence[Path], commands: Mapping[Path, Sequence[str]] | None = None) -> dict[Path, Job]:
+    def run(
+        self, folders: Sequence[Path], commands: Mapping[Path, Sequence[str]] | None = None
+    ) -> dict[Path, SweepJob]:
         """Returns the ended jobs by folder. After Ctrl-C, SIGTERM or SIGHUP their state is `interrupted`.
 
         Args:
@@ -113,7 +115,7 @@ class Runner:
                     time.sleep(POLL_S)
                 jobs |= {folder: current_job(folder) for folder in running}
 
-    def _start(self, folder: Path, job: Job, allocation: Allocation) -> Job:
+    def _start(self, folder: Path, job: SweepJob, allocation: Allocation) -> SweepJob:
         lock = try_lock(folder / "lock")
         locks = [lock for lock in (lock, *allocation.locks) if lock is not None]
         try:
@@ -171,7 +173,7 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR" or DEBUGGING}
 
 
-def current_job(folder: Path) -> Job:
+def current_job(folder: Path) -> SweepJob:
     """Returns the job with its current state, which is written for a job whose processes were all killed."""
     job = read_job(folder)
     if job.state == "running" and not alive(folder):

@@ -23,7 +23,7 @@ from src.config.hydra_files import save_masked
 from src.config.ranges import Count, Seed
 from src.config.values import check_plugin
 from src.errors import UserError
-from src.report.job import Job, job_folders, read_job
+from src.report.job import SweepJob, job_folders, read_job
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.outcome import record_of
 from src.sweep.status import print_results
@@ -144,7 +144,7 @@ def as_overrides(params: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in params.items()]
 
 
-def figure_of(folder: Path, job: Job, figure: str) -> float | None:
+def figure_of(folder: Path, job: SweepJob, figure: str) -> float | None:
     """Returns the figure of a job that is done; None for another state, or where it was not measured."""
     record = record_of(folder)
     if record is None or job.state != "done":

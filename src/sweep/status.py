@@ -13,7 +13,7 @@ from src.errors import UserError
 from src.report.compare.build import compare
 from src.report.compare.page import page
 from src.report.compare.text import markdown
-from src.report.job import Job, differing_overrides, label
+from src.report.job import SweepJob, differing_overrides, label
 from src.report.load import load
 from src.sweep.outcome import last_line, record_of
 from src.sweep.table import as_csv, best_line, coloured, count_states, result_rows, result_table
@@ -40,7 +40,7 @@ class Status:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def __call__(self, jobs: Mapping[Path, Job]) -> None:
+    def __call__(self, jobs: Mapping[Path, SweepJob]) -> None:
         labels = dict(zip(jobs, map(label, differing_overrides([*jobs.values()])), strict=True))
         first = not self._states
         for folder, job in jobs.items():
@@ -51,7 +51,7 @@ class Status:
             self._drawn_s = time.monotonic()
             self._live.update(self._running(jobs, labels), refresh=True)
 
-    def _print_change(self, folder: Path, job: Job, job_label: str) -> None:
+    def _print_change(self, folder: Path, job: SweepJob, job_label: str) -> None:
         if job.state == "running" and self.console.is_terminal:
             return  # it is among the redrawn lines
         after = f" after {job.seconds:.0f} s" if job.seconds is not None else ""
@@ -60,7 +60,7 @@ class Status:
         varied = f" ({escape(job_label)})" if job_label else ""
         self.console.print(f"job {folder.name}{varied} {coloured(job.state)}{after}{where}{reason}", soft_wrap=True)
 
-    def _running(self, jobs: Mapping[Path, Job], labels: Mapping[Path, str]) -> Group:
+    def _running(self, jobs: Mapping[Path, SweepJob], labels: Mapping[Path, str]) -> Group:
         lines = [Text(count_states([*jobs.values()]), style="bold")]
         for folder, job in jobs.items():
             if job.state == "running" and job.begun_s is not None:
@@ -70,7 +70,7 @@ class Status:
         return Group(*lines)
 
 
-def write_comparison(sweep: Path, jobs: Mapping[Path, Job]) -> Path | None:
+def write_comparison(sweep: Path, jobs: Mapping[Path, SweepJob]) -> Path | None:
     """Writes the comparison of a sweep's jobs as a page, or as Markdown without its library; returns the file.
 
     None where fewer than two jobs have a record, or theirs are of different units or metrics.
@@ -89,7 +89,7 @@ def write_comparison(sweep: Path, jobs: Mapping[Path, Job]) -> Path | None:
     return file
 
 
-def print_results(sweep: Path, jobs: Mapping[Path, Job], num_requested: int) -> None:
+def print_results(sweep: Path, jobs: Mapping[Path, SweepJob], num_requested: int) -> None:
     """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
     rows, best = result_rows(jobs), best_line(jobs)
     write_text(sweep / "results.csv", as_csv(rows))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from src.report.job import STATES, Job, differing_overrides, label
+from src.report.job import STATES, SweepJob, differing_overrides, label
 from src.report.record import Record
 from src.report.table import number
 from src.sweep.outcome import record_of
@@ -15,7 +15,7 @@ from src.system.tables import csv_text
 COLOURS = {"done": "green", "running": "cyan", "waiting": "dim", "interrupted": "yellow"}
 
 
-def count_states(jobs: Sequence[Job]) -> str:
+def count_states(jobs: Sequence[SweepJob]) -> str:
     """Returns the number of jobs in each state, as in '12 jobs: 9 done, 1 failed, 2 oom'."""
     numbers = Counter(job.state for job in jobs)
     parts = ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state])
@@ -26,7 +26,7 @@ def coloured(state: str) -> str:
     return f"[{COLOURS.get(state, 'red')}]{state}[/]"
 
 
-def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
+def result_rows(jobs: Mapping[Path, SweepJob]) -> list[dict[str, str]]:
     """Returns one row per job: number, differing overrides, state, figures in the record's units, seconds, reason.
 
     The best job comes first and those without a final metric last, where all are judged by the same one.
@@ -42,7 +42,7 @@ def result_rows(jobs: Mapping[Path, Job]) -> list[dict[str, str]]:
     return [{key: row.get(key, "") for key in (*keys, "seconds", "reason")} for row in rows]
 
 
-def ranks_of(jobs: Mapping[Path, Job]) -> dict[Path, float]:
+def ranks_of(jobs: Mapping[Path, SweepJob]) -> dict[Path, float]:
     """Returns a number for each job that is done, smaller for a better final metric; none unless all have the same."""
     done = {folder: record_of(folder) for folder, job in jobs.items() if job.state == "done"}
     metrics = {folder: record.final_metric for folder, record in done.items() if record and record.final_metric}
@@ -53,7 +53,7 @@ def ranks_of(jobs: Mapping[Path, Job]) -> dict[Path, float]:
     return {folder: sign * value for folder, value in values.items()}
 
 
-def best_line(jobs: Mapping[Path, Job]) -> str | None:
+def best_line(jobs: Mapping[Path, SweepJob]) -> str | None:
     """Returns a line that names the best of several jobs; None where fewer than two can be compared."""
     ranks = ranks_of(jobs)
     if len(ranks) < 2:

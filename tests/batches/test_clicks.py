@@ -6,10 +6,16 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from src.batches.clicks import ClickBatch, ClickLayout, Table, id_dtype
+from src.batches.clicks import ClickBatch, ClickLayout, EmbeddingTable, id_dtype
 from src.datamodules.clicks.synthetic import PUBLISHED
 
-TABLES = (Table("a", 40_000), Table("b", 5, 3), Table("c", 300, 2), Table("d", 70_000), Table("e", 9))
+TABLES = (
+    EmbeddingTable("a", 40_000),
+    EmbeddingTable("b", 5, 3),
+    EmbeddingTable("c", 300, 2),
+    EmbeddingTable("d", 70_000),
+    EmbeddingTable("e", 9),
+)
 
 
 def parts(layout: ClickLayout, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -21,7 +27,7 @@ def parts(layout: ClickLayout, rows: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def test_the_published_tables_have_89_bytes_a_row() -> None:
-    layout = ClickLayout.of([Table(f"cat_{i}.bin", size) for i, size in enumerate(PUBLISHED)])
+    layout = ClickLayout.of([EmbeddingTable(f"cat_{i}.bin", size) for i, size in enumerate(PUBLISHED)])
     assert (sum(PUBLISHED), len(PUBLISHED)) == (32_709_138, 26)
     assert (layout.bytes_per_row, layout.num_bytes(65_536)) == (89, 5_832_704)
     assert [layout.dtypes.count(name) for name in ("int32", "int16", "int8")] == [9, 9, 8]
@@ -63,7 +69,7 @@ def test_blocks_are_in_the_documented_order() -> None:
 
 
 def test_ids_are_table_major() -> None:
-    layout = ClickLayout.of([Table("a", 10), Table("b", 1000), Table("c", 100_000)], 1)
+    layout = ClickLayout.of([EmbeddingTable("a", 10), EmbeddingTable("b", 1000), EmbeddingTable("c", 100_000)], 1)
     ids = torch.tensor([[1, 2], [10, 20], [100, 200]], dtype=torch.int32)
     clicks = layout.decode(layout.encode(torch.zeros(2), torch.zeros(2, 1), ids.reshape(-1)))
     assert torch.equal(clicks.ids.view(3, 2), ids)

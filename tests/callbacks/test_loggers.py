@@ -18,7 +18,7 @@ from src.errors import UserError
 from src.launch.ending import Interrupted
 from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
-from src.report.job import Job, write_job
+from src.report.job import SweepJob, write_job
 from src.report.record import read_record
 from src.report.wandb_run import described
 from src.run import train
@@ -191,7 +191,7 @@ def test_wandb_follows_its_variables_and_then_the_config(
 
 
 def test_jobs_of_a_sweep_are_grouped_by_its_folder(tmp_path: Path) -> None:
-    write_job(tmp_path / "lr_sweep" / "3", Job(key="", overrides=[], command=[], cwd="."))
+    write_job(tmp_path / "lr_sweep" / "3", SweepJob(key="", overrides=[], command=[], cwd="."))
     config = tiny_config(tmp_path, f"output_dir={tmp_path / 'lr_sweep' / '3'}", "logger=wandb")
     assert settle_loggers(complete(config)).logger["wandb"]["group"] == "lr_sweep"
 
@@ -229,7 +229,7 @@ def test_a_run_is_named_by_its_model_and_what_the_command_changes(tmp_path: Path
 def test_a_job_of_a_sweep_is_named_by_what_its_jobs_differ_in(tmp_path: Path) -> None:
     for i, lr in enumerate(("1e-4", "5e-4")):
         overrides = ["model=moflow", "fit.max_steps=" + "1" * 120, f"hp.lr={lr}"]
-        write_job(tmp_path / "lrs" / str(i), Job(key=lr, overrides=overrides, command=[], cwd="."))
+        write_job(tmp_path / "lrs" / str(i), SweepJob(key=lr, overrides=overrides, command=[], cwd="."))
     run = described("train", "moflow", ["amp", "1x1", "h200"], ["hp.lr=5e-4"], tmp_path / "lrs" / "1")
     assert run == {
         "name": "moflow hp.lr=5e-4", "group": "lrs", "job_type": "train", "tags": ["amp", "1x1", "h200", "sweep"],

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.callbacks.weight_average import WeightAverage
 from src.config.complete import complete
 from src.errors import UserError
@@ -114,6 +114,6 @@ def test_the_first_steps_count_more_than_the_decay_says() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tables_that_several_ranks_hold_are_refused(ranks: int) -> None:
     trainer, task = StandInTrainer(), stand_in_task()
-    trainer.ranks, task.network = ranks, ShardedEmbeddings([Table("shop", 100)], 16)
+    trainer.ranks, task.network = ranks, ShardedEmbeddings([EmbeddingTable("shop", 100)], 16)
     with nullcontext() if ranks == 1 else pytest.raises(UserError, match="cannot average tables"):
         WeightAverage(DECAY).setup(trainer, task, "fit")

@@ -5,7 +5,7 @@ from array import array
 import pytest
 import torch
 
-from src.measure.clock import Steps
+from src.measure.clock import StepTimes
 from src.measure.cpu_peaks import measured
 from src.measure.rates import steady_rates, token_rates, whole_rates
 from src.measure.roofline import Peaks, peaks_of, utilisation
@@ -13,9 +13,9 @@ from src.measure.statistics import percentiles
 from src.report.record import Utilisation
 
 
-def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> Steps:
+def steps(*iterations: float, compute: float = 0.5, samples: int = 10) -> StepTimes:
     n = len(iterations)
-    return Steps(array("d", iterations), array("d", [compute] * n), array("q", [samples] * n))
+    return StepTimes(array("d", iterations), array("d", [compute] * n), array("q", [samples] * n))
 
 
 def test_each_rate_has_its_own_denominator() -> None:
@@ -24,7 +24,7 @@ def test_each_rate_has_its_own_denominator() -> None:
 
 
 def test_without_samples_rates_are_none() -> None:
-    assert whole_rates(Steps(), 1.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
+    assert whole_rates(StepTimes(), 1.0, 0.0) == {"p_whole": None, "p_train": None, "p_core": None}
 
 
 def test_the_rates_of_a_rank_whose_steps_had_no_samples_are_0() -> None:

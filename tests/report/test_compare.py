@@ -18,9 +18,9 @@ from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.regressions import _by_case, _ratio
 from src.report.compare.text import as_csv, latex, markdown
-from src.report.job import Job, write_job
+from src.report.job import SweepJob, write_job
 from src.report.load import Loaded, load
-from src.report.record import FinalMetric, Record, RunError, Steady, write_record
+from src.report.record import ReachedMetric, Record, RunError, Steady, write_record
 from src.report.rows import over_full, published_row
 from src.report.stability import stability
 
@@ -43,7 +43,7 @@ def make(tmp_path: Path, trained: Record) -> Make:
             for step in key.split(".")[:-1]:
                 part = part[step]
             part[key.split(".")[-1]] = value
-        metric = FinalMetric(name="nuv", value=nuv, target=60.0, reached=nuv >= 60, direction="max")
+        metric = ReachedMetric(name="nuv", value=nuv, target=60.0, reached=nuv >= 60, direction="max")
         record = replace(
             trained, config=values, steady=Steady(p_train=rate), final_metric=metric,
             **{"environment": ENVIRONMENT, "history": [], **others},
@@ -138,7 +138,7 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
     for i, state in enumerate(("done", "done", "failed")):
         folder = tmp_path / "sweep" / str(i)
         write_job(
-            folder, Job(key=str(i), overrides=[f"hp.lr={i}"], command=[], cwd=".", state=state, reason="no file x")
+            folder, SweepJob(key=str(i), overrides=[f"hp.lr={i}"], command=[], cwd=".", state=state, reason="no file x")
         )
         if state == "done":
             (make("made", rate=10.0 * (i + 1), nuv=50.0 + i, config={"hp.lr": i}) / "result.json").rename(
@@ -212,7 +212,9 @@ def test_where_less_is_better_the_least_is_best_and_reaches_the_target(make: Mak
     records = [
         (
             source,
-            replace(record, final_metric=FinalMetric(name="mae", value=float(record.config["hp"]["lr"]), target=0.04)),
+            replace(
+                record, final_metric=ReachedMetric(name="mae", value=float(record.config["hp"]["lr"]), target=0.04)
+            ),
         )
         for source, record in loaded.runs
     ]

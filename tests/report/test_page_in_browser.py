@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from src.report.cli import main
-from src.report.record import Case, FinalMetric, Record, write_record
+from src.report.record import Case, ReachedMetric, Record, write_record
 
 pytest.importorskip("vl_convert")
 pytest.importorskip("aiohttp")
@@ -61,7 +61,7 @@ def sweep(tmp_path: Path, trained: Record, case: Case) -> Path:
         record = replace(
             trained, case=replace(case, batch_size=2 ** (i // 2)), history=rows, status="oom" if i == 7 else "done",
             config={"hp": {"lr": 10.0 ** -(1 + i % 2)}, "model": {"task": {"schedule": "name_" * 16 * (1 + i % 2)}}},
-            final_metric=FinalMetric(name="nuv", value=40.0 + i, direction="max"),
+            final_metric=ReachedMetric(name="nuv", value=40.0 + i, direction="max"),
         )  # fmt: skip
         write_record(record, tmp_path / "sweep" / str(i) / "result.json")
     return tmp_path / "sweep"

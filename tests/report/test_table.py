@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from src.published import Correction, FinalMetric, PublishedRow
+from src.published import Correction, PublishedMetric, PublishedRow
 from src.report import rows
 from src.report.record import Case, Record, Steady
 from src.report.table import as_csv, as_json, markdown, number, section, tables
@@ -29,7 +29,7 @@ PUBLISHED = [
         note="timers | not synchronised",
         p_whole=5810.0,
         p_train=5992.25,
-        final_metric=FinalMetric("nuv", 88.45, None),
+        final_metric=PublishedMetric("nuv", 88.45, None),
         mem_used_gib=37.9,
         mem_total_gib=40.0,
         corrected={"p_whole": Correction(5748.8, WHY), "precision": Correction("tf32", "exceeds the fp32 peak")},

@@ -11,7 +11,7 @@ from src.report.compare.page import page
 from src.report.compare.text import as_csv, as_json, latex, markdown
 from src.report.load import Loaded
 from src.report.phases import shares
-from src.report.record import FinalMetric, Memory, Record, Tokens, Utilisation, read_record, write_record
+from src.report.record import Memory, ReachedMetric, Record, Tokens, Utilisation, read_record, write_record
 from src.report.text import summary
 
 
@@ -75,7 +75,7 @@ def test_summary_stays_under_100_columns(trained: Record, factor: float) -> None
         p_whole=9100.2 * factor,
         p_train=9100.2 * factor,
         p_core=9100.2 * factor,
-        final_metric=FinalMetric(name="validity", value=0.80264, target=0.8025),
+        final_metric=ReachedMetric(name="validity", value=0.80264, target=0.8025),
         mem=Memory(peak_reserved_gib=101.25, total_gib=139.8),
     )
     text = summary(large, {"record": Path("result.json")})

@@ -19,7 +19,7 @@ from src.report.cli import main
 from src.report.compare.build import compare
 from src.report.compare.text import markdown
 from src.report.compare.wandb_report import report, specification
-from src.report.job import Job, write_job
+from src.report.job import SweepJob, write_job
 from src.report.load import load
 from src.report.record import Record, RunError, read_record, write_record
 from src.system.files import write_text
@@ -45,7 +45,7 @@ def sweep(tmp_path: Path, trained: Record) -> Path:
     for i, (batch, seed) in enumerate([(512, 1), (512, 2), (1024, 1)]):
         job = tmp_path / "batches" / str(i)
         overrides = [f"hp.batch_size={batch}", f"seed={seed}"]
-        write_job(job, Job(key=str(i), overrides=["hp.lr=0.1", *overrides], command=[], cwd="."))
+        write_job(job, SweepJob(key=str(i), overrides=["hp.lr=0.1", *overrides], command=[], cwd="."))
         config = {"seed": seed, "hp": {"batch_size": batch}, "model": {"name": "moflow", "task": {"temperature": 0.5}}}
         record = replace(
             trained, case=replace(trained.case, batch_size=batch), config=config,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from src.errors import UserError
-from src.measure.clock import Steps
+from src.measure.clock import StepTimes
 from src.measure.rates import raw_times, steady_rates, whole_rates
 from src.measure.raw_times import packed, unpacked
 from src.report.cli import main
@@ -113,8 +113,8 @@ def test_pages_are_not_made_of_forged_figures(tmp_path: Path) -> None:
     assert not (tmp_path / "full").exists()
 
 
-def steps_of(seed: int, count: int) -> Steps:
-    steps, draw = Steps(), np.random.default_rng(seed)
+def steps_of(seed: int, count: int) -> StepTimes:
+    steps, draw = StepTimes(), np.random.default_rng(seed)
     for seconds in 0.004 + draw.gamma(2.0, 1e-4, count):
         steps.iteration_s.append(seconds)
         steps.compute_s.append(0.9 * seconds)

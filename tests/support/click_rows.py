@@ -6,10 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from src.batches.clicks import Clicks, Table
+from src.batches.clicks import Clicks, EmbeddingTable
 from src.datamodules.clicks.feature_spec import FeatureSpec
 
-TABLES = (Table("cat_0.bin", 40_000), Table("cat_1.bin", 5, 3), Table("cat_2.bin", 300, 2), Table("cat_3.bin", 9))
+TABLES = (
+    EmbeddingTable("cat_0.bin", 40_000),
+    EmbeddingTable("cat_1.bin", 5, 3),
+    EmbeddingTable("cat_2.bin", 300, 2),
+    EmbeddingTable("cat_3.bin", 9),
+)
 
 
 @dataclass
@@ -38,7 +43,9 @@ class ClickRows:
         np.testing.assert_array_equal(clicks.ids.numpy(), np.concatenate(expected))
 
 
-def click_rows(rows: int, tables: Sequence[Table] = TABLES, num_numerical: int = 2, seed: int = 0) -> ClickRows:
+def click_rows(
+    rows: int, tables: Sequence[EmbeddingTable] = TABLES, num_numerical: int = 2, seed: int = 0
+) -> ClickRows:
     random = np.random.default_rng(seed)
     spec = FeatureSpec.of([table.cardinality for table in tables], num_numerical, [table.hotness for table in tables])
     return ClickRows(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.interaction import dot_features
@@ -63,7 +63,7 @@ class Updated(NamedTuple):
 
 def updated(
     fused: Any,
-    tables: Sequence[Table],
+    tables: Sequence[EmbeddingTable],
     batch: int,
     dim: int,
     dtype: torch.dtype,
@@ -114,7 +114,7 @@ def updated(
 
 
 def update_of_parts(
-    tables: Sequence[Table], optimizer: Rule, device: str = "cpu"
+    tables: Sequence[EmbeddingTable], optimizer: Rule, device: str = "cpu"
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Returns all tables after an update by a batch of 12, by its parts of 7 and 5, and by those without kernels."""
     counts, dim = (7, 5), 8
@@ -138,7 +138,7 @@ def update_of_parts(
 
 
 def narrow_look_up(
-    fused: Any, tables: Sequence[Table], batch: int, dim: int, dtype: torch.dtype, device: str = "cpu"
+    fused: Any, tables: Sequence[EmbeddingTable], batch: int, dim: int, dtype: torch.dtype, device: str = "cpu"
 ) -> float:
     """Returns the error of vectors from tables of that dtype against sums in float64."""
     torch.manual_seed(0)
@@ -150,7 +150,7 @@ def narrow_look_up(
         return error(vectors, deepcopy(narrow).double().look_up(ids, batch, torch.float64))
 
 
-def some_ids(table: Table, batch: int) -> Tensor:
+def some_ids(table: EmbeddingTable, batch: int) -> Tensor:
     """Returns ids of which half are the table's last one and half are uniform."""
     generator = torch.Generator().manual_seed(table.cardinality)
     shape = (batch * table.hotness,)

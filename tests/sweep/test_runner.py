@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from src.errors import UserError
-from src.report.job import Job, alive, read_job, sole_launcher, write_job
+from src.report.job import SweepJob, alive, read_job, sole_launcher, write_job
 from src.report.record import Case, Record, RunError, write_record
 from src.sweep.gpus import GpuQueue
 from src.sweep.outcome import Exit, outcome
@@ -23,12 +23,12 @@ DEADLINE_S = 30
 
 def write_script_job(folder: Path, script: str, **more: object) -> Path:
     """Writes a job that runs a Python script; returns its folder."""
-    job = Job(key=folder.name, overrides=[], command=[sys.executable, "-c", script], cwd=str(folder.parent))
+    job = SweepJob(key=folder.name, overrides=[], command=[sys.executable, "-c", script], cwd=str(folder.parent))
     write_job(folder, job.with_(**more))
     return folder
 
 
-def run_script_job(folder: Path, script: str, **more: object) -> Job:
+def run_script_job(folder: Path, script: str, **more: object) -> SweepJob:
     """Runs the script as a job; returns the ended job."""
     return Runner(Slots(gpus=[])).run([write_script_job(folder, script, **more)])[folder]
 
@@ -128,7 +128,7 @@ def test_jobs_share_the_gpus(tmp_path: Path) -> None:
 def test_no_more_than_parallel_jobs_run_at_once(tmp_path: Path) -> None:
     at_once: list[int] = []
 
-    def count(jobs: Mapping[Path, Job]) -> None:
+    def count(jobs: Mapping[Path, SweepJob]) -> None:
         at_once.append(sum(job.state == "running" for job in jobs.values()))
 
     Runner(Slots(gpus=[], parallel=2), count).run([write_script_job(tmp_path / str(number), "") for number in range(4)])
@@ -136,11 +136,13 @@ def test_no_more_than_parallel_jobs_run_at_once(tmp_path: Path) -> None:
 
 
 def test_a_job_gets_gpus_that_no_running_job_has() -> None:
-    jobs = [Job("", [], [], "", needs=needs, devices=devices) for needs, devices in ((2, []), (1, ["0"]), (1, ["2"]))]
+    jobs = [
+        SweepJob("", [], [], "", needs=needs, devices=devices) for needs, devices in ((2, []), (1, ["0"]), (1, ["2"]))
+    ]
     slots = Slots(gpus=["0", "1", "2", "3"])
     allocation = slots.allocate(jobs[0], jobs[1:])
     assert allocation is not None and allocation.gpus == ["1", "3"]
-    assert slots.allocate(jobs[0], [*jobs[1:], Job("", [], [], "", devices=["3"])]) is None
+    assert slots.allocate(jobs[0], [*jobs[1:], SweepJob("", [], [], "", devices=["3"])]) is None
 
 
 def test_an_ended_job_is_not_run_again(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ Runner(Slots(gpus=[]), die).run([Path({str(folder)!r})])
         os.mkfifo(folder / "go")
         states: list[str] = []
 
-        def release(jobs: Mapping[Path, Job]) -> None:
+        def release(jobs: Mapping[Path, SweepJob]) -> None:
             supervisor = jobs[folder].supervisor
             if supervisor is not None and not states and psutil.Process(supervisor).status() == psutil.STATUS_ZOMBIE:
                 states.append(current_job(folder).state)
@@ -229,11 +231,11 @@ def test_two_sweeps_do_not_use_one_gpu_at_once(tmp_path: Path, monkeypatch: pyte
     slots = Slots(gpus=["4", "5"], lock_gpus=True)
     taken = GpuQueue().acquire(["4"], 1)  # by a job of another sweep
     assert taken is not None
-    one, two = (slots.allocate(Job("", [], [], "", needs=needs), []) for needs in (1, 2))
+    one, two = (slots.allocate(SweepJob("", [], [], "", needs=needs), []) for needs in (1, 2))
     assert one is not None and one.gpus == ["5"] and two is None
     for lock in (*taken[1], *one.locks):
         os.close(lock)
-    two = slots.allocate(Job("", [], [], "", needs=2), [])
+    two = slots.allocate(SweepJob("", [], [], "", needs=2), [])
     assert two is not None and two.gpus == ["4", "5"]
 
 
@@ -283,7 +285,7 @@ def test_a_running_job_keeps_its_gpus_locked(tmp_path: Path, monkeypatch: pytest
     free: list[bool] = []
     queue = GpuQueue()
 
-    def look(jobs: Mapping[Path, Job]) -> None:
+    def look(jobs: Mapping[Path, SweepJob]) -> None:
         if jobs[folder].state == "running" and not free:
             free.append(queue.acquire(["4"], 1) is not None)
             (folder / "go").open("w").close()

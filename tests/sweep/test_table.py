@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from src.report.job import Job, write_job
-from src.report.record import Case, FinalMetric, Record, write_record
+from src.report.job import SweepJob, write_job
+from src.report.record import Case, ReachedMetric, Record, write_record
 from src.sweep.status import write_comparison
 from src.sweep.table import best_line, result_rows
 
@@ -19,17 +19,17 @@ CASE = Case(
 
 def jobs(
     home: Path, values: Sequence[float | None], direction: str, names: tuple[str, ...] = ("nuv",)
-) -> dict[Path, Job]:
+) -> dict[Path, SweepJob]:
     """Returns a job for each value, in its folder with a record; None is one that failed."""
     made = {}
     for number, value in enumerate(values):
-        metric = FinalMetric(name=names[number % len(names)], value=value, direction=direction)  # type: ignore[arg-type]
+        metric = ReachedMetric(name=names[number % len(names)], value=value, direction=direction)  # type: ignore[arg-type]
         state = "failed" if value is None else "done"
         write_record(
             Record(kind="train", case=CASE, status=state, unit="molecules", final_metric=metric),  # type: ignore[arg-type]
             home / str(number) / "result.json",
         )
-        made[home / str(number)] = Job("", [f"hp.lr={number}"], [], "", state=state)
+        made[home / str(number)] = SweepJob("", [f"hp.lr={number}"], [], "", state=state)
     return made
 
 

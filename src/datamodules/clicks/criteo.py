@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from src.batches.clicks import ClickLayout, Table
+from src.batches.clicks import ClickLayout, EmbeddingTable
 from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
 from src.datamodules.clicks.check import check_values, expect_checked
@@ -43,7 +43,7 @@ class ClickDataModule(SplitDataModule):
         return None
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[EmbeddingTable, ...]:
         return self.layout.tables
 
     @property

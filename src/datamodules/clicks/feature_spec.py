@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import yaml
 
-from src.batches.clicks import DTYPES, ClickLayout, Table
+from src.batches.clicks import DTYPES, ClickLayout, EmbeddingTable
 from src.errors import UserError
 from src.system.files import write_text
 from src.system.reading import read_yaml
@@ -41,7 +41,7 @@ class FeatureSpec:
         metadata: other information, such as how the directory was prepared.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[EmbeddingTable, ...]
     dtypes: tuple[str, ...]
     numerical: tuple[str, ...]
     label: str
@@ -52,7 +52,7 @@ class FeatureSpec:
     def of(cls, cardinalities: Sequence[int], num_numerical: int = 13, hotness: Sequence[int] = ()) -> "FeatureSpec":
         """Returns the directory written for tables of these sizes; one id a row and table if `hotness` is not given."""
         sizes = zip(cardinalities, hotness or (1,) * len(cardinalities), strict=True)
-        layout = ClickLayout.of([Table(f"cat_{i}.bin", *size) for i, size in enumerate(sizes)], num_numerical)
+        layout = ClickLayout.of([EmbeddingTable(f"cat_{i}.bin", *size) for i, size in enumerate(sizes)], num_numerical)
         splits = {
             split: SplitFiles(
                 f"{split}/label.bin",
@@ -178,15 +178,15 @@ class _Reader:
             self.refuse(f"feature_spec.{feature}.dtype", f"is {dtype!r}, not {' or '.join(allowed)}")
         return dtype
 
-    def table(self, feature: str) -> Table:
+    def table(self, feature: str) -> EmbeddingTable:
         sizes = {"cardinality": self.features[feature].get("cardinality"), "hotness": 1}
         sizes["hotness"] = self.features[feature].get("hotness", 1)
         for key, value in sizes.items():
             if type(value) is not int or value < 1:
                 self.refuse(f"feature_spec.{feature}.{key}", f"is {value!r}, not an integer above 0")
-        return Table(feature, **sizes)
+        return EmbeddingTable(feature, **sizes)
 
-    def table_dtype(self, table: Table) -> str:
+    def table_dtype(self, table: EmbeddingTable) -> str:
         dtype = self.dtype(table.name, *DTYPES)
         if table.cardinality - 1 > np.iinfo(dtype).max:
             self.refuse(f"feature_spec.{table.name}.cardinality", f"is {table.cardinality}, too many for {dtype}")

@@ -13,7 +13,7 @@ from src.system.reading import read_json
 from src.system.workers import WorkerPool
 
 
-class Job(NamedTuple):
+class Call(NamedTuple):
     """A call for a worker: a unique name, a module-level function, and its arguments."""
 
     name: str
@@ -28,7 +28,7 @@ class Jobs(NamedTuple):
     pool: WorkerPool
     bars: Progress
 
-    def results(self, description: str, jobs: Sequence[Job], max_parallel: int | None = None) -> list[Any]:
+    def results(self, description: str, jobs: Sequence[Call], max_parallel: int | None = None) -> list[Any]:
         """Runs the unfinished jobs; returns all results in the order of the jobs. Raises a job's first exception."""
         bar = self.bars.add_task(description, total=len(jobs))
         files = [self.done / job.name for job in jobs]
@@ -42,6 +42,6 @@ class Jobs(NamedTuple):
         return [read_json(file, f"delete {self.done.parent} to begin again") for file in files]
 
 
-def run(job: Job, result: Path) -> None:
+def run(job: Call, result: Path) -> None:
     """Runs a job in a worker. The result is written last, so it marks the job as finished."""
     write_text(result, json.dumps(job.function(*job.args)))

@@ -19,11 +19,11 @@ from rich.progress import Progress
 from src.config.ranges import Count, Seed
 from src.datamodules.clicks.columns import BucketFiles, Slice, Target, Vocabulary, write_bucket, write_slice
 from src.datamodules.clicks.feature_spec import FeatureSpec
-from src.datamodules.clicks.jobs import Job, Jobs
+from src.datamodules.clicks.jobs import Call, Jobs
 from src.datamodules.clicks.raw import count_lines, estimated_rows, raw_files, spans
 from src.datamodules.clicks.records import Files, Scattering, scatter
 from src.datamodules.clicks.text import NUM_IDS, RECORD, BadLog
-from src.datamodules.clicks.vocabulary import Run, merge, write_table
+from src.datamodules.clicks.vocabulary import RunOnDisk, merge, write_table
 from src.datamodules.download import sha256_of
 from src.errors import UserError
 from src.system.files import is_made, sole_maker, write_text
@@ -138,7 +138,7 @@ class _Preparation:
 
     def run(self) -> None:
         trained = self.files if len(self.files) == 1 else self.files[:-1]
-        jobs = [Job(f"rows{i}", estimated_rows, (path,)) for i, path in enumerate(trained)]
+        jobs = [Call(f"rows{i}", estimated_rows, (path,)) for i, path in enumerate(trained)]
         expected = sum(self.jobs.results("estimating rows", jobs))
         buckets = min(-(-expected // self.sizes.rows), MAX_BUCKETS)
         self.scatter(self.training_rows(), buckets)
@@ -151,7 +151,7 @@ class _Preparation:
         if len(self.files) > 1:
             return [0 if span.path == self.files[-1] else sys.maxsize for span in self.spans]
         lines = self.jobs.results(
-            "counting rows", [Job(f"lines{i}", count_lines, (s,)) for i, s in enumerate(self.spans)]
+            "counting rows", [Call(f"lines{i}", count_lines, (s,)) for i, s in enumerate(self.spans)]
         )
         total = sum(lines)
         training = total - total // HELD_OUT
@@ -166,7 +166,7 @@ class _Preparation:
     def scatter(self, training: list[int], buckets: int) -> None:
         rows, seed, count_all = self.sizes.rows, self.origin["seed"], self.origin["vocabulary"] == "all"
         jobs = [
-            Job(
+            Call(
                 f"deal{number}",  # an earlier version's name: preparations that it began can be resumed
                 scatter,
                 (span, number, Scattering(count, buckets, rows, seed, count_all), self.parts(number)),
@@ -202,13 +202,13 @@ class _Preparation:
             for piece in np.load(self.parts(number).bounds).tolist()
         ]
         limit = self.origin["frequency_limit"]
-        runs = [[Run(path, piece[c], piece[c + 1]) for path, piece in bounds] for c in range(NUM_IDS)]
+        runs = [[RunOnDisk(path, piece[c], piece[c + 1]) for path, piece in bounds] for c in range(NUM_IDS)]
         kept = [self.work / f"{c}.kept" for c in range(NUM_IDS)]
         counts = self.jobs.results(
-            "counting ids", [Job(f"merge{c}", merge, (runs[c], limit, kept[c])) for c in range(NUM_IDS)]
+            "counting ids", [Call(f"merge{c}", merge, (runs[c], limit, kept[c])) for c in range(NUM_IDS)]
         )
         tables = [self.work / f"{c}.table" for c in range(NUM_IDS)]
-        jobs = [Job(f"table{c}", write_table, (kept[c], tables[c])) for c in range(NUM_IDS)]
+        jobs = [Call(f"table{c}", write_table, (kept[c], tables[c])) for c in range(NUM_IDS)]
         # One at a time, because the ids of one column may take a gibibyte.
         self.jobs.results("numbering ids", jobs, max_parallel=1)
         dtypes = FeatureSpec.of([count + 1 for count in counts]).dtypes
@@ -229,14 +229,14 @@ class _Preparation:
         first = 0
         for bucket, count in enumerate(scattered.rows):
             target = Target(self.out / "train", first)
-            jobs.append(Job(f"bucket{bucket}", write_bucket, (scattered.files, bucket, seed, target, vocabularies)))
+            jobs.append(Call(f"bucket{bucket}", write_bucket, (scattered.files, bucket, seed, target, vocabularies)))
             first += count
         for part, target in self.held_out(scattered.held_out, rows["test"]):
             name = f"{target.folder.name}{target.first}"
-            jobs.append(Job(name, write_slice, (part, target, vocabularies)))
+            jobs.append(Call(name, write_slice, (part, target, vocabularies)))
         self.jobs.results("writing", jobs)
         files = sorted(self.out.rglob("*.bin"))
-        hashed = [Job(f"sha256_{path.parent.name}_{path.stem}", sha256_of, (path,)) for path in files]
+        hashed = [Call(f"sha256_{path.parent.name}_{path.stem}", sha256_of, (path,)) for path in files]
         checksums = self.jobs.results("computing checksums", hashed)
         sums = {str(path.relative_to(self.out)): sha256 for path, sha256 in zip(files, checksums, strict=True)}
         return replace(spec, metadata={"origin": dict(self.origin), "rows": rows, "sha256": sums})

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float16, Int32, UInt8
 from torch import Tensor
 
-from src.batches.clicks import ClickLayout, Table
+from src.batches.clicks import ClickLayout, EmbeddingTable
 from src.config.ranges import Range
 from src.errors import UserError
 
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 def tables_of(
     cardinalities: Sequence[int] | None = None, hotness: Sequence[int] | None = None, max_rows: int | None = None
-) -> tuple[Table, ...]:
+) -> tuple[EmbeddingTable, ...]:
     """Returns the tables: the published cardinalities with one id each if not given, none larger than `max_rows`.
 
     Raises UserError for invalid sizes.
@@ -65,7 +65,8 @@ def tables_of(
     if min(*sizes, *hot, limit) < 1 or max(sizes) >= 2**31 - 1:
         raise UserError("cardinalities, hotness and max_rows are counts: give 1 or more, and less than 2147483647")
     return tuple(
-        Table(f"cat_{i}.bin", min(rows, limit), hot) for i, (rows, hot) in enumerate(zip(sizes, hot, strict=True))
+        EmbeddingTable(f"cat_{i}.bin", min(rows, limit), hot)
+        for i, (rows, hot) in enumerate(zip(sizes, hot, strict=True))
     )
 
 

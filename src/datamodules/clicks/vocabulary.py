@@ -19,7 +19,7 @@ _STRIDE = 256  # one of _STRIDE entries is sampled to choose the ranges
 _STEP = 1 << 14  # ids looked up at a time, few enough for the cache
 
 
-class Run(NamedTuple):
+class RunOnDisk(NamedTuple):
     """A run on disk: entries `begin` to `end` of a file."""
 
     path: Path
@@ -39,7 +39,7 @@ def counted(ids: UInt32[np.ndarray, " rows"], missing: int) -> UInt64[np.ndarray
     return run
 
 
-def merge(runs: Sequence[Run], frequency_limit: int, kept: Path) -> int:
+def merge(runs: Sequence[RunOnDisk], frequency_limit: int, kept: Path) -> int:
     """Writes the ids that occur `frequency_limit` times or more in the runs; returns their number.
 
     An entry of the file is (2^32 - 1 - count) << 32 | id, so that sorting the entries puts the ids in the order of
@@ -128,7 +128,7 @@ def look_up(
     return numbers
 
 
-def _edges(runs: Sequence[Run]) -> UInt64[np.ndarray, " edges"]:
+def _edges(runs: Sequence[RunOnDisk]) -> UInt64[np.ndarray, " edges"]:
     """Bounds between ranges of about RANGE entries each, first and last included."""
     ranges = -(-sum(run.end - run.begin for run in runs) // RANGE)
     sample = np.sort(np.concatenate([_mapped(run)[_STRIDE // 2 :: _STRIDE].copy() for run in runs]))
@@ -136,7 +136,7 @@ def _edges(runs: Sequence[Run]) -> UInt64[np.ndarray, " edges"]:
     return np.concatenate([np.zeros(1, np.uint64), np.unique(inner), np.full(1, 2**64 - 1, np.uint64)])
 
 
-def _mapped(run: Run) -> UInt64[np.ndarray, " entries"]:
+def _mapped(run: RunOnDisk) -> UInt64[np.ndarray, " entries"]:
     # Unmapped once unreferenced, so that its pages do not count as this process's memory.
     return np.asarray(np.memmap(run.path, np.uint64, "r", 8 * run.begin, (run.end - run.begin,)))
 

@@ -12,7 +12,7 @@ import numpy as np
 from src.config.ranges import Count, OpenShare, Seed
 from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.splits import seeded_split
-from src.datamodules.text.tables import SHOWN, Table, read_table
+from src.datamodules.text.tables import SHOWN, LabelledSentences, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary, learned_pieces
 from src.errors import UserError
@@ -53,7 +53,7 @@ class SentencesDataModule(TextDataModule):
         self.text_column, self.label_column = self.source.text, self.source.label
 
     @cached_property
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, LabelledSentences]:
         """The rows by split, the files being read once. Raises UserError for a bad row, and if a split is empty."""
         source = self.source
         names = [source.file] if source.dev is None else [source.file, source.dev]

@@ -18,7 +18,7 @@ SHOWN = 10  # labels in a message
 
 
 @dataclass(frozen=True)
-class Table:
+class LabelledSentences:
     """The rows of a file that have a sentence; `labels` has None where a label is missing or unknown."""
 
     where: str
@@ -28,7 +28,7 @@ class Table:
     empty: int = 0  # rows dropped for want of a sentence
     unlabelled: int = 0  # rows dropped for want of a label
 
-    def part(self, rows: list[int]) -> "Table":
+    def part(self, rows: list[int]) -> "LabelledSentences":
         """Returns some of the rows; the counts of dropped ones stay those of the file."""
         texts, labels, lines = ([column[row] for row in rows] for column in (self.texts, self.labels, self.lines))
         return replace(self, texts=texts, labels=labels, lines=lines)
@@ -46,7 +46,7 @@ class Table:
         return np.array([UNLABELLED if label is None else number_of[label] for label in self.labels], np.int64)
 
 
-def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
+def read_table(path: Path, text: str, label: str, *, labelled: bool) -> LabelledSentences:
     """Returns the rows of a file. A row without a sentence is dropped, and if `labelled` one without a label.
 
     Args:
@@ -81,7 +81,7 @@ def read_table(path: Path, text: str, label: str, *, labelled: bool) -> Table:
             texts.append(sentence)
             labels.append(name or None)
             lines.append(line)
-    return Table(str(path), texts, labels, lines, empty, unlabelled)
+    return LabelledSentences(str(path), texts, labels, lines, empty, unlabelled)
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.config.ranges import Positive
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
@@ -108,7 +108,9 @@ class PlainEmbeddings(Embeddings):
     Raises UserError for an unknown optimizer.
     """
 
-    def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule = "sgd", eps: Positive = 1e-8) -> None:
+    def __init__(
+        self, tables: Sequence[EmbeddingTable], dim: int, optimizer: Rule = "sgd", eps: Positive = 1e-8
+    ) -> None:
         super().__init__()
         if optimizer not in ("sgd", "adagrad"):
             raise UserError(f"the embeddings' optimizer={optimizer} is unknown; give sgd or adagrad")

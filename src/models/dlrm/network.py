@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.batches.clicks import Clicks, Table
+from src.batches.clicks import Clicks, EmbeddingTable
 from src.config.ranges import Count
 from src.errors import UserError
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
@@ -82,7 +82,7 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[Table],
+        tables: Sequence[EmbeddingTable],
         num_numerical: Count = 13,
         embedding_dim: Count = 128,
         bottom: Sequence[Count] = (512, 256, 128),
@@ -90,7 +90,7 @@ class DLRM(nn.Module):
         interaction: Interaction = "dot",
         cross_layers: Count = 3,
         cross_rank: Count = 512,
-        embeddings: Callable[[Sequence[Table], int], Embeddings] = PlainEmbeddings,
+        embeddings: Callable[[Sequence[EmbeddingTable], int], Embeddings] = PlainEmbeddings,
     ) -> None:
         super().__init__()
         if not tables or num_numerical < 1:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.errors import UserError
 from src.gpu.triton_helpers import working_dtype
 from src.gpu.waiting import Waiting
@@ -47,7 +47,7 @@ class ShardedEmbeddings(Embeddings):
 
     def __init__(
         self,
-        tables: Sequence[Table],
+        tables: Sequence[EmbeddingTable],
         dim: int,
         optimizer: Rule = "sgd",
         eps: float = 1e-8,

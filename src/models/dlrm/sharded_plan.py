@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import distributed
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.errors import UserError
 from src.models.dlrm.embeddings import Rule
 
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
     data_parallel (each holds the whole table).
     """
 
-    table: Table
+    table: EmbeddingTable
     sharding: str
     ranks: tuple[int, ...]
 
@@ -79,7 +79,7 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def make_plan(
-    tables: Sequence[Table],
+    tables: Sequence[EmbeddingTable],
     dim: int,
     *,
     world_size: int,
@@ -164,14 +164,14 @@ def from_rank_0(make: Callable[[], T]) -> T:
     return outcome[0]
 
 
-def allowed_shardings(table: Table, world_size: int, batch_size: int, cut: bool) -> list[str]:
+def allowed_shardings(table: EmbeddingTable, world_size: int, batch_size: int, cut: bool) -> list[str]:
     """Returns the shardings that the planner may choose: data_parallel for small tables on several ranks."""
     if world_size > 1 and table.cardinality <= MAX_REPLICATED * batch_size:
         return ["data_parallel"]
     return ["table_wise", "row_wise", "column_wise"] if cut else ["table_wise"]
 
 
-def checked_sharding(sharding: Mapping[str, str], tables: Sequence[Table]) -> dict[str, str]:
+def checked_sharding(sharding: Mapping[str, str], tables: Sequence[EmbeddingTable]) -> dict[str, str]:
     """Returns the user's choice. Raises UserError for an unknown table or sharding."""
     names = [table.name for table in tables]
     for name, kind in sharding.items():
@@ -183,7 +183,7 @@ def checked_sharding(sharding: Mapping[str, str], tables: Sequence[Table]) -> di
 
 
 def does_not_fit(
-    tables: Sequence[Table],
+    tables: Sequence[EmbeddingTable],
     dim: int,
     world_size: int,
     memory_bytes: float,
@@ -209,7 +209,7 @@ def bag_name(number: int) -> str:
     return f"table_{number}"
 
 
-def bags(tables: Sequence[Table], dim: int) -> "EmbeddingBagCollection":
+def bags(tables: Sequence[EmbeddingTable], dim: int) -> "EmbeddingBagCollection":
     """Returns the tables as TorchRec's unsharded module, on the meta device."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, distributed
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.gpu.side_stream import SideStream
 from src.gpu.waiting import Waiting
 from src.models.dlrm.embeddings import GradientSlots, Pending, PlainEmbeddings, Rule, whole
@@ -76,7 +76,7 @@ class TableWiseTables:
         self.anchor = torch.empty(0, device=device, requires_grad=True)
         self.pending: list[ExchangedGradients] = []
 
-    def _tables(self, numbers: Sequence[int]) -> list[Table]:
+    def _tables(self, numbers: Sequence[int]) -> list[EmbeddingTable]:
         return [self.plan[number].table for number in numbers]
 
     def weights(self, number: int) -> list[Piece]:
@@ -177,7 +177,7 @@ class ReplicatedTables(HeldTables):
     sums: gradients of the latest backward pass summed for each row, [rows of all tables, dim].
     """
 
-    def __init__(self, tables: Sequence[Table], dim: int, optimizer: Rule, eps: float) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], dim: int, optimizer: Rule, eps: float) -> None:
         super().__init__(tables, dim, optimizer, eps)
         self.adding = HeldTables(tables, dim)  # its update with rate -1 adds gradients up
         self.sums = whole(list(self.adding.weights)) if tables else torch.empty(0, dim)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.batches.clicks import ClickBatch, ClickLayout, Clicks, Table
+from src.batches.clicks import ClickBatch, ClickLayout, Clicks, EmbeddingTable
 from src.config.ranges import Count, Share
 from src.datamodules.base import DataModule
 from src.datamodules.clicks.criteo import ClickDataModule
@@ -69,7 +69,7 @@ class DLRMTask(Task):
         self.final_metric = FinalMetric("auc", "max", target)
         self.layout = ClickLayout(0, (), ())
         if tables is not None:
-            named = (Table(f"cat_{number}.bin", *sizes) for number, sizes in enumerate(tables))
+            named = (EmbeddingTable(f"cat_{number}.bin", *sizes) for number, sizes in enumerate(tables))
             self._make_network(ClickLayout.of(tuple(named), 13 if num_numerical is None else num_numerical))
         self._auc: ExactAUC | None = None
         self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.datamodules.clicks.feature_spec import FILE, FeatureSpec
 from src.errors import UserError
 
@@ -31,7 +31,7 @@ def test_a_written_specification_loads_equal(tmp_path: Path) -> None:
     loaded = FeatureSpec.load(tmp_path)
     assert loaded == spec
     assert loaded.dtypes == ("int8", "int16", "int32", "int8")
-    assert loaded.tables[1] == Table("cat_1.bin", 127, 2)
+    assert loaded.tables[1] == EmbeddingTable("cat_1.bin", 127, 2)
     assert {split: loaded.num_rows(tmp_path, split) for split in ROWS} == ROWS
     assert loaded.layout.bytes_per_row == sum(loaded.bytes_per_row("test").values()) == 1 + 6 + 1 + 4 + 4 + 4
 
@@ -70,7 +70,7 @@ def test_a_directory_with_other_names_and_order_loads(tmp_path: Path) -> None:
         for name, width in {"a": 1, "b": 4, "x": 4, "y": 1}.items():
             np.zeros(rows * width, np.uint8).tofile(tmp_path / split / name)
     spec = FeatureSpec.load(tmp_path)
-    assert spec.tables == (Table("user", 100), Table("item", 3))
+    assert spec.tables == (EmbeddingTable("user", 100), EmbeddingTable("item", 3))
     assert spec.splits["test"].ids == ("test/a", "test/b")
     assert (spec.splits["train"].numerical, spec.splits["train"].label) == ("train/x", "train/y")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from src.datamodules.clicks import vocabulary as criteo_vocabulary
-from src.datamodules.clicks.vocabulary import Run, counted, look_up, merge, write_table
+from src.datamodules.clicks.vocabulary import RunOnDisk, counted, look_up, merge, write_table
 
 
 @pytest.mark.parametrize("small_ranges", [True, False])
@@ -31,7 +31,7 @@ def test_frequent_ids_are_kept_and_numbered_by_count(
         path = tmp_path / f"{piece}.runs"
         run = counted(ids.astype(np.uint32), missing)
         np.concatenate([np.full(3, 7, np.uint64), run]).tofile(path)
-        runs += [Run(path, 3, 3 + len(run)), Run(path, 3, 3)]
+        runs += [RunOnDisk(path, 3, 3 + len(run)), RunOnDisk(path, 3, 3)]
     reference = sorted((value for value in counts if counts[value] >= 3), key=lambda value: (-counts[value], value))
     kept = merge(runs, 3, tmp_path / "kept")
     assert kept == len(reference)
@@ -45,7 +45,7 @@ def test_frequent_ids_are_kept_and_numbered_by_count(
 def test_an_empty_vocabulary_gives_0_for_all_ids(tmp_path: Path) -> None:
     run = counted(np.zeros(4, np.uint32), 4)
     assert len(run) == 0
-    assert merge([Run(tmp_path / "none", 0, 0)], 1, tmp_path / "kept") == 0
+    assert merge([RunOnDisk(tmp_path / "none", 0, 0)], 1, tmp_path / "kept") == 0
     write_table(tmp_path / "kept", tmp_path / "table")
     table = np.fromfile(tmp_path / "table", np.uint64)
     assert look_up(table, 0, np.array([0, 5, 2**32 - 1], np.uint32)).tolist() == [0, 0, 0]
@@ -54,6 +54,6 @@ def test_an_empty_vocabulary_gives_0_for_all_ids(tmp_path: Path) -> None:
 def test_counts_above_32_bits_are_clamped(tmp_path: Path) -> None:
     entries = np.array([(5 << 32) | (2**32 - 1), (9 << 32) | 3], np.uint64)
     entries.tofile(tmp_path / "runs")
-    kept = merge([Run(tmp_path / "runs", 0, 2)] * 3, 4, tmp_path / "kept")
+    kept = merge([RunOnDisk(tmp_path / "runs", 0, 2)] * 3, 4, tmp_path / "kept")
     assert kept == 2
     assert np.fromfile(tmp_path / "kept", np.uint64).tolist() == [5, ((2**32 - 1 - 9) << 32) | 9]

@@ -7,12 +7,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.models.dlrm.cost import bytes_per_sample, cost
 from src.models.dlrm.network import DLRM
 from tests.support.random_clicks import PUBLISHED, random_clicks
 
-ONE_HOT = [Table(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
+ONE_HOT = [EmbeddingTable(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_published_model_costs_the_baseline_figures() -> None:
 
 
 def test_bytes_count_rows_activations_and_parameters() -> None:
-    tables = [Table("cat_0.bin", 10), Table("cat_1.bin", 10, hotness=3)]
+    tables = [EmbeddingTable("cat_0.bin", 10), EmbeddingTable("cat_1.bin", 10, hotness=3)]
     with torch.device("meta"):
         network = DLRM(tables, embedding_dim=16, bottom=(32, 16), top=(24,), num_numerical=5)
     parameters = 5 * 32 + 32 + 32 * 16 + 16 + 24 * 24 + 24 + 24 + 1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule, summed_by_id
 from src.models.dlrm.pieces import BLOCK_ROWS
@@ -175,6 +175,6 @@ def test_two_networks_of_one_seed_begin_with_different_tables() -> None:
 
 def test_tables_and_blocks_of_rows_begin_with_different_numbers() -> None:
     rows = BLOCK_ROWS + 2
-    first, second = PlainEmbeddings([Table("cat_0.bin", rows), Table("cat_1.bin", rows)], 1).weights
+    first, second = PlainEmbeddings([EmbeddingTable("cat_0.bin", rows), EmbeddingTable("cat_1.bin", rows)], 1).weights
     blocks = [part for table in (first, second) for part in (table[:2], table[BLOCK_ROWS:])]
     assert len(torch.cat(blocks).unique()) == 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.models.dlrm import fast
 from src.models.dlrm.embeddings import Rule
 from src.models.dlrm.fast.embeddings import FastEmbeddings
@@ -27,8 +27,13 @@ PRECISIONS = [
     ("half", torch.float16, "highest", 3e-3),
     ("bfloat16", torch.bfloat16, "highest", 2e-2),
 ]
-ONE_HOT = [Table("cat_0.bin", 50_000), Table("cat_1.bin", 3), Table("cat_2.bin", 1), Table("cat_3.bin", 5000)]
-MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin", 4000, 20)]
+ONE_HOT = [
+    EmbeddingTable("cat_0.bin", 50_000),
+    EmbeddingTable("cat_1.bin", 3),
+    EmbeddingTable("cat_2.bin", 1),
+    EmbeddingTable("cat_3.bin", 5000),
+]
+MULTI_HOT = [EmbeddingTable("cat_0.bin", 200, 3), EmbeddingTable("cat_1.bin", 3), EmbeddingTable("cat_2.bin", 4000, 20)]
 
 
 @pytest.fixture(params=PRECISIONS, ids=lambda precision: precision[0])
@@ -71,7 +76,7 @@ def test_mlp_agrees_with_float64(
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize(("batch", "dim"), [(20_000, 128), (999, 20)])
 def test_row_updates_agree_with_float64(
-    tables: list[Table], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
+    tables: list[EmbeddingTable], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
     update = updated(fused, tables, batch, dim, dtype, CUDA, optimizer, loss_scale=4.0, apart=dim == 20)
@@ -84,7 +89,7 @@ def test_row_updates_agree_with_float64(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 def test_rows_of_narrow_tables_are_summed_in_float32(
-    tables: list[Table], dtype: torch.dtype, tolerance: float, fused: Any
+    tables: list[EmbeddingTable], dtype: torch.dtype, tolerance: float, fused: Any
 ) -> None:
     assert narrow_look_up(fused, tables, 5000, 128, dtype, CUDA) <= (0 if tables == ONE_HOT else tolerance)
 
@@ -103,7 +108,7 @@ def test_row_updates_are_deterministic(fused: Any) -> None:
 
 
 def test_lookup_takes_more_blocks_than_a_grids_second_axis(fused: Any) -> None:
-    batch, table = 65_536 * 16 + 5, Table("cat_0.bin", 7)
+    batch, table = 65_536 * 16 + 5, EmbeddingTable("cat_0.bin", 7)
     weight, ids = torch.randn(7, 4, device=CUDA), torch.randint(7, (batch,), dtype=torch.int32, device=CUDA)
     assert torch.equal(fused.tables.look_up([weight], (table,), ids, batch, torch.float32)[:, 0], weight[ids])
 
@@ -115,7 +120,7 @@ def run(home: Path, *overrides: str, model: str = "dlrm") -> Trained:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
-def test_several_lookups_are_updated_as_one(tables: list[Table], optimizer: Rule) -> None:
+def test_several_lookups_are_updated_as_one(tables: list[EmbeddingTable], optimizer: Rule) -> None:
     for one, several, unfused in zip(*update_of_parts(tables, optimizer, CUDA), strict=True):
         torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(unfused, one, rtol=1e-4, atol=1e-5)

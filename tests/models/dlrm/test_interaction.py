@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.models.dlrm import interaction
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import CrossNet
@@ -46,5 +46,5 @@ def test_cross_layers_equal_torchrecs() -> None:
             theirs.W_kernels[number].copy_(up.weight)
             theirs.bias[number].copy_(up.bias)
     dense, sparse = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 3, 4, dtype=torch.float64)
-    tables = PlainEmbeddings([Table("cat_0.bin", 1)], 1)
+    tables = PlainEmbeddings([EmbeddingTable("cat_0.bin", 1)], 1)
     torch.testing.assert_close(ours(dense, sparse, tables), theirs(torch.cat([dense, sparse.flatten(1)], 1)))

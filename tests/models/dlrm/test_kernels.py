@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.gpu import triton_helpers
 from src.models.dlrm import fast
 from src.models.dlrm.embeddings import Rule
@@ -19,8 +19,13 @@ DTYPES = [
     pytest.param(torch.float16, 2e-3, marks=pytest.mark.slow),
     pytest.param(torch.bfloat16, 1.6e-2, marks=pytest.mark.slow),
 ]
-ONE_HOT = [Table("cat_0.bin", 200), Table("cat_1.bin", 3), Table("cat_2.bin", 1), Table("cat_3.bin", 5000)]
-MULTI_HOT = [Table("cat_0.bin", 200, 3), Table("cat_1.bin", 3), Table("cat_2.bin", 40, 20)]
+ONE_HOT = [
+    EmbeddingTable("cat_0.bin", 200),
+    EmbeddingTable("cat_1.bin", 3),
+    EmbeddingTable("cat_2.bin", 1),
+    EmbeddingTable("cat_3.bin", 5000),
+]
+MULTI_HOT = [EmbeddingTable("cat_0.bin", 200, 3), EmbeddingTable("cat_1.bin", 3), EmbeddingTable("cat_2.bin", 40, 20)]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
@@ -56,7 +61,7 @@ def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: to
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 def test_several_lookups_are_updated_as_one(
-    tables: list[Table], optimizer: Rule, monkeypatch: pytest.MonkeyPatch
+    tables: list[EmbeddingTable], optimizer: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
     whole, parts, rest = update_of_parts(tables, optimizer)
@@ -69,7 +74,7 @@ def test_several_lookups_are_updated_as_one(
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize(("batch", "dim", "apart"), [(70, 8, False), (70, 8, True), (3, 20, False)])
 def test_row_updates_agree_with_float64(
-    tables: list[Table], batch: int, dim: int, apart: bool, dtype: torch.dtype, tolerance: float
+    tables: list[EmbeddingTable], batch: int, dim: int, apart: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     """Sums are exact to float32 in every dtype; only the vectors are rounded."""
     update = updated(fused, tables, batch, dim, dtype, apart=apart)
@@ -79,14 +84,16 @@ def test_row_updates_agree_with_float64(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
-def test_rows_of_narrow_tables_are_summed_in_float32(tables: list[Table], dtype: torch.dtype, tolerance: float) -> None:
+def test_rows_of_narrow_tables_are_summed_in_float32(
+    tables: list[EmbeddingTable], dtype: torch.dtype, tolerance: float
+) -> None:
     assert narrow_look_up(fused, tables, 70, 8, dtype) <= (0 if tables == ONE_HOT else tolerance)
 
 
 @pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
     """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""
-    update = updated(fused, [Table("cat_0.bin", 1), Table("cat_1.bin", 2)], 2100, 8, torch.float32)
+    update = updated(fused, [EmbeddingTable("cat_0.bin", 1), EmbeddingTable("cat_1.bin", 2)], 2100, 8, torch.float32)
     assert update.weights < 2e-6, update
 
 
@@ -107,7 +114,7 @@ def test_an_overflow_skips_the_update(optimizer: str) -> None:
 def test_row_order_is_stable() -> None:
     """Equal ids keep the order of the samples, so that sums are deterministic."""
     ids = torch.tensor([5, 1, 5, 0, 2, 0, 2, 2], dtype=torch.int32)
-    order = fused.tables.row_order((Table("a", 6), Table("b", 3)), ids, 4)
+    order = fused.tables.row_order((EmbeddingTable("a", 6), EmbeddingTable("b", 3)), ids, 4)
     assert order.keys.tolist() == [0, 1, 5, 5, 6, 8, 8, 8]
     assert order.positions.tolist() == [3, 1, 0, 2, 5, 4, 6, 7]
 

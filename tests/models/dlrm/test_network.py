@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM, Interaction
@@ -32,7 +32,7 @@ def shapes(network: DLRM) -> dict[str, tuple[int, ...]]:
 
 def test_default_sizes_are_the_published_ones() -> None:
     with torch.device("meta"):
-        network = DLRM([Table(f"cat_{i}.bin", 10) for i in range(26)])
+        network = DLRM([EmbeddingTable(f"cat_{i}.bin", 10) for i in range(26)])
     sizes = shapes(network)
     assert sizes["bottom.layers.0.weight"] == (512, 13) and sizes["bottom.layers.2.weight"] == (128, 256)
     assert sizes["embeddings.weights.25"] == (10, 128)
@@ -64,7 +64,7 @@ def make_and_split(kind: Interaction) -> list[Tensor]:
 
 def test_initialisation_is_the_published_one() -> None:
     torch.manual_seed(0)
-    network = DLRM([Table(f"cat_{i}.bin", 10) for i in range(26)])
+    network = DLRM([EmbeddingTable(f"cat_{i}.bin", 10) for i in range(26)])
     for mlp in (network.bottom, network.top):
         for number in range(mlp.num_hidden):
             weight, bias = (mlp.get_parameter(f"layers.{number}.{name}").detach() for name in ("weight", "bias"))
@@ -93,7 +93,7 @@ def test_weights_of_the_padding_stay_zero() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_tables", "dim", "hotness"), [(1, 8, 1), (2, 5, 3), (40, 4, 1)])
 def test_any_number_and_width_of_tables_works(kind: Interaction, num_tables: int, dim: int, hotness: int) -> None:
-    tables = [Table(f"cat_{i}.bin", 7, hotness) for i in range(num_tables)]
+    tables = [EmbeddingTable(f"cat_{i}.bin", 7, hotness) for i in range(num_tables)]
     network = make(kind, tables=tables, embedding_dim=dim, bottom=(6, dim), num_numerical=2)
     logits = network(random_clicks(tables, BATCH, num_numerical=2))
     assert logits.shape == (BATCH,) and logits.dtype == torch.float32 and logits.isfinite().all()

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.models.dlrm.embeddings import GradientSlots, PlainEmbeddings
 from src.models.dlrm.fast import interaction
 from src.models.dlrm.fast import tables as kernels
 
-ONE_HOT = (Table("cat_0.bin", 20), Table("cat_1.bin", 7))
-MULTI_HOT = (Table("cat_0.bin", 20, 3), Table("cat_1.bin", 7, 2))
+ONE_HOT = (EmbeddingTable("cat_0.bin", 20), EmbeddingTable("cat_1.bin", 7))
+MULTI_HOT = (EmbeddingTable("cat_0.bin", 20, 3), EmbeddingTable("cat_1.bin", 7, 2))
 
 
-def ids_of(tables: tuple[Table, ...], batch: int) -> torch.Tensor:
+def ids_of(tables: tuple[EmbeddingTable, ...], batch: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(0)
     parts = [torch.randint(t.cardinality, (batch * t.hotness,), generator=random) for t in tables]
     return torch.cat(parts).int()
@@ -20,7 +20,7 @@ def ids_of(tables: tuple[Table, ...], batch: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize("batch", [5, 17])
-def test_lookup_writes_vectors_to_each_ranks_output(tables: tuple[Table, ...], batch: int) -> None:
+def test_lookup_writes_vectors_to_each_ranks_output(tables: tuple[EmbeddingTable, ...], batch: int) -> None:
     ranks, dim, columns = 3, 16, (3, 1)
     plain = PlainEmbeddings(tables, dim)
     ids = ids_of(tables, ranks * batch)

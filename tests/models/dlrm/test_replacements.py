@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.batches.clicks import Clicks, Table
+from src.batches.clicks import Clicks, EmbeddingTable
 from src.models.dlrm import DLRM, fast
 from tests.support.kernels_contract import KernelsContract
 
-TABLES = [Table("cat_0.bin", 9), Table("cat_1.bin", 4, 2), Table("cat_2.bin", 30)]
+TABLES = [EmbeddingTable("cat_0.bin", 9), EmbeddingTable("cat_1.bin", 4, 2), EmbeddingTable("cat_2.bin", 30)]
 
 
 class TestReplacements(KernelsContract):

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from src.batches.clicks import Clicks, Table
+from src.batches.clicks import Clicks, EmbeddingTable
 from src.errors import UserError
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.network import DLRM
@@ -25,7 +25,9 @@ from tests.support.gloo_ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
-TABLES = tuple(Table(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)]))
+TABLES = tuple(
+    EmbeddingTable(f"cat_{i}.bin", *sizes) for i, sizes in enumerate([(3,), (37, 3), (50,), (64, 2), (5,), (41,)])
+)
 KINDS = ["data_parallel", "table_wise", "row_wise", "column_wise"]
 WHOLE = {table.name: KINDS[i % 2] for i, table in enumerate(TABLES)}
 MIXED = {table.name: (KINDS * 2)[i] for i, table in enumerate(TABLES)}
@@ -187,7 +189,9 @@ def test_initial_weights_are_uniform_and_independent_of_the_number_of_ranks(rank
     assert not torch.equal(one["weights.0"][0], one["weights.0"][1])
 
 
-LARGE = tuple(Table(f"cat_{i}.bin", rows) for i, rows in enumerate([7, 2 * BLOCK_ROWS + 4321, BLOCK_ROWS + 1, 50]))
+LARGE = tuple(
+    EmbeddingTable(f"cat_{i}.bin", rows) for i, rows in enumerate([7, 2 * BLOCK_ROWS + 4321, BLOCK_ROWS + 1, 50])
+)
 
 
 def started(sharding: dict[str, str], engine: str) -> dict[str, Tensor]:
@@ -230,7 +234,7 @@ class Largest(TorchDispatchMode):
 
 
 def sizes_while_saving(rows: int, dim: int, kind: str) -> list[int]:
-    embeddings = ShardedEmbeddings([Table("large", rows)], dim, sharding={"large": kind})
+    embeddings = ShardedEmbeddings([EmbeddingTable("large", rows)], dim, sharding={"large": kind})
     embeddings.place(torch.device("cpu"), BATCH)
     shards = embeddings.plan[0].shards(dim)  # type: ignore[index]
     local = embeddings.held.weights(0)  # type: ignore[union-attr]

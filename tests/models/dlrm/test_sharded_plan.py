@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.errors import UserError
 from src.models.dlrm.sharded_plan import GIB, MAX_REPLICATED, RESERVED, Placement, Plan, make_plan
 from tests.support.random_clicks import PUBLISHED
 
 DIM = 128
-TABLES = [Table(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
+TABLES = [EmbeddingTable(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
 
 
 def planned(world_size: int, memory_gib: float, **options: Any) -> Plan:
@@ -46,7 +46,7 @@ def test_published_tables_are_balanced_and_small_ones_replicated(world_size: int
 )
 def test_shards_cover_a_table_once(sharding: str, ranks: tuple[int, ...]) -> None:
     covered = torch.zeros(7, 8)
-    shards = Placement(Table("cat", 7), sharding, ranks).shards(8)
+    shards = Placement(EmbeddingTable("cat", 7), sharding, ranks).shards(8)
     assert [shard.rank for shard in shards] == list(ranks)
     for shard in shards:
         covered[shard.rows, shard.columns] += 1

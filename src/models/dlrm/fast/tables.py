@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from src.batches.clicks import Table
+from src.batches.clicks import EmbeddingTable
 from src.gpu.side_stream import SideStream, side_stream
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.fast import tables_triton as kernels
@@ -59,7 +59,7 @@ def supported(dim: int) -> bool:
 
 
 @cache
-def table_sizes(tables: tuple[Table, ...], device: torch.device) -> TableSizes:
+def table_sizes(tables: tuple[EmbeddingTable, ...], device: torch.device) -> TableSizes:
     """Returns the sizes, copied to the device once, before a graph is captured."""
     hotness = [table.hotness for table in tables]
     rows = [table.cardinality for table in tables]
@@ -92,7 +92,11 @@ def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
 
 
 def look_up(
-    weights: Sequence[Tensor], tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype
+    weights: Sequence[Tensor],
+    tables: tuple[EmbeddingTable, ...],
+    ids: Int32[Tensor, " ids"],
+    batch: int,
+    dtype: torch.dtype,
 ) -> Float[Tensor, "{batch} tables dim"]:
     """See `PlainEmbeddings.look_up`."""
     out = torch.empty(batch, len(tables), weights[0].shape[1], dtype=dtype, device=ids.device)
@@ -104,7 +108,7 @@ def look_up_into(
     outs: Sequence[Float[Tensor, "batch vectors dim"]],
     columns: Sequence[int],
     weights: Sequence[Tensor],
-    tables: tuple[Table, ...],
+    tables: tuple[EmbeddingTable, ...],
     ids: Int32[Tensor, " ids"],
 ) -> None:
     """Writes table t's vectors to `columns[t]` of `outs`, those of the first `batch` samples to `outs[0]`, and so on.
@@ -135,12 +139,12 @@ def send_ids(ids: Int32[Tensor, " ids"], parts: Sequence[slice], targets: Sequen
     )  # fmt: skip
 
 
-def row_order(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
+def row_order(tables: tuple[EmbeddingTable, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
     """Sorts the ids' rows for `apply`. It needs the ids only, so it can overlap with the forward pass."""
     return RowOrder(*row_numbers(tables, ids, batch).sort(stable=True))
 
 
-def row_numbers(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
+def row_numbers(tables: tuple[EmbeddingTable, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
     """Returns the ids' rows, numbered through all tables."""
     shape = table_sizes(tables, ids.device)
     keys = torch.empty(len(ids), dtype=shape.key_dtype, device=ids.device)
@@ -151,7 +155,7 @@ def row_numbers(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: in
     return keys
 
 
-def row_order_on_side_stream(tables: tuple[Table, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
+def row_order_on_side_stream(tables: tuple[EmbeddingTable, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
     """Does `row_order`, on a GPU on a side stream; `apply` waits for it."""
     if not ids.is_cuda:
         return row_order(tables, ids, batch)
@@ -164,7 +168,7 @@ def row_order_on_side_stream(tables: tuple[Table, ...], ids: Int32[Tensor, " ids
 
 def apply(
     weights: Sequence[Tensor],
-    tables: tuple[Table, ...],
+    tables: tuple[EmbeddingTable, ...],
     order: RowOrder,
     gradient: Float[Tensor, "batch tables dim"],
     rule: Rule,
