@@ -17,7 +17,6 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from src.config.schema import PredictConfig, TrainConfig
 from src.config.settings import given_overrides
-from src.errors import UserError
 from src.report.compare.quantities import figures
 from src.report.record import Record
 from src.report.wandb_run import begin, described, log_end
@@ -80,18 +79,13 @@ def settle_loggers(config: Config) -> Config:
     """Returns the config with the null keys of W&B's loggers as the environment, the command or the run's place says.
 
     offline: unless WANDB_MODE is set to something else. project: WANDB_PROJECT, or reprise. save_dir: WANDB_DIR, or the
-    run's folder. name, group, job_type and tags: see `described`. Raises UserError for a key of W&B's among the values.
+    run's folder. name, group, job_type and tags: see `described`.
     """
     settled = dict[str, Any]()
     for name, logger in (config.logger or {}).items():
         settled[name] = logger
         if not logger["_target_"].endswith("WandbLogger"):
             continue
-        if "api_key" in logger:
-            raise UserError(
-                f"logger.{name}.api_key is no setting; give the key by the environment variable WANDB_API_KEY, "
-                "or run `wandb login` once"
-            )
         folder = Path(config.output_dir)
         kind, trainer = ("train", config.trainer.name) if isinstance(config, TrainConfig) else ("predict", "1x1")
         tags = [config.precision.name, trainer, config.hardware.name]

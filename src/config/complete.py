@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.config.schema import Hardware, PredictConfig, TrainConfig, structured, typed
 from src.config.secrets import watch
-from src.config.settings import CONF
+from src.config.settings import CONF, check_loggers
 from src.config.trained import as_trained
 from src.config.values import check_training, check_values
 from src.errors import UserError
@@ -38,6 +38,7 @@ def complete_prediction(config: DictConfig, trained: Any = None, overrides: Sequ
     """
     config.hardware = resolve_hardware(config.hardware)
     as_trained(config, trained, overrides)
+    check_loggers(config)
     check_values("", config, PredictConfig)
     resolve(config)
     check_values("", config, PredictConfig)

@@ -46,6 +46,16 @@ def check_fix_hp(config: DictConfig) -> None:
         raise UserError(f"{file.name}: fix_hp may set hp.* only, it also sets {', '.join(map(str, sorted(others)))}")
 
 
+def check_loggers(config: DictConfig) -> None:
+    """Raises UserError for a key of W&B's, which would be written to files."""
+    for name, logger in (config.logger or {}).items():
+        if isinstance(logger, DictConfig) and "api_key" in logger:
+            raise UserError(
+                f"logger.{name}.api_key is no setting; give the key by the environment variable WANDB_API_KEY, "
+                "or run `wandb login` once"
+            )
+
+
 def check_complete(config: DictConfig) -> None:
     """Raises UserError naming the first key that has no value yet."""
     missing = sorted(OmegaConf.missing_keys(config))

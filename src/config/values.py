@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from src.config.ranges import MAY_BE_EMPTY, MOST_NUMBER, MOST_WHOLE, Range
 from src.config.schema import TrainConfig, typed
-from src.config.settings import check_complete, check_fix_hp
+from src.config.settings import check_complete, check_fix_hp, check_loggers
 from src.errors import UserError
 
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
@@ -40,6 +40,7 @@ def check_training(config: DictConfig) -> TrainConfig:
     check_fix_hp(config)
     config = checked(config, TrainConfig)
     _check_kinds(config)
+    check_loggers(config)
     if config.fit.stop_after_plateau and not (config.fit.eval_every_n_epochs or config.fit.eval_every_n_steps):
         raise UserError("fit.stop_after_plateau needs evaluations; give fit.eval_every_n_epochs=1")
     if config.ckpt_path and not Path(config.ckpt_path).exists():

@@ -218,6 +218,7 @@ OTHERS = {  # words of other messages
     TRAIN + "+callbacks.x=3": "callbacks.x=3 is not allowed; give callbacks.x._target_=CLASS, a Callback, or leave",
     TRAIN + "+callbacks.x={_target_:builtins.dict}": "callbacks.x._target_=builtins.dict is no Callback",
     TRAIN + "+logger.x=3": "logger.x=3 is not allowed; give logger.x._target_=CLASS, a Logger",
+    TRAIN + "logger=wandb +logger.wandb.api_key=x": "logger.wandb.api_key is no setting; give the key by",
     TRAIN + "model.task=null": "model.task=null is not allowed; give model.task._target_=CLASS, a Task",
     TRAIN + "model.predict=text": "model.predict=text is not allowed: it is a section",
     TRAIN + "+model.taask=1": "model has no key 'taask', did you mean 'task'?",
