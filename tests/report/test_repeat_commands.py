@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.beside.__main__ import parsed
 from src.config.complete import load_hardware
+from src.config.from_file import GONE
 from src.config.trained import OF_PREDICTIONS, is_given
 from tests.support import ROOT
 from tests.support.composing import composed
@@ -25,7 +26,7 @@ SEPARATOR = "\x1f"
 FOLDERS = re.compile(r"data_root|output_(dir|root)|ckpt_path|datamodule\.data_dir|.*\.(dirpath|save_dir)")
 FILES = {"datamodule.raw": None, "datamodule.vocabulary": "distilbert-base-uncased", "datamodule.source": ...,
          "datamodule.source.split_file": "official", "model.task.weights": ...}  # fmt: skip
-WITHOUT_A_KEY = ("callbacks.rng._target_",)  # what every run has now
+WITHOUT_A_KEY = ("callbacks.rng._target_", *GONE)  # what every run has now, or none
 OF_A_CHECKPOINT = ("datamodule.", "model.task.", "model.hp.", "precision.")
 
 
