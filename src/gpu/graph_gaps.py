@@ -18,7 +18,7 @@ def renew_queues() -> bool:
     Nothing in the driver's documentation says so. No setting of the GPU changes, and no memory, stream or graph of this
     process; where the memory for a second context is missing at that moment, nothing happens.
     """
-    driver = tried_driver() if enabled else None
+    driver = tried_driver() if enabled and torch.cuda.is_available() else None
     if driver is None:
         return False
     context = ctypes.c_void_p()

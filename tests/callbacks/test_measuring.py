@@ -82,7 +82,8 @@ def test_memory_is_the_peak_of_the_process() -> None:
     del ballast
     memory.on_train_end(StandInTrainer(), task)
     figures = memory.figures(task)["mem"]
-    assert 0.25 < held <= figures["peak_reserved_gib"] + 1e-3 <= figures["total_gib"]
+    # Linux counts resident pages in batches for each core: on 64 cores the two figures differ by megabytes.
+    assert 0.25 < held <= figures["peak_reserved_gib"] + 0.02 <= figures["total_gib"]
     assert figures["peak_allocated_gib"] is None
     assert 0 < figures["free_gib"] < figures["total_gib"] - held
 

@@ -63,6 +63,7 @@ def test_the_interpreter_finds_this_project_alone(words: tuple[str, ...], hostil
 def test_pip_is_the_installed_one(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hostile)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # an entry point cleans it: safe_path
     with pytest.raises(UserError, match="pip cannot download no-such-package==1 "), _wheel("no-such-package", "1"):
         pass
     assert not (hostile.parent / "imported").exists()

@@ -73,7 +73,7 @@ def test_a_header_of_a_tar_archive_cannot_ask_for_all_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("read", JSON)
-@pytest.mark.parametrize("text", ["[" * 200_000, "[" * 60 + "]" * 60, "[" * 900 + "]" * 900])
+@pytest.mark.parametrize("text", ["[" * 200_000, "[" * 60 + "]" * 60, "[" * 900 + "]" * 900], ids=len)
 def test_deep_values_are_refused(read: Callable[[Path], object], text: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
     with pytest.raises(UserError, match=r"a is not (JSON|YAML) \(.*\): give another file"):

@@ -233,6 +233,7 @@ def test_a_planar_molecule_marked_as_3d_is_accepted() -> None:
         ("a.xyz", "1\ncharge=0.4\nH 0 0 0\n", "a.xyz line 2: charge=0.4 is not allowed; expected a whole number"),
         ("a.xyz", "9" * 5000 + "\n\nH 0 0 0\n", "a.xyz line 1: expected a number of atoms, found '999"),
     ],
+    ids=lambda text: text[:30],  # pytest keeps it in an environment variable, whose size is limited
 )
 def test_limits_of_size_are_said(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)

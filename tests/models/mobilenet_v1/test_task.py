@@ -34,7 +34,7 @@ PLAIN = "model.task.augment.flip=false", "model.task.augment.jitter=0", "model.t
 
 
 class TestMobileNetV1(ResumeContract):
-    learning_steps = 60  # each has other random colours and flips
+    learning_steps = 120  # each has other random colours and flips
 
     def config(self, home: Path, *overrides: str) -> DictConfig:
         return tiny_mobilenet(home, *overrides)
