@@ -253,6 +253,7 @@ def figures_of(task: Task, config: PredictConfig, prediction: Prediction) -> dic
         "final_metric": prediction.final_metric,
         "quality": [figure._asdict() for figure in prediction.quality],
         "mem": peak_memory(task.device),
+        "reading": asdict(prediction.reading) if prediction.reading else None,
     }
     return figures | speed_of(task, config, prediction) if config.benchmark else figures
 

@@ -286,7 +286,9 @@ def make_record(config: TrainConfig, clock: Clock, job: Job | None, status: str,
         for callback in reversed(job.trainer.callbacks):  # type: ignore[attr-defined] # phases begin first and end last
             if isinstance(callback, Measuring):
                 fields |= callback.figures(job.task)
+        reading = job.datamodule.reading
         fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
+        fields |= {"reading": asdict(reading) if reading else None}
     fields |= {"e2e_time_s": clock.wall_s()} if job is None else job.legs.total(job.trainer, fields, status)
     fields |= {
         "kind": "train",

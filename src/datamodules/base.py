@@ -14,6 +14,8 @@ from src.config.ranges import Count, Seed
 from src.datamodules.resident import OrderedLoader
 from src.errors import UserError
 from src.measure.clock import Clock
+from src.measure.reading import Reading
+from src.printable import printable
 
 PUBLISHED = ("zinc250k", "qm9", "qm9_dgl", "criteo", "criteo_multihot", "sst2", "imagenet", "cifar10")
 
@@ -32,6 +34,7 @@ class DataModule(pl.LightningDataModule):
         self.name = name
         self.device: torch.device | None = None  # for use without a trainer
         self.clock = Clock()
+        self.reading: Reading | None = None
         self._training: Metered | None = None
         self._resumed: dict[str, Any] = {}
 
@@ -50,6 +53,12 @@ class DataModule(pl.LightningDataModule):
         self._training = Metered(loader, self.clock, self.accumulate, *self.rank_and_world)
         self._training.load_state_dict(self._resumed)
         return self._training
+
+    def tell(self, reading: Reading) -> None:
+        """Keeps the report of a reading for the record; rank 0 prints it the first time."""
+        if self.reading is None and self.rank_and_world[0] == 0:
+            print(printable("\n".join(reading.lines())), flush=True)
+        self.reading = reading
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the number of samples of each split, and as `content` a hash of them, once `prepare_data` is done.

@@ -17,7 +17,15 @@ def summary(record: Record, files: Mapping[str, Path]) -> str:
 
     `files` maps a description ('record', 'generated molecules') to a path.
     """
-    parts = [_ending(record), _quality(record), _result(record), _rates(record), _phases(record), _files(files)]
+    parts = [
+        _ending(record),
+        _data(record),
+        _quality(record),
+        _result(record),
+        _rates(record),
+        _phases(record),
+        _files(files),
+    ]
     parts.append(going_on(record))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -58,6 +66,14 @@ def _legs(record: Record) -> list[str]:
 
 def _steps(leg: Leg) -> str:
     return f"steps {leg.first_step:,} to {leg.last_step:,}" if leg.last_step >= leg.first_step else "no step"
+
+
+def _data(record: Record) -> str:
+    """Returns what became of a person's own data, where not all of it was kept as written."""
+    reading = record.reading
+    if reading is None or reading.as_written == reading.read:
+        return ""
+    return "\n".join(["Data", *(_short(f"  {line}") for line in reading.lines())])
 
 
 def _result(record: Record) -> str:

@@ -24,7 +24,18 @@ UNNAMED = (
     *("output", "output_dir", "output_root", "data_root"),
 )
 SHOWN = {"name", "notes", "tags", "group", "job_type", "config"}  # W&B's page has them; other settings are places
-NOT_FIGURES = ("schema_version", "config", "environment", "history", "case", "kind", "unit", "error", "times")
+NOT_FIGURES = (
+    "schema_version",
+    "config",
+    "environment",
+    "history",
+    "case",
+    "kind",
+    "unit",
+    "error",
+    "times",
+    "reading",
+)
 
 
 def described(kind: str, model: str, tags: Sequence[str], overrides: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from src.config.ranges import Count
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
+from src.measure.reading import Reading
 
 B = TypeVar("B")
 
@@ -65,6 +66,7 @@ class Prediction:
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
     quality: list[Quality] = field(default_factory=list)
+    reading: Reading | None = None  # what became of the data, where it is a person's own
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ KEYS = {
         "communication",
         "rates_over_ranks",
         "times",
+        "reading",
         "config",
         "environment",
     ),
