@@ -5,7 +5,7 @@ from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
 from src.config.trained import name_model
-from src.system.lean import loading
+from src.system.loading import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="predict")

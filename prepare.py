@@ -4,7 +4,7 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
-from src.system.lean import loading
+from src.system.loading import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="prepare")

@@ -1,4 +1,4 @@
-"""CPU seconds of a whole tiny run, with the start-up of src/system/lean.py, with a part of it, and with plain imports.
+"""CPU seconds of a whole tiny run, with the start-up of src/patches.py, and with plain imports.
 
 python -m benchmarks.start_up [rounds]
 """
@@ -13,20 +13,17 @@ RUN = """
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from src.system import compiler_later, lean
+from src import patches
+from src.system.loading import loading
 kind = sys.argv[1]
-if kind != "plain":
-    lean.install()
-if kind == "compiler imported":
-    compiler_later.NAME = "no.such.module"
-if kind == "torchmetrics as it is":
-    lean.OPTIONAL = ()
-with nullcontext() if kind == "plain" else lean.loading():
+if kind == "patched":
+    patches.install()
+with nullcontext() if kind == "plain" else loading():
     from src.run import train
 from tests.support.tiny_mobilenet import tiny_mobilenet
 train(tiny_mobilenet(Path(sys.argv[2]), "fit.max_steps=2"))
 """
-KINDS = ("lean", "compiler imported", "torchmetrics as it is", "plain")
+KINDS = ("patched", "torchmetrics as it is", "plain")
 
 
 def cpu_seconds(kind: str) -> float:

@@ -14,14 +14,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from src.config import schema, written
+from src import patches
+from src.config import schema
 from src.config.explain import explain, overrides_first, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.config.secrets import watch
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.printable import printable
-from src.system import lean, openmp
+from src.system import openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
 from src.system.masking import mask_error, mask_process, masked_text, watch_process
@@ -122,9 +123,8 @@ def begin(complete: Callable[[list[str]], list[str]]) -> None:
     if (parent := agent()) is not None:
         end_with_parent(parent, signal.SIGTERM)
     schema.register()
-    written.install()
+    patches.install()
     openmp.install()
-    lean.install()
     if message := unknown_option(sys.argv[1:]):
         sys.exit(fail(message))
     sys.argv[1:] = complete(overrides_first(sys.argv[1:]))

@@ -25,7 +25,7 @@ from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
 from src.system.group import ANSWERED_FOR, check_loopback, started_by
 from src.system.interpreter import ROOT
-from src.system.lean import loading
+from src.system.loading import loading
 from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support import lean_start  # noqa: F401
+from tests.support import patched_start  # noqa: F401
 
 # The tests' tensors are small: several threads only wait for each other. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

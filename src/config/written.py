@@ -1,18 +1,16 @@
 """Texts as they were written: Hydra reads `output_dir=2024_11_1` as the number 2024111 before it knows the key's type.
 
 Numbers keep their text while Hydra parses and sweeps; where they are set in a config, the type of the key decides.
+`src/patches.py` has Hydra do so.
 """
 
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
-from functools import wraps
 from pathlib import PurePath
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, Node
 from omegaconf._utils import split_key
@@ -41,31 +39,13 @@ class WrittenFloat(float):
         return self.text
 
 
-def install() -> None:
-    """Lets Hydra keep what was written, and set it where a key's type is a text. A second call does nothing."""
-    if hasattr(ConfigLoaderImpl._apply_overrides_to_config, "__wrapped__"):
-        return
-    parse, apply = HydraOverrideVisitor._createPrimitive, ConfigLoaderImpl._apply_overrides_to_config
-
-    @wraps(parse)
-    def parse_with_text(self: HydraOverrideVisitor, ctx: Any) -> Any:
-        value: Any = parse(self, ctx)
-        text = ctx.getText().strip()
-        if type(value) not in (int, float) or str(value) == text:
-            return value
-        written = WrittenInt(value) if type(value) is int else WrittenFloat(value)
-        written.text = text
-        return written
-
-    @wraps(apply)
-    def apply_by_type(overrides: list[Override], cfg: DictConfig) -> None:
-        for override in overrides:
-            if not override.is_delete() and has_numbers(override.value()):
-                override._value = value_for(cfg, override)
-            apply([override], cfg)
-
-    HydraOverrideVisitor._createPrimitive = parse_with_text  # type: ignore[method-assign]
-    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_by_type)  # type: ignore[method-assign]
+def with_text(value: Any, text: str) -> Any:
+    """Returns a parsed value; a number that would print otherwise than `text`, with its text."""
+    if type(value) not in (int, float) or str(value) == text:
+        return value
+    written = WrittenInt(value) if type(value) is int else WrittenFloat(value)
+    written.text = text
+    return written
 
 
 def value_for(config: DictConfig, override: Override) -> Any:

@@ -9,7 +9,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from src.config import schema, written
+from src import patches
+from src.config import schema
 from src.config.settings import CONF
 from src.errors import UserError
 
@@ -17,7 +18,7 @@ from src.errors import UserError
 def hydras(entry: str, *overrides: str) -> DictConfig:
     """Returns the config that Hydra composes."""
     schema.register()
-    written.install()
+    patches.install(patches.HYDRA)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(entry, list(overrides), return_hydra_config=True)
 

@@ -69,10 +69,11 @@ class Running:
 def import_all() -> None:
     """Imports what every command needs, before the first fork."""
     os.environ[NVML_CHECK] = "1"
-    from src.system import lean
+    from src import patches
+    from src.system.loading import loading
 
-    lean.install()
-    with lean.loading():
+    patches.install()
+    with loading():
         import src.predict
         import src.prepare
         import src.run

@@ -5,7 +5,7 @@
 leaves HOME/MODEL/trained and HOME/MODEL/predicted. `plain`: without the Triton kernels.
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import json
 import os

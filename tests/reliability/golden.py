@@ -3,7 +3,7 @@
 python -m tests.reliability.golden        # writes golden.json anew, after a change that is meant
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import hashlib
 import json

@@ -10,7 +10,7 @@ started, connection, import and write that the same command with the untouched c
 each model; exits with 1 where anything was executed or a run ended otherwise.
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import argparse
 import os

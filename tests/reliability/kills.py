@@ -13,7 +13,7 @@ must be those of the undisturbed run, and the same command once more must change
 exits with 1 where one differs.
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import argparse
 import atexit

@@ -7,7 +7,7 @@ nothing else. A reader of damaged files must return the same batches or refuse i
 set; exits with 1 where one fails.
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import hashlib
 import os

@@ -10,7 +10,7 @@ medians (of threads and descriptors the least) of a tenth of the readings at eac
 with 1 where one grows.
 """
 
-import tests.support.lean_start  # noqa: F401, I001
+import tests.support.patched_start  # noqa: F401, I001
 
 import argparse
 import json

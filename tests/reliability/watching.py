@@ -1,6 +1,6 @@
 """Reads a training process's memory, threads and descriptors.
 
-Imports nothing that changes how Python collects garbage, as `tests.support.lean_start` does.
+Imports nothing that changes how Python collects garbage, as `tests.support.patched_start` does.
 """
 
 import json

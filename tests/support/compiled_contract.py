@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import tests.support.lean_start  # noqa: F401
+import tests.support.patched_start  # noqa: F401
 
 
 def main(file: str, name: str, home: Path) -> None:

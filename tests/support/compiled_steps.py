@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tests.support.lean_start  # noqa: F401
+import tests.support.patched_start  # noqa: F401
 from src.config.complete import complete
 from src.measure.clock import Clock
 from src.models.moflow.network import MoFlow

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from src import patches
 from src.config import schema, written
 from src.config.settings import CONF
 
@@ -23,7 +24,7 @@ def composed(entry: str, *overrides: str) -> DictConfig:
 
     Values are set as Hydra sets them, after what the groups give and in order; where one cannot be, Hydra says why.
     """
-    written.install()
+    patches.install(patches.HYDRA)
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [override for override in parsed if _is_value(override)]
     config = deepcopy(

@@ -18,7 +18,7 @@ from src.models.moflow.actnorm import ActNorm, BatchNorm
 from src.models.moflow.network import MoFlow
 from src.models.moflow.task import MoFlowTask
 from src.run import train
-from tests.support import lean_start  # noqa: F401
+from tests.support import patched_start  # noqa: F401
 from tests.support.tiny_run import tiny_config
 
 GLOBAL_BATCH = 16

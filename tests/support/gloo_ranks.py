@@ -21,7 +21,7 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         # Imported once for all ranks.
         context.set_forkserver_preload(
-            ["tests.support.lean_start", "src.models.dlrm.torchrec_tables", "src.parallel.strategies"]
+            ["tests.support.patched_start", "src.models.dlrm.torchrec_tables", "src.parallel.strategies"]
         )
         self.pipes: list[Connection] = []
         self.processes = []

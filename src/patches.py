@@ -1,0 +1,115 @@
+"""Patches of other packages: what each changes, the versions that it was tried with, and its switch.
+
+With its switch set in the environment, or another version of a package, the package is left as it is.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, NamedTuple
+
+OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
+
+
+def keep_written_numbers() -> None:
+    """Has Hydra keep numbers as they were written, and set them as texts where a key's type is one."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
+
+    from src.config.written import has_numbers, value_for, with_text
+
+    parse, apply = HydraOverrideVisitor._createPrimitive, ConfigLoaderImpl._apply_overrides_to_config
+
+    @wraps(parse)
+    def parse_with_text(self: Any, ctx: Any) -> Any:
+        return with_text(parse(self, ctx), ctx.getText().strip())
+
+    @wraps(apply)
+    def apply_by_type(overrides: list[Any], cfg: Any) -> None:
+        for override in overrides:
+            if not override.is_delete() and has_numbers(override.value()):
+                override._value = value_for(cfg, override)
+            apply([override], cfg)
+
+    HydraOverrideVisitor._createPrimitive = parse_with_text  # type: ignore[method-assign]
+    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_by_type)  # type: ignore[method-assign]
+
+
+def import_torchmetrics_alone() -> None:
+    """Has torchmetrics, which Lightning imports, not import the packages of OPTIONAL for metrics that are not used."""
+    sys.meta_path.insert(0, TorchmetricsAlone())
+
+
+class Patch(NamedTuple):
+    """A patch, the environment variable that switches it off, and the first figures of the tried versions."""
+
+    apply: Callable[[], None]
+    switch: str
+    tried: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is not switched off, and the packages have versions that it was tried with."""
+        versions_fit = all(version(name).startswith(tried) for name, tried in self.tried.items())
+        return not os.environ.get(self.switch) and versions_fit
+
+
+HYDRA = Patch(keep_written_numbers, "REPRISE_PLAIN_OVERRIDES", {"hydra-core": ("1.3.",), "omegaconf": ("2.3.",)})
+TORCHMETRICS = Patch(
+    import_torchmetrics_alone, "REPRISE_PLAIN_START", {"torchmetrics": ("1.9.",), "lightning-utilities": ("0.15.",)}
+)
+installed: set[str] = set()  # switches of the patches that were applied
+
+
+def install(*patches: Patch) -> None:
+    """Applies patches, all if none is given, where they are wanted, each once."""
+    for patch in patches or (HYDRA, TORCHMETRICS):
+        if patch.switch not in installed and patch.is_wanted:
+            installed.add(patch.switch)
+            patch.apply()
+
+
+class TorchmetricsAlone(MetaPathFinder):
+    """Finds torchmetrics with a loader that hides the packages of OPTIONAL from it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == "torchmetrics" else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = AloneLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class AloneLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        with hidden([name for name in OPTIONAL if name not in sys.modules]):
+            super().exec_module(module)
+
+
+@contextmanager
+def hidden(names: Sequence[str]) -> Iterator[None]:
+    """Packages that are not there for whoever asks in the two ways that torchmetrics does."""
+    from lightning_utilities.core import imports
+
+    original = imports.__dict__["_version"]
+
+    def version_of_others(name: str) -> str:
+        if name in names:
+            raise PackageNotFoundError(name)
+        return original(name)
+
+    imports.__dict__["_version"] = version_of_others
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type] # None: not to be found
+    try:
+        yield
+    finally:
+        imports.__dict__["_version"] = original
+        for name in names:
+            del sys.modules[name]

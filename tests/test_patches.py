@@ -1,0 +1,81 @@
+"""Each patch does what it promises, and with its switch or another version the package is as it is."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from src import patches
+from tests.support import ROOT
+from tests.support.started import LIMIT_S
+
+TORCHMETRICS = """
+import sys
+from src.patches import OPTIONAL, install
+install()
+import torchmetrics
+print(torchmetrics.MeanMetric()(1.0).item(), *(name for name in OPTIONAL if name in sys.modules))
+import scipy.signal, matplotlib.pyplot
+from lightning_utilities.core.imports import RequirementCache
+print(bool(RequirementCache("scipy")))
+"""
+
+
+def printed(code: str, **environment: str) -> list[str]:
+    """Returns the lines that code prints in a process of its own."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> None:
+    assert printed(TORCHMETRICS, REPRISE_PLAIN_START="") == ["1.0", "True"]
+
+
+@pytest.mark.slow
+def test_with_its_switch_torchmetrics_is_imported_as_it_is() -> None:
+    first, last = printed(TORCHMETRICS, REPRISE_PLAIN_START="1")
+    assert first.startswith("1.0 ") and "scipy" in first and last == "True"
+
+
+@pytest.mark.parametrize(("switch", "output_root"), [("", "2024_11"), ("1", "202411")])
+def test_numbers_of_the_command_line_keep_their_text_unless_switched_off(switch: str, output_root: str) -> None:
+    command = [sys.executable, "train.py", "model=moflow", "output_root=2024_11", "--cfg", "job"]
+    environment = os.environ | {"REPRISE_PLAIN_OVERRIDES": switch}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith("output_root:"))
+    assert line.partition(": ")[2].strip("'") == output_root
+
+
+@pytest.mark.parametrize("patch", [patches.HYDRA, patches.TORCHMETRICS], ids=lambda patch: patch.switch)
+def test_an_untried_version_is_left_as_it_is(patch: patches.Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[str] = []
+    untried = patch._replace(tried={name: ("0.0.",) for name in patch.tried}, apply=lambda: applied.append("it"))
+    monkeypatch.setattr(patches, "installed", set())
+    patches.install(untried)
+    assert not applied
+    patches.install(patch._replace(apply=untried.apply), patch._replace(apply=untried.apply))
+    assert len(applied) == 1
+
+
+def patched_in(path: Path) -> list[str]:
+    """Returns the assignments of a module to private names of what it imports from other packages."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    foreign = [node for node in imports if not (getattr(node, "module", None) or "").startswith("src")]
+    names = {(alias.asname or alias.name).split(".")[0] for node in foreign for alias in node.names}
+    assigned = [target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    private = [target for target in assigned if re.search(r"\._[a-z]\w*$|\.__dict__\[", ast.unparse(target))]
+    return [text for target in private if (text := ast.unparse(target)).split(".")[0] in names]
+
+
+def test_no_other_module_patches_a_package() -> None:
+    modules = [path for folder in ("src", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")]
+    patched = {str(path.relative_to(ROOT)): found for path in modules if (found := patched_in(path))}
+    assert list(patched) == ["src/patches.py"] and len(patched["src/patches.py"]) == 4, patched
