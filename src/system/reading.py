@@ -84,10 +84,14 @@ def read_json(path: Path, advice: str = ADVICE) -> Any:
     return parsed_json(read_text(path, advice, MOST_JSON), str(path), advice)
 
 
-def parsed_json(text: str, where: str, advice: str = ADVICE) -> Any:
-    """Returns the value of a text of JSON; `where` names it in messages. Raises UserError as `read_json`."""
+def parsed_json(text: str, where: str, advice: str = ADVICE, **options: Any) -> Any:
+    """Returns the value of a text of JSON; `where` names it in messages. Raises UserError as `read_json`.
+
+    Args:
+        options: of `json.loads`.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, **options)
         _check_extent(value)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({_reason(error)}): {advice}") from error

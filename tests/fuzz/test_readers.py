@@ -3,6 +3,7 @@
 `python -m tests.fuzz.test_readers 100000 [READER ...]` tries more than the tests do.
 """
 
+import gzip
 import io
 import math
 import sys
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -78,7 +80,8 @@ $$$$
 SMILES = b"CC(=O)Oc1ccccc1C(=O)O aspirin\nCn1cnc2c1c(=O)n(C)c(=O)n2C\n\nC[N+](C)(C)CC(=O)[O-]\nO=[N+]([O-])c1ccccc1\n"
 CSV = b'smiles,logp,name\nCCO,-0.3,"ethanol, dry"\nc1ccccc1,2.1,benzene\nCC(=O)O,-0.17,\n'
 SENTENCES = b'text,label\n"a fine, long film",1\nboring,0\n"said ""no""",1\n'
-TSV = b"text\tlabel\na fine film\tgood\nboring\tbad\n"
+TSV = b'text\tlabel\na fine film\tgood\n"boring" or "not"\tbad\n'
+QUOTED = 'text;label\n"said ""no""\nagain";"good"\nboring;bad\n'.encode("utf-16")
 JSONL = b'{"text": "a fine film", "label": 1}\n{"text": "boring", "label": "bad"}\n'
 CLICKS = b"clicked,age,site\n1,30,a\n0,,b\n1,-4.5e3,\n,2,a\n0,1,c\n1,7,d\n"
 CRITEO = (b"1\t" + b"\t".join(b"%d" % n for n in range(-2, 11)) + b"\t" + b"\t".join([b"68fd1e64"] * 25) + b"\t\n") * 3
@@ -252,6 +255,17 @@ def specs() -> list[bytes]:
         return [(Path(folder) / FILE).read_bytes()]
 
 
+def parquets() -> list[bytes]:
+    """Returns what polars writes of a table, uncompressed and compressed."""
+    columns = {"text": ["a fine film", "boring", None], "label": [1, 0, None], "score": [0.5, None, 2.0]}
+    saved = []
+    for compression in ("uncompressed", "zstd"):
+        buffer = io.BytesIO()
+        pl.DataFrame(columns).write_parquet(buffer, compression=compression)
+        saved.append(buffer.getvalue())
+    return saved
+
+
 def metas(make: Callable[[Path], Path]) -> list[bytes]:
     with TemporaryDirectory() as folder:
         return [(make(Path(folder)) / prepared.META).read_bytes()]
@@ -264,8 +278,10 @@ READERS: dict[str, Reader] = {
     "molecules.xyz": (molecules, "my.xyz", lambda: [XYZ]),
     "molecules.sdf": (molecules, "my.sdf", lambda: [SDF, SDF * 2]),
     "molecules.csv": (molecules, "my.csv", lambda: [CSV]),
-    "sentences.csv": (table, "my.csv", lambda: [SENTENCES]),
-    "sentences.tsv": (table, "my.tsv", lambda: [TSV]),
+    "sentences.csv": (table, "my.csv", lambda: [SENTENCES, QUOTED]),
+    "sentences.tsv": (table, "my.tsv", lambda: [TSV, TSV.replace(b"\tbad", b"")]),
+    "sentences.gz": (table, "my.csv.gz", lambda: [gzip.compress(SENTENCES), gzip.compress(QUOTED)]),
+    "sentences.parquet": (table, "my.parquet", parquets),
     "sentences.jsonl": (table, "my.jsonl", lambda: [JSONL]),
     "clicks": (clicks, "my.csv", lambda: [CLICKS]),
     "criteo": (criteo, "day_0", lambda: [CRITEO]),

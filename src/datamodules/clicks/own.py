@@ -18,7 +18,7 @@ from src.datamodules.download import sha256_of
 from src.datamodules.fingerprint import hash_of
 from src.datamodules.prepared import prepare, sums_of, verified_meta
 from src.datamodules.splits import seeded_split
-from src.datamodules.text.tables import rows_of
+from src.datamodules.tables import rows_of
 from src.errors import UserError
 from src.printable import printable
 from src.system.reading import read_npy
@@ -122,7 +122,7 @@ def read_clicks(source: ClickColumns) -> Rows:
     only_predicted = source.held_out_share == 1
     columns = (source.label, *source.numerical, *source.categorical)
     for line, row in rows_of(Path(source.file), columns, (source.label,) if only_predicted else ()):
-        values = {name: str(value).strip() for name, value in row.items()}
+        values = {name: (value or "").strip() for name, value in row.items()}
         label = values[source.label]
         if not label and not only_predicted:
             rows.dropped += 1

@@ -1,6 +1,5 @@
-"""Your own molecules: an .xyz, .sdf or .mol file with coordinates, or SMILES in a .smiles, .smi or .csv file."""
+"""Your own molecules: an .xyz, .sdf or .mol file with coordinates, or SMILES in a .smiles or .smi file or a table."""
 
-import csv
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from src.datamodules.graphs.data import GraphData
 from src.datamodules.graphs.parse import parse
 from src.datamodules.graphs.prepare import Entries, Splits, load_graphs, prepare_graphs
 from src.datamodules.prepared import Selection
+from src.datamodules.tables import SUFFIXES, is_table, rows_of
 from src.datamodules.text_files import lines_of
 from src.errors import UserError, shortened
 
@@ -50,13 +50,13 @@ def load(
     """Returns the molecules of `file`; prepares them in a subfolder of `data_dir` first if necessary.
 
     Every number that the file has for its molecules is a target: a key=value of an .xyz comment, a property of an .sdf
-    record, a column of a .csv file.
+    record, a column of a table.
 
     Args:
         data_dir: folder of the prepared arrays.
         file: .xyz (one or more frames; bonds come from the distances), .sdf or .mol (with bonds; missing hydrogens are
-            added), .smiles or .smi (one a line), .csv (with a column `smiles`). SMILES get the coordinates of RDKit's
-            ETKDG with a fixed seed, relaxed with MMFF.
+            added), .smiles or .smi (one a line), or a table (with a column `smiles`). SMILES get the coordinates of
+            RDKit's ETKDG with a fixed seed, relaxed with MMFF.
         val_share, test_share: shares of the molecules to hold out, drawn with `seed`.
         charge: of each molecule of an .xyz file that gives none as charge=...
         limit: prepare a sample of that many molecules, drawn with `seed`.
@@ -67,8 +67,9 @@ def load(
     path = Path(file)
     if not path.is_file():
         raise UserError(f"datamodule.source.file={path} does not exist; give a file of molecules")
-    if path.suffix.lower() not in READERS:
-        raise UserError(f"{path}: the suffix is none of {', '.join(READERS)}; rename or convert the file")
+    if path.suffix.lower() not in READERS and not is_table(path):
+        suffixes = ", ".join((*READERS, *SUFFIXES))
+        raise UserError(f"{path}: the suffix is none of {suffixes}; rename or convert the file")
     if val_share + test_share >= 1:
         raise UserError(
             f"val_share={val_share} and test_share={test_share}: give shares of 0 or more with a sum below 1"
@@ -95,7 +96,10 @@ def shared_split(total: int, val_share: float, test_share: float, seed: int) -> 
 
 def entries_of(path: Path, charge: int) -> Entries:
     """Returns the unparsed molecules of a file. Raises UserError that names a line that cannot be read."""
-    records = list(READERS[path.suffix.lower()](path, "\n".join(lines_of(path)), charge))
+    if is_table(path):
+        records = list(_table(path))
+    else:
+        records = list(READERS[path.suffix.lower()](path, "\n".join(lines_of(path)), charge))
     keys = list(dict.fromkeys(key for record in records for key in record.values))
     targets = [[record.values.get(key, math.nan) for key in keys] for record in records]
     return Entries(
@@ -152,19 +156,12 @@ def _smiles(path: Path, text: str, charge: int) -> Iterator[Record]:
             yield Record(f"line {number} ({shortened(smiles, 80)})", "smiles", smiles, {})
 
 
-def _csv(path: Path, text: str, charge: int) -> Iterator[Record]:
-    """Rows of a table whose header has a column `smiles`."""
-    reader = csv.DictReader(text.split("\n"))
-    try:
-        column = next((name for name in reader.fieldnames or () if name.strip().lower() == "smiles"), None)
-        if column is None:
-            raise UserError(f"{path} has no column called smiles: its header is {reader.fieldnames}")
-        for row in reader:
-            smiles = (row.pop(column) or "").strip()
-            values = _numbers((str(key).strip(), value) for key, value in row.items())
-            yield Record(f"line {reader.line_num} ({shortened(smiles, 80)})", "smiles", smiles, values)
-    except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is no row of a table ({error}): correct it") from None
+def _table(path: Path) -> Iterator[Record]:
+    """Rows of a table whose header has a column `smiles`, in any case."""
+    for line, row in rows_of(path, ("smiles",), ignore_case=True, key=None):
+        smiles = (row.pop("smiles") or "").strip()
+        values = _numbers((name.strip(), value) for name, value in row.items())
+        yield Record(f"line {line} ({shortened(smiles, 80)})", "smiles", smiles, values)
 
 
 def _numbers(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
@@ -182,5 +179,5 @@ def _number(text: Any) -> float | None:
 
 Reader = Callable[[Path, str, int], Iterator[Record]]
 READERS: dict[str, Reader] = {
-    ".xyz": _xyz, ".extxyz": _xyz, ".sdf": _sdf, ".mol": _sdf, ".smiles": _smiles, ".smi": _smiles, ".csv": _csv,
+    ".xyz": _xyz, ".extxyz": _xyz, ".sdf": _sdf, ".mol": _sdf, ".smiles": _smiles, ".smi": _smiles,
 }  # fmt: skip

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from src.batches.tokens import UNLABELLED
-from src.datamodules.text.tables import SUFFIXES, read_table
+from src.datamodules.tables import is_table
+from src.datamodules.text.tables import read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
@@ -102,7 +103,7 @@ def read_input(source: str, datamodule: TextDataModule) -> Sentences:
 
     Labels of a table are read where it has that column. Raises UserError if there are none, or no UTF-8.
     """
-    if Path(source).suffix in SUFFIXES:
+    if is_table(Path(source)):
         table = read_table(Path(source), datamodule.text_column, datamodule.label_column, labelled=False)
         if table.empty:
             print(f"{source}: {len(table.texts):,} sentences read, {table.empty:,} rows without text dropped")

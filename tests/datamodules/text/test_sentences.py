@@ -78,7 +78,7 @@ def test_a_file_of_its_own_may_be_for_evaluation(tmp_path: Path) -> None:
 def test_a_table_without_labels_is_read_for_predictions(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text\ngood\n\nbad\n")
     table = read_table(tmp_path / "new.csv", "text", "label", labelled=False)
-    assert (table.texts, table.lines, table.empty) == (["good", "bad"], [2, 4], 1)
+    assert (table.texts, table.lines, table.empty) == (["good", "bad"], [2, 4], 0)
     assert table.numbers(["a", "b"]).tolist() == [UNLABELLED] * 2
 
 
@@ -87,13 +87,16 @@ def test_a_table_without_labels_is_read_for_predictions(tmp_path: Path) -> None:
     [
         ("a.csv", "text,mark\ngood,1\n", "a.csv line 1: there is no column 'label', only 'text', 'mark'; name"),
         ("a.csv", "text,label\ngood,1\na,b,c\n", "a.csv line 3 has 3 columns, the header 2: correct it"),
-        ("a.csv", 'text,label\n"good,1\n', "a.csv line 2 is no row of a table (unexpected end of data): correct it"),
+        (
+            "a.csv",
+            'text,label\n"good,1\n',
+            "a.csv line 2 is no row of a table (unexpected end of data): close the quoted",
+        ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "a.jsonl line 2 is not JSON"),
         ("a.jsonl", '{"text": "a"}', "a.jsonl line 1: there is no key 'label', only 'text'"),
-        ("a.jsonl", '{"text": 3, "label": 1}', "a.jsonl line 1: text is 3; it must be a string"),
-        ("a.jsonl", '{"text": "a", "label": 1.5}', "a.jsonl line 1: label is 1.5; it must be a string or an integer"),
+        ("a.jsonl", '{"text": "a", "label": [1]}', "a.jsonl line 1: label is [1]; it must be a string or a number"),
         ("a.jsonl", "[1]", "a.jsonl line 1 is not a JSON object: write an object a line"),
-        ("a.txt", "good\n", "a.txt is no table: give a file that ends in .csv, .tsv, .jsonl"),
+        ("a.txt", "good\n", "a.txt is no table: give a file that ends in .csv, .tsv, .jsonl, .parquet"),
         ("a.tsv", "text\tlabel\na\tb\n", "a.tsv has no sentence with a label for the split dev; add rows"),
         ("a.tsv", "text\tlabel\n" + "a\tb\n" * 9, "a.tsv has one label, b: give two or more"),
     ],
