@@ -127,7 +127,10 @@ def begin(complete: Callable[[list[str]], list[str]]) -> None:
     openmp.install()
     if message := unknown_option(sys.argv[1:]):
         sys.exit(fail(message))
-    sys.argv[1:] = complete(overrides_first(sys.argv[1:]))
+    try:
+        sys.argv[1:] = complete(overrides_first(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(fail(str(error)))
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out

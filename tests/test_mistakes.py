@@ -59,6 +59,7 @@ MISTAKES = [
     # what is not there, or does not belong together, in all five models
     ("train.py ckpt_path=no.ckpt", "no.ckpt: there is no such checkpoint; give the path of a last.ckpt or best.ckpt"),
     ("predict.py ckpt_path=no.ckpt", "no.ckpt: there is no such checkpoint"),
+    ("predict.py ckpt_path=no.ckpt datamodule.predict=dev", "no.ckpt: there is no such checkpoint"),
     ("train.py model.task._target_=gone.Task", "model.task._target_=gone.Task is no class or function"),
     ("train.py datamodule=smiles_file", "datamodule.source.file has no value; give it as datamodule.source.file=VALUE"),
     (f"train.py datamodule=smiles_file datamodule.source.file={NO}", f"datamodule.source.file={NO} does not exist"),

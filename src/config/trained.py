@@ -41,17 +41,22 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     """Returns predict.py's arguments, with the checkpoint's model=... and datamodule=... before it where not given.
 
     The other arguments can then name these groups' keys. Options such as -m stay in front: argparse wants it so.
+
+    Raises UserError for a checkpoint that is missing or cannot be read: else such a key would be called unknown.
     """
     paths = [text for text in arguments if text.startswith("ckpt_path=")]
     if len(paths) != 1:
         return list(arguments)
     at, path = list(arguments).index(paths[0]), paths[0].partition("=")[2].strip("'\"")
-    if not Path(path).is_file():  # a FIFO would be waited for
+    if "$" in path or "," in path:  # an interpolation, or several for a sweep
         return list(arguments)
     try:
         checkpoint = load_pickled(Path(path), mapped=True)
         named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
-    except Exception:  # the prediction reads it again and says what is wrong
+    except Exception:
+        from src.training.checkpoints import read_checkpoint  # slow to import
+
+        read_checkpoint(Path(path))
         return list(arguments)
     choices = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
     return [*arguments[:at], *(f"{group}={name}" for group, name in choices.items()), *arguments[at:]]

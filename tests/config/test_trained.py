@@ -9,6 +9,7 @@ import torch
 from src.config.complete import complete_prediction
 from src.config.schema import PredictConfig, typed
 from src.config.trained import name_model, training_choices
+from src.errors import UserError
 from tests.support.composing import composed
 from tests.support.tiny_se3 import molecules_in
 
@@ -95,10 +96,14 @@ def test_the_model_is_named_by_the_checkpoint(tmp_path: Path) -> None:
     overrides = [f"ckpt_path={path}", "model=dlrm", "datamodule.raw=x"]  # a key that other datamodules lack
     assert name_model(overrides) == ["datamodule=criteo", *overrides]
     torch.save({"model_config": {"name": "dlrm"}}, path)
-    for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=nowhere"]):
+    for arguments in (["num_samples=3"], [f"ckpt_path={path}", "model=moflow"], ["ckpt_path=a,b"]):
         assert name_model(arguments) == arguments
     torch.save({"model_config": {"name": "../x"}, "state_dict": {}}, path)
     assert name_model([f"ckpt_path={path}"]) == [f"ckpt_path={path}"]
+    path.write_bytes(b"damaged")
+    for missing, words in ((path, "last.ckpt: not a readable checkpoint"), ("no.ckpt", "^no.ckpt: there is no such")):
+        with pytest.raises(UserError, match=words):
+            name_model([f"ckpt_path={missing}", "datamodule.predict=dev"])
 
 
 def test_every_part_that_a_checkpoint_keeps_is_plain(tmp_path: Path) -> None:
