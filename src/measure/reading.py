@@ -94,7 +94,8 @@ class Reading:
             shared = f"; {self.shared:,} outside of train are in train too" if self.shared else ""
             lines.append(f"  split: {sizes}{f' ({self.split})' if self.split else ''}{shared}")
         lines += [f"  classes of {split}: {named(counts)}" for split, counts in self.classes.items()]
-        return lines + [f"  note: {note}" for note in self.notes]
+        lines += [f"  note: {note}" for note in self.notes]
+        return [line.replace("\n", "\\n") for line in lines]  # file names and values may have line breaks
 
 
 def named(counts: Mapping[str, int]) -> str:

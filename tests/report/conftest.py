@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from src.measure.reading import Reading
 from src.report.record import (
     Case,
     Energy,
@@ -89,3 +90,16 @@ def run_folder(tmp_path: Path, trained: Record) -> Path:
     folder = tmp_path / "run"
     write_record(trained, folder / "result.json")
     return folder
+
+
+@pytest.fixture
+def reading() -> Reading:
+    """What became of 447 invented molecules."""
+    report = Reading("own.smi", "molecules", read=447, notes=["delimiter ';'"])
+    for number in range(4):
+        report.change(["charge removed"], f"line {number}: 'C[O-]' -> 'CO'")
+    report.change(["stereo removed", "isotope removed"], "line 9: '[2H][C@H](C)O' -> 'CCO'")
+    report.drop("no molecule", "line 5: 'xyz'", 20)
+    report.splits, report.split, report.shared = {"train": 400, "val": 22}, "random, seed 0", 3
+    report.classes = {"train": {"active": 390, "inert": 10}, "val": {"active": 22}}
+    return report.finish()

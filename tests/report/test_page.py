@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from src.measure.reading import Reading, Remark
 from src.report.compare import charts
 from src.report.compare.build import compare
 from src.report.compare.text import change, spread
@@ -106,6 +107,43 @@ def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case
     assert not re.search("[\x00-\x08\x0b-\x1f]", written)
     assert any("<script>alert(1)</script>" in text for text in parser.texts)
     assert not [name for _, attributes in parser.tags for name in attributes if name.startswith("on")]
+
+
+def test_what_was_read_is_folded_with_all_examples(
+    tmp_path: Path, trained: Record, case: Case, reading: Reading
+) -> None:
+    paths = records(tmp_path, trained, case, reading=reading)
+    written = page(compare(load(paths)))
+    texts = Page(written).texts
+    assert written.count("<details>") == 1 and "<details open" not in written  # three runs read the same
+    assert "own.smi: 447 molecules read, 422 kept as written" in texts
+    assert f"Runs: {', '.join(map(str, paths))}" in texts
+    cells = [[cell for cell in row if cell.strip()] for row in rows_of(written)]
+    assert ["447", "422", "5", "20"] in cells
+    examples = "\n".join(f"line {number}: 'C[O-]' -> 'CO'" for number in range(3))
+    assert ["charge removed", examples, "4"] in cells and ["no molecule", "line 5: 'xyz'", "20"] in cells
+    assert ["molecules", "400", "22"] in cells and ["inert", "10", "0"] in cells
+    assert "Splits; random, seed 0; 3 outside of train are in train too" in texts and "delimiter ';'" in texts
+    other = replace(reading, source="other.smi")
+    write_record(replace(trained, reading=other), tmp_path / "other.json")
+    assert page(compare(load([*paths, tmp_path / "other.json"]))).count("<details>") == 2
+    assert "<details>" not in page(compare(load(records(tmp_path, trained, case))))
+
+
+def test_texts_of_a_reading_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:
+    remark = Remark(HOSTILE, 1, [HOSTILE])
+    hostile = Reading(HOSTILE, HOSTILE, 2, 1, [remark], [remark], {HOSTILE: 1}, HOSTILE, 1, {HOSTILE: {HOSTILE: 1}})
+    hostile.notes = [HOSTILE, "\u202egnp.exe"]
+    written = page(compare(load(records(tmp_path, trained, case, reading=hostile)), published=False))
+    assert "script" not in [tag for tag, _ in Page(written).tags] and "<script" not in written
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", written) and r"\u202egnp.exe" in written
+    assert sum("<script>alert(1)</script>" in text for text in Page(written).texts) == 11
+
+
+def rows_of(written: str) -> list[list[str]]:
+    """Returns the texts of the cells of each row of a page's tables."""
+    rows = re.findall("<tr>(.*?)</tr>", written, re.DOTALL)
+    return [["".join(Page(cell).texts) for cell in re.findall("<td.*?</td>", row, re.DOTALL)] for row in rows]
 
 
 def test_groups_beyond_the_colours_are_told_apart(tmp_path: Path, trained: Record, case: Case) -> None:

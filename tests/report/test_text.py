@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from src.measure.reading import Reading
 from src.report.compare.build import compare
 from src.report.compare.page import page
 from src.report.compare.text import as_csv, as_json, latex, markdown
@@ -101,3 +102,13 @@ def test_a_share_above_the_peak_is_an_error_of_measurement_everywhere(trained: R
 def test_figures_of_one_rank_say_so(trained: Record) -> None:
     text = summary(replace(trained, ranks=2), {})
     assert "Where 200.0 s of rank 0 went" in text and "half of the steady steps of rank 0 are faster" in text
+
+
+def test_summary_says_what_was_not_kept_as_written(trained: Record, reading: Reading) -> None:
+    text = summary(replace(trained, reading=reading), {})
+    assert "\nData\n  own.smi: 447 molecules read, 422 kept as written, 5 kept changed, 20 dropped\n" in text
+    assert "    dropped 20: no molecule, as line 5: 'xyz'\n" in text and "    classes of val: active 22\n" in text
+    assert "Data" not in summary(replace(trained, reading=Reading("a.smi", "molecules", 3)), {})
+    reading.source, reading.notes = "a\nTotal: 0 dropped", ["x\n" * 99]
+    data = summary(replace(trained, reading=reading), {}).split("\n\n")[1]
+    assert "  a\\nTotal: 0 dropped: 447 molecules" in data and max(map(len, data.splitlines())) < 100

@@ -100,7 +100,7 @@ def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
 def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -> Group:
     runs = [
         Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
-            reason=_reason(record), command=str(record.environment.get("command") or ""))
+            reason=_reason(record), command=str(record.environment.get("command") or ""), reading=record.reading)
         for source, record in members
     ]  # fmt: skip
     varied = {difference.key: difference.values[index] for difference in config}

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from src.measure.reading import Reading, Remark
 from src.report.compare import charts
 from src.report.compare.drawn import Chart, measured, varied
 from src.report.compare.interactive import HELP, script
@@ -29,6 +30,7 @@ from src.report.table import Table, cells
 from src.system.reading import read_bytes
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MOST_CLASSES = 100  # of a reading that are counted
 BLACK = "#000000"  # of a group; white in the dark
 STYLE = """
 :root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
@@ -54,11 +56,13 @@ svg [stroke="#e6e6e6"]{stroke:var(--line)}
 .long text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
 .key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
 text-align:center;border-bottom:3px solid;print-color-adjust:exact}
+summary{cursor:pointer}details td.text{white-space:pre-line}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 @media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;
 --back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
 h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
-figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}h2{font-size:1rem}h3{font-size:.8rem}
+figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}
+details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}h3{font-size:.8rem}
 table{font-size:.6rem}th,td{padding:.15rem .3rem}
 th,td.text,td.text:first-child{white-space:normal;min-width:0}}
 """
@@ -76,7 +80,13 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
     parts.append(f"<p><code>{_text(runs)}</code></p>" if (runs := best_runs(comparison)) else "")
     if comparison.warnings:
         parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
-    parts += [_result(comparison), _failures(comparison), _charts(above, 0), _published(comparison)]
+    parts += [
+        _result(comparison),
+        _failures(comparison),
+        _readings(comparison),
+        _charts(above, 0),
+        _published(comparison),
+    ]
     parts += [_key(comparison) if below and len(comparison.groups) > 1 else "", _charts(below, len(above))]
     parts += [_pictures(comparison), _figures(comparison), *_ends(comparison)]
     policy = POLICY
@@ -110,6 +120,63 @@ def _failures(comparison: Comparison) -> str:
     lines = [[failure.varied, failure.status, failure.reason, failure.source] for failure in comparison.failures]
     table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
     return f"<h2>Not done</h2>{table}"
+
+
+def _readings(comparison: Comparison) -> str:
+    """Returns what became of a person's own data, folded; runs that read the same share a section."""
+    readers: dict[str, tuple[Reading, list[str]]] = {}
+    for group in comparison.groups:
+        for run in group.runs:
+            if run.reading is not None:
+                readers.setdefault(repr(run.reading), (run.reading, []))[1].append(run.source)
+    folded = "".join(_reading(reading, sources) for reading, sources in readers.values())
+    return f"<h2>Data that was read</h2>{folded}" if folded else ""
+
+
+def _reading(reading: Reading, sources: Sequence[str]) -> str:
+    """Returns the parts of `Reading.lines` with all examples; counts of splits and classes are tables."""
+    kept = [("read", reading.read), ("kept as written", reading.as_written), ("kept changed", reading.changed_items)]
+    counts = [*kept, ("dropped", reading.dropped_items)]
+    whole = f"What became of the {reading.unit}"
+    parts = [_table([[name for name, _ in counts], [f"{number:,}" for _, number in counts]], 0, whole)]
+    parts += [_remarks("Kept changed", reading.changed), _remarks("Dropped", reading.dropped)]
+    splits = list(dict.fromkeys([*reading.splits, *reading.classes]))
+    if splits:
+        classes = list(dict.fromkeys(name for split in reading.classes.values() for name in split))
+        lines = [["", *splits], [reading.unit, *(_count(reading.splits.get(split)) for split in splits)]]
+        per_class = [
+            [
+                name,
+                *(
+                    _count(reading.classes[split].get(name, 0) if split in reading.classes else None)
+                    for split in splits
+                ),
+            ]
+            for name in classes[:MOST_CLASSES]
+        ]
+        more = len(classes) - len(per_class)
+        shared = [f"{reading.shared:,} outside of train are in train too"] if reading.shared else []
+        notes = [reading.split, *shared, *([f"{more:,} more classes"] if more else [])]
+        parts.append(_table([*lines, *per_class], 1, "; ".join(["Splits", *filter(None, notes)])))
+    parts.append(_listed(reading.notes))
+    summary = f"{reading.source}: {reading.read:,} {reading.unit} read, {reading.as_written:,} kept as written"
+    runs = f"<p>Runs: {_text(', '.join(sources))}</p>"
+    return f"<details><summary>{_text(summary)}</summary>{runs}{''.join(parts)}</details>"
+
+
+def _remarks(title: str, remarks: Sequence[Remark]) -> str:
+    if not remarks:
+        return ""
+    lines = [[remark.what, "\n".join(remark.examples), f"{remark.count:,}"] for remark in remarks]
+    return _table([["what" if title != "Dropped" else "why", "examples", "count"], *lines], 2, title)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _count(number: int | None) -> str:
+    return "/" if number is None else f"{number:,}"
 
 
 def _published(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from src.measure.reading import Reading
 from src.report.record import Case, Figure
 from src.report.rows import Row
 from src.report.scaling import Point
@@ -55,7 +56,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a group: where its record is, how it ended, its seed, and its figures by the quantities' names."""
+    """One run of a group: where its record is, how it ended, its seed, and its figures by the quantities' names.
+
+    `reading` is what became of a person's own data; None for other data.
+    """
 
     source: str
     status: str
@@ -63,6 +67,7 @@ class Run:
     figures: Mapping[str, Figure]
     reason: str = ""
     command: str = ""
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
