@@ -26,8 +26,9 @@ from src.datamodules import prepared
 from src.datamodules.clicks import own, raw, text
 from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
 from src.datamodules.graphs import files
+from src.datamodules.graphs.own_splits import OwnSplit, shared_split
 from src.datamodules.graphs.parse import parse
-from src.datamodules.graphs.prepare import load_graphs, parse_chunk
+from src.datamodules.graphs.prepare import load_graphs, load_own_graphs, parse_chunk
 from src.datamodules.images.cifar10_files import read_cifar10
 from src.datamodules.molecules import encoded, smiles_file
 from src.datamodules.text.tables import read_table
@@ -101,7 +102,7 @@ def smiles_list(path: Path) -> None:
 
 
 def molecules(path: Path) -> None:
-    entries = files.entries_of(path, 0)
+    entries = files.entries_of(path)
     assert not np.isinf(entries.targets).any()
     parsed = parse_chunk(parse, entries.contents[:6])
     finite(parsed.arrays.positions)
@@ -168,7 +169,8 @@ def molecules_meta(path: Path) -> None:
 
 def graphs_meta(path: Path) -> None:
     folder = prepared_folder(path, "graphs", graphs_folder)
-    load_graphs(folder, lambda total: files.shared_split(total, 0.2, 0.2, 0))
+    load_graphs(folder, lambda total: shared_split(total, 0.2, 0.2, 0))
+    load_own_graphs(folder, OwnSplit(val_share=0.2, test_share=0.2))
 
 
 def prepared_folder(path: Path, name: str, make: Callable[[Path], Path]) -> Path:

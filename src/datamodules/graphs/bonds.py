@@ -35,7 +35,13 @@ def molecule_of(mol: Chem.Mol) -> Molecule:
 
 
 def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) -> Molecule:
-    """Returns the molecule with the bonds that distances and valences imply (RDKit's rdDetermineBonds).
+    """Returns the molecule with the bonds that distances and valences imply (RDKit's rdDetermineBonds)."""
+    bonded = mol_by_distance(numbers, positions, charge)
+    return bonded if isinstance(bonded, Molecule) else molecule_of(bonded)
+
+
+def mol_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) -> Chem.Mol | Molecule:
+    """Returns RDKit's molecule with the bonds that distances and valences imply; the bare one if there are none.
 
     `charge`: of the whole molecule. Atoms that are all far from each other have no bonds. Raises MoleculeError if no
     bond orders fit.
@@ -54,9 +60,10 @@ def bonded_by_distance(numbers: Numbers, positions: Positions, charge: int = 0) 
         )
     except (ValueError, RuntimeError) as error:
         raise MoleculeError(
-            f"has no bond orders that fit its coordinates and a charge of {charge} (an .xyz comment gives charge=1)"
+            f"has no bond orders that fit its coordinates and a charge of {charge} (an .xyz comment gives charge=1)",
+            "has no bond orders that fit its coordinates and its charge",
         ) from error
-    return molecule_of(mol)
+    return mol
 
 
 def bonded_by_smiles(smiles: str, numbers: Numbers, positions: Positions) -> tuple[Molecule, str]:

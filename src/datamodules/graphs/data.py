@@ -1,5 +1,6 @@
 """Molecules with coordinates, bonds and targets as flat arrays, and one molecule of them."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,25 @@ from jaxtyping import Float, Int, UInt8
 from rdkit.Chem import GetPeriodicTable
 
 from src.errors import UserError
+from src.measure.reading import Reading
 
 ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # of QM9, and of the published features
 LAST = 118  # atomic number of the last element
 CLOSEST = 1e-3  # angstrom; nearer atoms coincide
 FARTHEST = 1e5  # angstrom from the origin, of an atom
+NUMBERS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 BLOCK = 256  # atoms compared with all others at a time
 
 
 class MoleculeError(ValueError):
-    """A molecule that cannot be used, and why; the code that catches it adds the molecule's name."""
+    """A molecule that cannot be used, and why; the code that catches it adds the molecule's name.
+
+    `kind` is the reason without this molecule's values, by which molecules are counted.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind or NUMBERS.sub("N", message.split(":")[0])
 
 
 class Molecule(NamedTuple):
@@ -83,7 +93,8 @@ class GraphData:
         splits: rows of `train`, `val`, `test` and `all`.
         skip_bad: leave out molecules without edges rather than refuse them.
         folder: of the arrays.
-        report: of what was read, and dropped, when it was prepared.
+        reading: the report of what became of a person's own file.
+        boxes: lattice vectors of each molecule, zero where not periodic; None if none is periodic.
     """
 
     arrays: Arrays
@@ -93,7 +104,8 @@ class GraphData:
     splits: Mapping[str, Int[np.ndarray, " rows"]]
     skip_bad: bool
     folder: Path
-    report: str = ""
+    reading: Reading | None = None
+    boxes: Float[np.ndarray, "molecules 3 3"] | None = None
 
     def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:
         """Returns the values of one target; NaN for all molecules if `task` is None or the data has no targets.
@@ -103,8 +115,10 @@ class GraphData:
         if task is None or not self.units:
             return np.full(len(self.names), np.nan)
         if task not in self.units:
+            notes = [] if self.reading is None else self.reading.notes
+            reason = "".join(f" ({note})" for note in notes if f"{task} '" in note)
             raise UserError(
-                f"datamodule.task={task}: there is no such target; choose from {', '.join(self.units)}, or null"
+                f"datamodule.task={task}: there is no such target{reason}; choose from {', '.join(self.units)}, or null"
             )
         return self.targets[:, list(self.units).index(task)]
 

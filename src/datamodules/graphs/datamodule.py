@@ -1,22 +1,31 @@
 """Molecular graphs as batches of fixed shapes; the whole data set is kept on the training device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from src.config.ranges import Count, Seed
-from src.datamodules.base import PUBLISHED, Metered, SplitDataModule
+from src.datamodules.base import Metered, SplitDataModule
 from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.graphs.data import ELEMENTS, GraphData, number_of, symbol_of
 from src.datamodules.graphs.edges import Edges
 from src.datamodules.graphs.loader import Buckets, GraphLoader, ResidentGraphs
+from src.datamodules.graphs.periodic import image_neighbours
 from src.datamodules.prepared import LEAVE_OUT, sums_of
 from src.errors import UserError
-from src.printable import printable
+from src.measure.reading import EXAMPLES, Reading
+
+NO_BONDS = "has no bonds: give datamodule.edges.kind=radius or full"
+IN_BOHR = " (or datamodule.source.length_unit=bohr if its coordinates are)"
+ACROSS = (
+    "has neighbours across the border of its periodic box, which no edge joins: give datamodule.edges.kind=bonds, "
+    'pbc="F F F" in the file'
+)
 
 
 class GraphDataModule(SplitDataModule):
@@ -63,13 +72,11 @@ class GraphDataModule(SplitDataModule):
     def prepare_data(self) -> None:
         data = self.source(self.data_dir)
         data.target(self.task)
-        left_out = len(data.names) - len(self._usable(data)["all"])
-        if left_out:
-            print(f"{left_out} molecules without bonds are left out; datamodule.edges.kind=radius would include them")
+        self._usable(data)
 
     def fingerprint(self) -> dict[str, Any]:
         data = self.data or self.source(self.data_dir)
-        splits = {name: rows for name, rows in self._usable(data).items() if name != "all"}
+        splits = {name: rows for name, rows in self._usable(data)[0].items() if name != "all"}
         content = hash_of([sums_of(data.folder), *splits.values()])
         return {name: len(rows) for name, rows in splits.items()} | {CONTENT: content}
 
@@ -77,10 +84,10 @@ class GraphDataModule(SplitDataModule):
         if self._graphs is not None:
             return
         self.data = data = self.source(self.data_dir)
-        if data.report and self.name not in PUBLISHED and self.rank_and_world[0] == 0:
-            print(printable(data.report), flush=True)
         targets = data.target(self.task)
-        self.splits = self._usable(data)
+        self.splits, reading = self._usable(data)
+        if reading is not None:
+            self.tell(reading)
         trained = targets[self.splits["train"]].astype(np.float32).astype(np.float64)
         if len(trained) > 1:
             self.mean, self.std = float(trained.mean()), float(trained.std(ddof=1))
@@ -113,13 +120,47 @@ class GraphDataModule(SplitDataModule):
             )
         return allowed
 
-    def _usable(self, data: GraphData) -> dict[str, Int[np.ndarray, " rows"]]:
-        """Returns the splits without molecules of no edges. Raises UserError for these unless `skip_bad` is set."""
-        isolated = (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds")
-        if isolated.any() and not data.skip_bad:
-            name = data.names[int(isolated.argmax())]
-            raise UserError(f"{name} has no bonds: give datamodule.edges.kind=radius or full, or {LEAVE_OUT}")
-        return {name: rows[~isolated[rows]] for name, rows in data.splits.items()}
+    def _usable(self, data: GraphData) -> tuple[dict[str, Int[np.ndarray, " rows"]], Reading | None]:
+        """Returns the splits without molecules that have no edges, wrong ones, or in all but `all` no target.
+
+        The report, of a person's own file, has them among the dropped ones. Raises UserError for a molecule without
+        edges, or with wrong ones, unless `skip_bad` is set.
+        """
+        reasons = {
+            NO_BONDS: (data.arrays.num_bonds == 0) & (data.arrays.num_atoms > 1) & (self.edges.kind == "bonds"),
+            ACROSS: self._has_images(data),
+        }
+        for reason, rows in reasons.items():
+            if rows.any() and not data.skip_bad:
+                hint = IN_BOHR if reason is NO_BONDS and data.reading is not None else ""
+                raise UserError(f"{data.names[int(rows.argmax())]} {reason}{hint}, or {LEAVE_OUT}")
+        left_out = np.logical_or.reduce(list(reasons.values()))
+        missing = np.isnan(data.target(self.task)) & ~left_out
+        missing &= data.skip_bad and not missing[~left_out].all()
+        splits = {name: rows[~(left_out | (missing & (name != "all")))[rows]] for name, rows in data.splits.items()}
+        if data.reading is None:
+            return splits, None
+        report = Reading.of_dict(asdict(data.reading))
+        reasons[f"has no value of {self.task}, and is only predicted"] = missing
+        for reason, rows in reasons.items():
+            for row in np.flatnonzero(rows).tolist():
+                report.drop(reason, data.names[row])
+        report.splits = {name: len(splits[name]) for name in report.splits}
+        return splits, report
+
+    def _has_images(self, data: GraphData) -> Bool[np.ndarray, " molecules"]:
+        """Returns which periodic molecules have neighbours across the border of their box, which edges would miss."""
+        rows = np.zeros(len(data.names), bool)
+        if data.boxes is None or self.edges.kind == "bonds":
+            return rows
+        ends = np.cumsum(data.arrays.num_atoms)
+        cutoff = self.edges.cutoff if self.edges.kind == "radius" else None
+        for row in np.flatnonzero(data.boxes.any((1, 2))).tolist():
+            positions = data.arrays.positions[ends[row] - data.arrays.num_atoms[row] : ends[row]].astype(np.float64)
+            rows[row] = image_neighbours(positions, data.boxes[row], cutoff) is not None
+            if rows[row] and not data.skip_bad:
+                break
+        return rows
 
     def loader(self, split: str, /, *, train: bool = False, batch_size: int | None = None) -> GraphLoader:
         """Batches of a split (`train`, `val`, `test` or `all`); `train` shuffles. Raises UserError for other splits."""
@@ -141,9 +182,12 @@ class GraphDataModule(SplitDataModule):
         rows, targets = self.splits["train"], self.data.target(self.task)
         if len(rows) < 2:
             raise UserError(f"{self.data.folder} has {len(rows)} molecules to train on: give more, or hold out less")
-        unknown = ~np.isfinite(targets[rows])
-        if unknown.any():
-            name = self.data.names[rows[unknown.argmax()]]
-            raise UserError(f"{name} has no value of datamodule.task={self.task}: give one for every molecule")
+        held = np.concatenate([self.splits[name] for name in ("train", "val", "test")])
+        if (unknown := np.sort(held[~np.isfinite(targets[held])])).size:
+            names = ", ".join(self.data.names[row] for row in unknown[:EXAMPLES])
+            raise UserError(
+                f"{len(unknown):,} of {len(held):,} molecules have no value of datamodule.task={self.task}: {names}"
+                f"{' and others' if len(unknown) > EXAMPLES else ''}; give one of each, or {LEAVE_OUT}"
+            )
         if self.std == 0:
             raise UserError(f"datamodule.task={self.task} is the same for every molecule: there is nothing to learn")

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,10 @@ from rdkit import RDLogger
 
 from src.datamodules import prepared
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError
+from src.datamodules.graphs.own_splits import OwnSplit
 from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_meta, write_lines
 from src.errors import UserError
+from src.measure.reading import Reading
 from src.system.progress import item_progress
 from src.system.reading import read_npy, read_text
 from src.system.workers import WorkerPool, cpu_count
@@ -24,8 +26,7 @@ from src.system.workers import WorkerPool, cpu_count
 LAYOUT = 2
 CHUNK = 16  # molecules that a worker parses at a time
 BAD, NOTED = "bad.txt", "unmatched.txt"
-Parse = Callable[[Any], tuple[Molecule, str]]
-Remarks = list[tuple[int, str]]
+GROUPS, SCAFFOLDS, COLUMN, BOXES = "groups.txt", "scaffolds.txt", "column.txt", "boxes.npy"  # of own files
 Splits = Mapping[str, Int[np.ndarray, " rows"]]
 
 
@@ -38,20 +39,46 @@ class Entries:
         names: of the molecules, in messages and predictions.
         targets: NaN if unknown.
         units: of each target by its name.
+        notes: what the reader decided, for the report of a person's own file.
+        column: the value of each molecule by which a person splits the file; empty if by none.
     """
 
     contents: Sequence[Any]
     names: list[str]
     targets: Float[np.ndarray, "molecules targets"]
     units: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+    column: list[str] = field(default_factory=list)
+
+
+class Outcome(NamedTuple):
+    """A parsed molecule and what is not as it was written."""
+
+    molecule: Molecule
+    note: str = ""  # for unmatched.txt
+    changes: tuple[str, ...] = ()  # ways in which it was changed
+    group: str = ""  # the same for all conformers of a molecule
+    scaffold: str = ""
+    box: Float[np.ndarray, "3 3"] | None = None  # lattice vectors of a periodic one, zero where not periodic
+
+
+Parse = Callable[[Any], Outcome]
+
+
+class Bad(NamedTuple):
+    """Why a molecule cannot be used; `kind` is the reason without its values."""
+
+    position: int
+    reason: str
+    kind: str
 
 
 class Parsed(NamedTuple):
-    """The molecules of one chunk, and (position, reason) of the bad ones and (position, note) of those with a note."""
+    """The molecules of one chunk, (position, all but the molecule) of each, and the bad ones."""
 
     arrays: Arrays
-    bad: Remarks
-    noted: Remarks
+    good: list[tuple[int, Outcome]]
+    bad: list[Bad]
 
 
 def prepare_graphs(
@@ -65,15 +92,15 @@ def prepare_graphs(
     """Parses the selected molecules into a subfolder of `folder` unless it exists; returns the subfolder.
 
     `inputs` identifies the files read. `parse`, a module-level function, returns the molecule of one entry's content
-    and a note, which unmatched.txt lists. Raises UserError for a molecule that cannot be used (with `skip_bad`, bad.txt
-    lists them instead).
+    and what was changed; unmatched.txt lists the notes. Raises UserError for a molecule that cannot be used (with
+    `skip_bad`, bad.txt lists them instead).
     """
     origin = {"layout": LAYOUT, "inputs": dict(inputs), "selection": asdict(selection)}
 
     def write(part: Path) -> dict[str, Any]:
         entries = read()
-        written = _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers)
-        return written | {"report": f"{next(iter(inputs))}: {written['report']}"}
+        report = Reading(next(iter(inputs)), "molecules")
+        return _write(part, entries, selection.rows(len(entries.names)), parse, selection.skip_bad, workers, report)
 
     return prepared.prepare(folder / f"graphs_{selection.name}", origin, write)
 
@@ -90,17 +117,32 @@ def load_graphs(folder: Path, split: Callable[[int], Splits]) -> GraphData:
         row_of_entry[entries_of_rows] = np.arange(len(entries_of_rows))
         # Keep the split's random order: evaluation batches then have similar sizes, and so share one shape.
         split_rows = {name: row_of_entry[entries] for name, entries in split(meta["total"]).items()}
-        splits = {name: rows[rows >= 0] for name, rows in split_rows.items()}
-        return GraphData(
-            arrays=Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields)),
-            names=read_text(folder / "names.txt").splitlines(),
-            targets=read_npy(folder / "targets.npy"),
-            units=meta["units"],
-            splits=splits | {"all": np.arange(len(entries_of_rows))},
-            skip_bad=meta["selection"]["skip_bad"],
-            folder=folder,
-            report=meta.get("report", ""),
-        )
+        return _graph_data(folder, meta, {name: rows[rows >= 0] for name, rows in split_rows.items()}, None)
+
+
+def load_own_graphs(folder: Path, split: OwnSplit) -> GraphData:
+    """Returns the molecules of a person's own file, split as it says. Raises UserError as `load_graphs`."""
+    with reading(folder):
+        meta = verified_meta(folder)
+        report = Reading.of_dict(meta["reading"])
+        groups, scaffolds = (read_text(folder / name).split("\n")[:-1] for name in (GROUPS, SCAFFOLDS))
+        column = read_text(folder / COLUMN).split("\n")[:-1] if COLUMN in meta["sha256"] else []
+        return _graph_data(folder, meta, split.of(groups, scaffolds, column, report), report)
+
+
+def _graph_data(folder: Path, meta: dict[str, Any], splits: Splits, report: Reading | None) -> GraphData:
+    names = read_text(folder / "names.txt").splitlines()
+    return GraphData(
+        arrays=Arrays(*(read_npy(folder / f"{field}.npy") for field in Arrays._fields)),
+        names=names,
+        targets=read_npy(folder / "targets.npy"),
+        units=meta["units"],
+        splits={**splits, "all": np.arange(len(names))},
+        skip_bad=meta["selection"]["skip_bad"],
+        folder=folder,
+        reading=report,
+        boxes=read_npy(folder / BOXES) if BOXES in meta["sha256"] else None,
+    )
 
 
 def _write(
@@ -110,21 +152,34 @@ def _write(
     parse: Parse,
     skip_bad: bool,
     workers: int | None,
+    report: Reading,
 ) -> dict[str, Any]:
     parts: list[Arrays] = []
     good = np.ones(len(chosen), bool)
+    outcomes: list[Outcome] = []
     lines: dict[str, list[str]] = {BAD: [], NOTED: []}
+    report.read = len(chosen)
     for start, parsed in _parsed([entries.contents[i] for i in chosen], parse, workers):
         parts.append(parsed.arrays)
-        for position, reason in parsed.bad:
+        for position, reason, kind in parsed.bad:
             problem = f"{entries.names[chosen[start + position]]} {reason}"
             if not skip_bad:
                 raise UserError(f"{problem}; correct the file, or {LEAVE_OUT}")
             good[start + position] = False
+            report.drop(kind, problem)
             lines[BAD].append(problem)
-        lines[NOTED] += [f"{entries.names[chosen[start + position]]} {note}" for position, note in parsed.noted]
+        for position, outcome in parsed.good:
+            name = entries.names[chosen[start + position]]
+            report.change(outcome.changes, name)
+            lines[NOTED] += [f"{name} {outcome.note}"] if outcome.note else []
+            outcomes.append(outcome)
     if not good.any():
-        raise UserError(f"no molecule can be used: {lines[BAD][0] if lines[BAD] else 'the file is empty'}")
+        raise UserError(_nothing_left(report.finish()))
+    report.notes += entries.notes
+    if len(chosen) < len(entries.names):
+        report.notes.append(f"a sample of {len(chosen):,} of the file's {len(entries.names):,} molecules")
+    if lines[BAD]:
+        report.notes.append(f"the dropped molecules are listed in {BAD} of the prepared folder")
     rows = chosen[good]
     arrays = Arrays.joined(parts)._asdict() | {"targets": entries.targets[rows], "rows": rows}
     for name, array in arrays.items():
@@ -133,9 +188,16 @@ def _write(
     for name, texts in lines.items():
         if texts:
             write_lines(part / name, texts)
+    if any(outcome.group for outcome in outcomes):  # as of own files alone
+        write_lines(part / GROUPS, [outcome.group for outcome in outcomes])
+        write_lines(part / SCAFFOLDS, [outcome.scaffold for outcome in outcomes])
+    if entries.column:
+        write_lines(part / COLUMN, [" ".join(entries.column[i].split()) for i in rows])
+    if any(outcome.box is not None for outcome in outcomes):
+        np.save(part / BOXES, np.stack([np.zeros((3, 3)) if o.box is None else o.box for o in outcomes]))
     return {
         "total": len(entries.names),
-        "report": reading_report(len(chosen), entries, rows, lines[BAD]),
+        "reading": asdict(report.finish()),
         "molecules": len(rows),
         "units": dict(entries.units),
         "bad": len(lines[BAD]),
@@ -144,16 +206,12 @@ def _write(
     }
 
 
-def reading_report(read: int, entries: Entries, rows: Int[np.ndarray, " rows"], bad: list[str]) -> str:
-    """Returns what was read and kept, with an example of what was dropped, and how many have each target."""
-    lines = [f"{read:,} molecules read, {len(rows):,} kept"]
-    if bad:
-        lines[0] += f", {len(bad):,} dropped (listed in bad.txt), as {bad[0]}"
-    counts = np.isfinite(entries.targets[rows]).sum(0)
-    missing = [f"{name} ({count:,})" for name, count in zip(entries.units, counts, strict=True) if count < len(rows)]
-    if missing:
-        lines.append(f"not every molecule has a value of {', '.join(missing)}")
-    return "\n".join(lines)
+def _nothing_left(report: Reading) -> str:
+    """Returns why a source has no molecule that can be used."""
+    if not report.read:
+        return f"no molecule can be used: {report.source} is empty"
+    reasons = "; ".join(f"{remark.count:,} {remark.what}, as {remark.examples[0]}" for remark in report.dropped)
+    return f"no molecule can be used of the {report.read:,} in {report.source}: {reasons}"
 
 
 def _parsed(contents: Sequence[Any], parse: Parse, workers: int | None) -> Iterator[tuple[int, Parsed]]:
@@ -183,15 +241,15 @@ def parse_chunk(parse: Parse, contents: Sequence[Any]) -> Parsed:
     """Parses one chunk, in a worker."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
     molecules: list[Molecule] = []
-    bad: Remarks = []
-    noted: Remarks = []
+    good: list[tuple[int, Outcome]] = []
+    bad: list[Bad] = []
+    blank = Arrays.of([]).molecule(0)  # molecules travel once, concatenated
     for position, content in enumerate(contents):
         try:
-            molecule, note = parse(content)
+            outcome = parse(content)
         except MoleculeError as error:
-            bad.append((position, str(error)))
+            bad.append(Bad(position, str(error), error.kind))
             continue
-        molecules.append(molecule)
-        if note:
-            noted.append((position, note))
-    return Parsed(Arrays.of(molecules), bad, noted)
+        molecules.append(outcome.molecule)
+        good.append((position, outcome._replace(molecule=blank)))
+    return Parsed(Arrays.of(molecules), good, bad)

@@ -13,8 +13,8 @@ import numpy as np
 from src.config.ranges import Count, Seed
 from src.datamodules.download import from_package
 from src.datamodules.graphs.bonds import bonded_by_smiles
-from src.datamodules.graphs.data import ELEMENTS, GraphData, Molecule, MoleculeError
-from src.datamodules.graphs.prepare import Entries, Splits, load_graphs, prepare_graphs
+from src.datamodules.graphs.data import ELEMENTS, GraphData, MoleculeError
+from src.datamodules.graphs.prepare import Entries, Outcome, Splits, load_graphs, prepare_graphs
 from src.datamodules.molecules.qm9 import MEMBERS, PACKAGE, VERSION
 from src.datamodules.prepared import Selection
 from src.errors import UserError
@@ -94,7 +94,7 @@ def published_split(total: int) -> Splits:
     return {"train": order[:train], "val": order[train : total - test], "test": order[total - test :]}
 
 
-def parse(content: tuple[str, str, str]) -> tuple[Molecule, str]:
+def parse(content: tuple[str, str, str]) -> Outcome:
     """Returns one molecule, and a note, from its SMILES, elements and coordinates as the package writes them."""
     smiles, elements, coordinates = content
     symbols = elements.strip("[]").replace("'", "").split(",")
@@ -105,7 +105,7 @@ def parse(content: tuple[str, str, str]) -> tuple[Molecule, str]:
         raise MoleculeError(f"has an element or a coordinate that cannot be read: {error}") from error
     if len(flat) != 3 * len(numbers):
         raise MoleculeError(f"has {len(flat)} coordinates for {len(numbers)} atoms")
-    return bonded_by_smiles(smiles, numbers, np.array(flat).reshape(-1, 3))
+    return Outcome(*bonded_by_smiles(smiles, numbers, np.array(flat).reshape(-1, 3)))
 
 
 def _entries(files: list[Path]) -> Entries:

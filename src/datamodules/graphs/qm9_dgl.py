@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from src.config.ranges import Count, Seed
 from src.datamodules.download import from_url, sha256_of
 from src.datamodules.graphs.data import ELEMENTS, GraphData, Molecule, MoleculeError, checked
-from src.datamodules.graphs.prepare import Entries, load_graphs, prepare_graphs
+from src.datamodules.graphs.prepare import Entries, Outcome, load_graphs, prepare_graphs
 from src.datamodules.graphs.qm9 import UNITS, published_split
 from src.datamodules.prepared import Selection
 from src.errors import UserError
@@ -57,7 +57,7 @@ def load(
     return load_graphs(prepared, published_split)
 
 
-def parse(content: Content) -> tuple[Molecule, str]:
+def parse(content: Content) -> Outcome:
     """One molecule, and an empty note, from its one-hot elements, positions and directed edges (src, dst, order)."""
     elements, positions, edges = content
     ascending = edges[edges[:, 0] < edges[:, 1]]
@@ -67,7 +67,7 @@ def parse(content: Content) -> tuple[Molecule, str]:
         raise MoleculeError("has a bond without its reverse")
     numbers = np.array(list(ELEMENTS.values()), np.uint8)[elements.argmax(1)]
     numbers[elements.sum(1) != 1] = 0
-    return checked(Molecule(numbers, positions, ascending[:, :2], ascending[:, 2].astype(np.uint8))), ""
+    return Outcome(checked(Molecule(numbers, positions, ascending[:, :2], ascending[:, 2].astype(np.uint8))))
 
 
 def entries_of(path: Path) -> Entries:

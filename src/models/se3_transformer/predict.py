@@ -70,7 +70,7 @@ def predict_molecules(
         if not job.benchmark:
             raise UserError("model.predict.protocol=published only times; give benchmark=true, or leave it out")
         samples, latencies = timed_as_published(run, datamodule, job, clock)
-        return Prediction(samples, latencies, {})
+        return Prediction(samples, latencies, {}, reading=datamodule.reading)
     loader = datamodule.loader(datamodule.predict, batch_size=job.batch_size)
     warm_up(run, loader, job)
     clock.mark("startup")
@@ -91,7 +91,9 @@ def predict_molecules(
     clock.mark("evaluation")
     judged = quantity.metric.record(quality[0].value) if quality else None
     samples = timed.samples if job.benchmark else len(values)
-    return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    return Prediction(
+        samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality, reading=datamodule.reading
+    )
 
 
 def timed_as_published(

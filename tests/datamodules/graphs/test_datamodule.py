@@ -96,7 +96,7 @@ def test_molecules_without_targets_are_predicted_but_refused_for_training(home: 
     datamodule = ready(home, file="bare.smi", task="homo", predict="all")
     (batch, rest) = list(datamodule.predict_dataloader())
     assert batch.count == 3 and rest.count == 2 and batch.targets.isnan().all() and np.isnan(datamodule.mean)
-    with pytest.raises(UserError, match=r"bare\.smi line \d \(\w+\) has no value of datamodule\.task=homo"):
+    with pytest.raises(UserError, match=r"5 of 5 molecules have no value of datamodule\.task=homo: bare\.smi line 1 "):
         datamodule.train_dataloader()
     with pytest.raises(UserError, match=r"datamodule\.task is not set; give the target to train on: gap"):
         ready(home, task=None).train_dataloader()
@@ -124,7 +124,9 @@ def test_a_molecule_without_bonds_needs_other_edges(home: Path, capsys: pytest.C
     (batch,) = near.loader("all")
     assert batch.count == 3 and batch.edge_features.tolist()[:4] == [[0.0] * 4] * 2 + [[1.0, 0.0, 0.0, 0.0]] * 2
     skipping = ready(home, file="pairs.xyz", skip_bad=True, batch_size=4)
-    assert "1 molecules without bonds are left out" in capsys.readouterr().out
+    assert "dropped 1: has no bonds: give datamodule.edges.kind=radius or full, as pairs.xyz frame 1" in (
+        capsys.readouterr().out
+    )
     (batch,) = skipping.loader("all")
     assert batch.targets[:2].tolist() == [2.0, 3.0] and batch.count == 2
 
@@ -161,9 +163,13 @@ def test_what_was_read_is_told_on_every_run(home: Path, capsys: pytest.CaptureFi
     for _ in range(2):
         ready(home, file="gaps.csv", skip_bad=True, predict="all", task=None)
         assert capsys.readouterr().out.splitlines() == [
-            "gaps.csv: 12 molecules read, 11 kept, 1 dropped (listed in bad.txt), as gaps.csv line 13 (C1CC) does not "
-            "parse",
-            "not every molecule has a value of gap (10)",
+            "gaps.csv: 12 molecules read, 0 kept as written, 11 kept changed, 1 dropped",
+            "  changed 11: hydrogens and coordinates generated, as gaps.csv line 2 (CO)",
+            "  dropped 1: does not parse, as gaps.csv line 13 (C1CC) does not parse",
+            "  split: 8 train, 2 val, 1 test (grouped: every molecule is there once, seed 0)",
+            "  note: targets: gap",
+            "  note: not every molecule has a value of gap (11)",
+            "  note: the dropped molecules are listed in bad.txt of the prepared folder",
         ]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.datamodules.graphs.data import GraphData, MoleculeError
-from src.datamodules.graphs.files import entries_of, load, shared_split
-from src.datamodules.graphs.parse import from_sdf, from_smiles, from_xyz
+from src.datamodules.graphs.data import GraphData
+from src.datamodules.graphs.files import entries_of, load
+from src.datamodules.graphs.own_splits import shared_split
+from src.datamodules.graphs.parse import from_sdf, from_smiles
 from src.errors import UserError
 
 WATER = ["O 0.0 0.0 0.1173", "H 0.0 0.7572 -0.4692", "H 0.0 -0.7572 -0.4692"]
@@ -81,13 +82,20 @@ def test_frames_of_an_xyz_file_have_their_numbers_as_targets(tmp_path: Path) -> 
     assert data.arrays.num_atoms.tolist() == [3, 3, 5, 1] and data.arrays.num_bonds.tolist() == [2, 2, 4, 0]
 
 
-def test_an_extended_xyz_file_names_its_columns() -> None:
+def test_an_extended_xyz_file_names_its_columns(tmp_path: Path) -> None:
     lines = [f"0.5 {x} {y} {z} {symbol}" for symbol, x, y, z in (line.split() for line in WATER)]
-    molecule = from_xyz((lines, "q:R:1:pos:R:3:species:S:1", 0))
-    assert molecule.numbers.tolist() == [8, 1, 1]
-    np.testing.assert_allclose(molecule.positions[1], [0, 0.7572, -0.4692])
-    with pytest.raises(MoleculeError, match="no species and pos"):
-        from_xyz((lines, "q:R:1", 0))
+    numbers = [line.replace("O", "8").replace("H", "1") for line in lines]
+    for atoms, columns in (
+        (lines, "q:R:1:pos:R:3:species:S:1"),
+        (lines, "q:R:1:positions:R:3:element:S:1"),
+        (numbers, "charges:R:1:Pos:R:3:Z:I:1"),
+    ):
+        molecule = made(tmp_path, "a.xyz", frame(atoms, f"Properties={columns}")).arrays.molecule(0)
+        assert molecule.numbers.tolist() == [8, 1, 1]
+        np.testing.assert_allclose(molecule.positions[1], [0, 0.7572, -0.4692], rtol=1e-6)
+    for columns in ("q:R:1", "species:S:1:pos:R:2", "species:S:1:pos:R:3:x"):
+        line = refused(tmp_path, "a.xyz", frame(lines, f"Properties={columns}"))
+        assert "a.xyz line 2: Properties=" in line
 
 
 def test_records_of_an_sdf_file_get_missing_hydrogens(tmp_path: Path) -> None:
@@ -107,7 +115,7 @@ def test_smiles_get_the_same_coordinates_every_time(tmp_path: Path) -> None:
     assert data.arrays.num_atoms.tolist() == [9, 12, 13] and data.units == {}
     benzene = data.arrays.molecule(1)
     assert sorted(benzene.orders.tolist()) == [1] * 9 + [2] * 3
-    np.testing.assert_array_equal(from_smiles("c1ccccc1").positions.astype(np.float32), benzene.positions)
+    np.testing.assert_array_equal(from_smiles("c1ccccc1").molecule.positions.astype(np.float32), benzene.positions)
     lengths = np.linalg.norm(np.diff(benzene.positions[benzene.bonds], axis=1)[:, 0], axis=1)
     assert 1.0 < lengths.min() < 1.15 and 1.35 < lengths.max() < 1.45
 
@@ -158,7 +166,7 @@ def test_a_bad_molecule_is_named_and_leaves_no_file(tmp_path: Path, name: str, t
     [
         ("a.xyz", frame(WATER) + frame(HCN)[:-20], r"a.xyz is truncated: frame 2 \(line 6\) has fewer than 3 atoms"),
         ("a.xyz", frame(WATER) + "O 0 0 0\n", "a.xyz line 6: expected a number of atoms, found 'O 0 0 0'"),
-        ("a.xyz", "", "no molecule can be used: the file is empty"),
+        ("a.xyz", "", "no molecule can be used: a.xyz is empty"),
         ("a.sdf", SDF[:200], "a.sdf is truncated: record 1 has no line 'M  END'"),
         ("a.csv", "name,x\nC,1\n", "a.csv line 1: there is no column 'smiles', only 'name', 'x'; call a column smiles"),
         ("a.pdb", "", r"a.pdb: the suffix is none of \.xyz, \.extxyz, \.sdf"),
@@ -181,7 +189,11 @@ def test_skip_bad_leaves_out_bad_molecules_and_lists_them(tmp_path: Path) -> Non
     assert data.names == ["a.smi line 1 (C)", "a.smi line 3 (N)", "a.smi line 5 (O)"] and data.skip_bad
     bad = (data.folder / "bad.txt").read_text().splitlines()
     assert [line.split(" (")[0] for line in bad] == ["a.smi line 2", "a.smi line 4"]
-    assert "no molecule can be used: a.smi line 1 (*)" in refused(tmp_path, "a.smi", "*\n", skip_bad=True)
+    line = refused(tmp_path, "a.smi", "*\n\nC1\n*C\n", skip_bad=True)
+    assert line.startswith(
+        "no molecule can be used of the 3 in a.smi: 2 has an atom of no element, as a.smi line 1 (*) has an atom of no "
+        "element: atom 1 has atomic number 0; 1 does not parse, as a.smi line 3 (C1) does not parse"
+    )
 
 
 def test_another_content_is_prepared_in_another_folder(tmp_path: Path) -> None:
@@ -211,7 +223,7 @@ def test_a_planar_molecule_marked_as_3d_is_accepted() -> None:
         "water\n  program           3D\n\n  1  0  0  0  0  0  0  0  0  0999 V2000\n    0.0 0.0 0.0 O   0  0\nM  END\n"
     )
     planar = planar.replace("    0.0 0.0 0.0", "    0.0000    0.0000    0.0000")
-    assert from_sdf(planar).numbers.tolist() == [8, 1, 1]
+    assert from_sdf(planar).molecule.numbers.tolist() == [8, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -244,4 +256,4 @@ def test_limits_of_size_are_said(name: str, text: str, words: str, tmp_path: Pat
 
 def test_a_value_without_bounds_is_no_target(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("smiles,energy\nC,1\nCC,inf\nCCC,1e300\nO,nan\n")
-    assert np.isnan(entries_of(tmp_path / "a.csv", 0).targets[1:]).all()
+    assert np.isnan(entries_of(tmp_path / "a.csv").targets[1:]).all()
