@@ -32,6 +32,19 @@ class Reason(StrEnum):
     TOO_LARGE = "has too many atoms"
     TOO_LONG = "is too long"
     UNSUPPORTED_BOND = "has a bond that is not single, double or triple"
+    EMPTY = "has no SMILES"
+    REACTION = "is a reaction"
+    REPEAT = "is a polymer, or has groups without a place"
+    FRAGMENTS = "is a salt or mixture of several fragments"
+    WILDCARD = "has a wildcard in place of an atom"
+    HYDROGEN = "has a hydrogen that is no other atom's"
+    ISOTOPE = "has isotope labels"
+    RADICAL = "has unpaired electrons"
+    STEREO = "has stereo"
+    CHARGE = "has charges that atoms and bonds alone do not give"
+    VALENCE = "has valences that atoms and bonds alone do not give"
+    RARE = "has a rare element"
+    DUPLICATE = "is the molecule of an earlier line"
 
 
 class EncodingError(ValueError):
@@ -119,25 +132,20 @@ def encode_all(
     return Encoded(nodes[: len(published)], edges[: len(published)], published, canonical)
 
 
-def elements_in(smiles: Sequence[str], max_atoms: int, workers: int | None = None) -> set[str]:
-    """Returns the symbols of all elements but hydrogen in the SMILES that parse and have at most `max_atoms` atoms."""
-    elements: set[str] = set()
-    with WorkerPool(workers) as pool:
-        for _, symbols in _in_order(pool, smiles, elements_of_chunk, max_atoms):
-            elements |= symbols
-    return elements
-
-
-def elements_of_chunk(smiles: list[str], max_atoms: int) -> set[str]:
-    """Returns what `elements_in` returns, of one chunk in a worker."""
-    _quiet()
-    parsed = (Chem.MolFromSmiles(text) for text in smiles if len(text) <= LONGEST_SMILES)
-    small = (molecule for molecule in parsed if molecule is not None and molecule.GetNumAtoms() <= max_atoms)
-    return {atom.GetSymbol() for molecule in small for atom in molecule.GetAtoms() if atom.GetAtomicNum() > 1}
-
-
-def _quiet() -> None:
+def quiet() -> None:
+    """Keeps RDKit's messages about a molecule from the terminal."""
     RDLogger.DisableLog("rdApp.*")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_chunks(
+    smiles: Sequence[str], function: Callable[[list[str], T], R], argument: T, workers: int | None = None
+) -> Iterator[tuple[int, R]]:
+    """Yields the start and result of each chunk, from worker processes; of a single chunk without starting any."""
+    if len(smiles) <= CHUNK:
+        yield 0, function(list(smiles), argument)
+        return
+    with WorkerPool(workers) as pool:
+        yield from _in_order(pool, smiles, function, argument)
 
 
 def _in_order(
@@ -160,7 +168,7 @@ def _in_order(
 
 def encode_chunk(smiles: list[str], vocabulary: Vocabulary) -> tuple[Encoded, list[tuple[int, EncodingError]]]:
     """Encodes one chunk in a worker; returns the encoded molecules, and (position, error) of the others."""
-    _quiet()
+    quiet()
     graphs: list[tuple[Nodes, Edges]] = []
     bad: list[tuple[int, EncodingError]] = []
     for position, text in enumerate(smiles):

@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Prepare, dict[str, Any]]] = {
         {"max_atoms": 12},
     ),
     "smiles_file": (
-        lambda raw, data, **more: smiles_file.load(data, file=raw / "my.smiles", workers=1, **more),
+        lambda raw, data, **more: smiles_file.load(data, file=raw / "my.smiles", workers=1, rare_below=1, **more),
         {"max_atoms": 12},
     ),
     "molecule_file": (

@@ -30,7 +30,8 @@ from src.datamodules.graphs.own_splits import OwnSplit, shared_split
 from src.datamodules.graphs.parse import parse
 from src.datamodules.graphs.prepare import load_graphs, load_own_graphs, parse_chunk
 from src.datamodules.images.cifar10_files import read_cifar10
-from src.datamodules.molecules import encoded, smiles_file
+from src.datamodules.molecules import own as own_molecules
+from src.datamodules.molecules import smiles_file, smiles_rows
 from src.datamodules.text.tables import read_table
 from src.errors import LONGEST, UserError
 from src.models.dlrm.network import MLP
@@ -94,7 +95,7 @@ def finite(*arrays: Any) -> None:
 
 
 def smiles_list(path: Path) -> None:
-    rows = smiles_file.rows_of(path)
+    rows = smiles_rows.rows_of(path)
     arrays, bad = encode_chunk([row.smiles for row in rows][:20], ZINC250K)
     assert len(arrays.published) + len(bad) == min(len(rows), 20)
     for _, error in bad:
@@ -163,7 +164,7 @@ def comparison(path: Path) -> None:
 
 def molecules_meta(path: Path) -> None:
     folder = prepared_folder(path, "encoded", lambda home: encoded_folder(home))
-    data = encoded.load(folder, 38, lambda total: np.arange(1))
+    data = own_molecules.load_own(folder, own_molecules.Settings(38, rare_below=1), 0.3, 0, ())
     assert len(data.smiles) == len(data.nodes)
 
 
@@ -183,7 +184,9 @@ def prepared_folder(path: Path, name: str, make: Callable[[Path], Path]) -> Path
 
 def encoded_folder(home: Path) -> Path:
     (home / "my.smiles").write_bytes(SMILES)
-    return smiles_file.load(home / "smiles", file=home / "my.smiles", workers=1, held_out_share=0.3).folder
+    return smiles_file.load(
+        home / "smiles", file=home / "my.smiles", workers=1, held_out_share=0.3, rare_below=1
+    ).folder
 
 
 def graphs_folder(home: Path) -> Path:

@@ -47,7 +47,7 @@ def smiles(home: Path) -> list[str]:
     (home / "my.smiles").write_text("\n".join(SMILES) + "\n")
     source = "datamodule.source"
     return ["datamodule=smiles_file", f"{source}.file={home / 'my.smiles'}", f"+{source}.workers=1",
-            f"{source}.held_out_share=0.3"]  # fmt: skip
+            f"{source}.held_out_share=0.3", f"{source}.rare_below=1"]  # fmt: skip
 
 
 def zinc(home: Path) -> list[str]:

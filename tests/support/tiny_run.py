@@ -104,7 +104,8 @@ def tiny_overrides(home: Path) -> list[str]:
     return [
         "model=moflow", "datamodule=smiles_file", "precision=fp32", "hardware=cpu", "logger=none", "pictures=false",
         "~callbacks.progress", f"datamodule.source.file={file if file.exists() else write_smiles(file)}",
-        "+datamodule.source.workers=1", f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
+        "+datamodule.source.workers=1", "datamodule.source.rare_below=1",
+        f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
         *(f"model.task.network.{size}" for size in NETWORK),
         "model.task.eval_batch=8", "model.task.final_molecules=24", "model.task.reconstructed=16",
         "model.task.sample_batch=16", "hp.batch_size=8", "hp.lr=1e-3", "fit.max_epochs=1", "fit.eval_every_n_epochs=1",

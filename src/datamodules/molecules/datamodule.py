@@ -14,7 +14,6 @@ from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.prepared import sums_of
 from src.datamodules.resident import ResidentLoader
-from src.printable import printable
 
 
 class MoleculeLoader(ResidentLoader):
@@ -55,8 +54,8 @@ class MoleculeDataModule(SplitDataModule):
     def setup(self, stage: str) -> None:
         if self.tensors is None:
             self.data = self.source(self.data_dir)
-            if self.data.report and self.rank_and_world[0] == 0:
-                print(printable(self.data.report), flush=True)
+            if self.data.reading is not None:
+                self.tell(self.data.reading)
             self.splits = {"train": self.data.train_index, "val": self.data.valid_index}
             # np.array reads the memory-mapped file once; without it a CPU tensor would share the mapping.
             nodes, edges = (torch.from_numpy(np.array(array)) for array in (self.data.nodes, self.data.edges))

@@ -1,6 +1,6 @@
 """Molecules as arrays: encoded once from SMILES, kept in a prepared folder, and split into training and validation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import rdkit
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 
 from src.datamodules import prepared
 from src.datamodules.download import sha256_of
 from src.datamodules.prepared import LEAVE_OUT, Selection, reading, verified_meta, write_lines
 from src.errors import UserError, shortened
-from src.molecules.encode import EncodingError, Reason, elements_in, encode_all
-from src.molecules.vocabulary import Vocabulary, of_elements
+from src.measure.reading import Reading
+from src.molecules.encode import EncodingError, encode_all
+from src.molecules.vocabulary import Vocabulary
 from src.system.reading import read_npy, read_text
 
 LAYOUT = 2
@@ -50,7 +51,7 @@ class MolecularData:
     train_index: Int[np.ndarray, " train"]
     valid_index: Int[np.ndarray, " valid"]
     folder: Path
-    report: str = ""  # of what was dropped when it was prepared
+    reading: Reading | None = None  # of what was read and dropped when it was prepared
 
     @cached_property
     def train_published(self) -> frozenset[str]:
@@ -78,7 +79,7 @@ class MolecularData:
 def prepare(
     files: list[Path],
     read: Callable[[], list[Row]],
-    vocabulary: Vocabulary | int,
+    vocabulary: Vocabulary,
     folder: Path,
     selection: Selection,
     workers: int | None = None,
@@ -86,13 +87,10 @@ def prepare(
 ) -> Path:
     """Encodes the selected molecules into a subfolder of `folder` unless it exists; returns the subfolder.
 
-    The subfolder's name ends in `kind`. Instead of a vocabulary a number of atoms may be given: the vocabulary is then
-    of all elements in the molecules of at most as many. Raises UserError for a molecule that cannot be encoded (with
-    `skip_bad`, bad.txt lists them instead), and for a subfolder that was prepared from other files or settings.
+    The subfolder's name ends in `kind`. Raises UserError for a molecule that cannot be encoded (with `skip_bad`,
+    bad.txt lists them instead), and for a subfolder that was prepared from other files or settings.
     """
-    plain: Any = vocabulary
-    if isinstance(vocabulary, Vocabulary):
-        plain = asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)}
+    plain = asdict(vocabulary) | {"atomic_numbers": list(vocabulary.atomic_numbers)}
     origin = {
         "layout": LAYOUT,
         "inputs": {path.name: sha256_of(path) for path in files},
@@ -107,13 +105,7 @@ def prepare(
             raise UserError(f"{' and '.join(map(str, files))} has no molecule: check its contents")
         chosen = selection.rows(total)
         rows = [rows[i] for i in chosen]
-        made = vocabulary
-        if not isinstance(made, Vocabulary):
-            made = of_elements(files[0].name, elements_in([row.smiles for row in rows], made, workers), made)
-        return _write(part, rows, chosen, made, selection.skip_bad, workers) | {
-            "total": total,
-            "atomic_numbers": list(made.atomic_numbers),
-        }
+        return _write(part, rows, chosen, vocabulary, selection.skip_bad, workers) | {"total": total}
 
     return prepared.prepare(folder / f"prepared_{selection.name}{kind}", origin, write)
 
@@ -128,7 +120,8 @@ def _write(
 ) -> dict[str, Any]:
     good = np.ones(len(rows), bool)
     bad: list[str] = []
-    dropped: dict[Reason, list[str]] = {}
+    name = " and ".join(dict.fromkeys(row.file.name for row in rows))
+    told = Reading(name, "molecules", read=len(rows))
 
     def on_bad(position: int, error: EncodingError) -> None:
         row, file, line = rows[position]
@@ -138,13 +131,11 @@ def _write(
             raise UserError(f"{problem}; correct the file, or {LEAVE_OUT}")
         good[position] = False
         bad.append(problem)
-        dropped.setdefault(error.reason, []).append(f"line {line}: {smiles!r} {error}")
+        told.drop(error.reason, f"line {line}: {smiles!r} {error}")
 
-    name = " and ".join(dict.fromkeys(row.file.name for row in rows))
     encoded = encode_all([row.smiles for row in rows], vocabulary, on_bad=on_bad, workers=workers, name=name)
     if not good.any():
-        raise UserError(f"no molecule of {rows[0].file} can be encoded: check its contents")
-    report = reading_report(name, len(rows), dropped) if bad else ""
+        raise UserError(f"no molecule of {rows[0].file} can be encoded: {bad[0]}")
     for name, array in zip(ARRAYS, (encoded.nodes, encoded.edges, chosen[good]), strict=True):
         np.save(part / name, array)
     smiles = [row.smiles for row, kept in zip(rows, good, strict=True) if kept]
@@ -152,43 +143,65 @@ def _write(
         write_lines(part / name, lines)
     if bad:
         write_lines(part / "bad.txt", bad)
-    return {"molecules": len(smiles), "bad": len(bad), "report": report, "rdkit": rdkit.__version__}
+    meta = {"molecules": len(smiles), "bad": len(bad), "rdkit": rdkit.__version__}
+    return meta | ({"reading": asdict(told.finish())} if bad else {})
 
 
-def reading_report(name: str, read: int, dropped: Mapping[Reason, list[str]]) -> str:
-    """Returns what was read and kept of `name`, with a count and an example of each reason to drop a molecule."""
-    kept = read - sum(map(len, dropped.values()))
-    lines = [f"{name}: {read:,} molecules read, {kept:,} kept, {read - kept:,} dropped (listed in bad.txt)"]
-    most_first = sorted(dropped.items(), key=lambda item: -len(item[1]))
-    return "\n".join(lines + [f"  {len(examples):,} {reason}, as {examples[0]}" for reason, examples in most_first])
+class Stored(NamedTuple):
+    """What a prepared folder holds, in the order of `rows`, which are numbers in the raw file's order."""
+
+    meta: dict[str, Any]
+    nodes: UInt8[np.ndarray, "molecules max_atoms"]
+    edges: UInt8[np.ndarray, "molecules max_atoms max_atoms"]
+    rows: Int[np.ndarray, " molecules"]
+    smiles: list[str]
+    published: list[str]
+    canonical: list[str]
+
+
+def stored(folder: Path) -> Stored:
+    """Returns the content of a prepared folder, arrays memory-mapped. Raises UserError for an altered file."""
+    meta = verified_meta(folder)
+    nodes, edges, rows = (read_npy(folder / name, mapped=True) for name in ARRAYS)
+    smiles, published, canonical = (read_text(folder / name).splitlines() for name in TEXTS)
+    return Stored(meta, nodes, edges, rows, smiles, published, canonical)
 
 
 def load(
-    folder: Path, vocabulary: Vocabulary | int, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
+    folder: Path, vocabulary: Vocabulary, hold_out: Callable[[int], Int[np.ndarray, " held_out"]]
 ) -> MolecularData:
     """Returns the molecules of a prepared folder; the rows `hold_out(number of rows)` are the validation split.
 
     `vocabulary` is what `prepare` got. Raises UserError for a truncated or altered file and for an empty split.
     """
     with reading(folder):
-        meta = verified_meta(folder)
-        if not isinstance(vocabulary, Vocabulary):
-            vocabulary = Vocabulary(next(iter(meta["inputs"])), tuple(meta["atomic_numbers"]), vocabulary)
-        nodes, edges, rows = (read_npy(folder / name, mapped=True) for name in ARRAYS)
-        smiles, published, canonical = (read_text(folder / name).splitlines() for name in TEXTS)
-        is_held_out = np.isin(rows, hold_out(meta["total"]))
+        arrays = stored(folder)
+        is_held_out = np.isin(arrays.rows, hold_out(arrays.meta["total"]))
+        told = arrays.meta.get("reading")
+        told = None if told is None else Reading.of_dict(told)
     if is_held_out.all() or not is_held_out.any():
         empty = "training" if is_held_out.all() else "validation"
-        raise UserError(f"the {empty} split of the {len(rows)} molecules in {folder} is empty: raise limit")
+        raise UserError(f"the {empty} split of the {len(arrays.rows)} molecules in {folder} is empty: raise limit")
+    return data_of(folder, arrays, vocabulary, is_held_out, told)
+
+
+def data_of(
+    folder: Path,
+    arrays: Stored,
+    vocabulary: Vocabulary,
+    is_held_out: Bool[np.ndarray, " molecules"],
+    told: Reading | None,
+) -> MolecularData:
+    """Returns the molecules of a folder with their split."""
     return MolecularData(
         vocabulary=vocabulary,
-        nodes=nodes,
-        edges=edges,
-        smiles=smiles,
-        published=published,
-        canonical=canonical,
+        nodes=arrays.nodes,
+        edges=arrays.edges,
+        smiles=arrays.smiles,
+        published=arrays.published,
+        canonical=arrays.canonical,
         train_index=np.flatnonzero(~is_held_out),
         valid_index=np.flatnonzero(is_held_out),
         folder=folder,
-        report=meta.get("report", ""),
+        reading=told,
     )
