@@ -20,7 +20,7 @@ def test_spellings_of_one_are_one_category(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["007", "00", "01", "1e5", "1e0", "0x1", "1.5", "1.10", "1_000", "٣", "１", "1,0", "-", "?", "1.2.0", "+", ".", "a"],
+    ["007", "01", "1e5", "1e0", "0x1", "1.5", "1.10", "1_000", "٣", "\uff11", "1,0", "-", "?", "1.2.0", "+", ".", "a"],
 )
 def test_other_categories_stay_as_they_are(text: str) -> None:
     assert PLAIN.category(text) == text
@@ -36,8 +36,8 @@ def test_categories_keep_all_digits_and_have_one_zero_and_truth() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1_000", "٣", "１２", "²", "1,5", "1 000", "inf", "-Infinity", "1e400", "0x10", "5%", "$5", "1.2.3", "-", "?", ".",
-     "e5", "1e", "+-1", "−1", "1\n2", "1d5", "yes", "--1", "1,000"],
+    ["1_000", "٣", "\uff11\uff12", "²", "1,5", "1 000", "inf", "-Infinity", "1e400", "0x10", "5%", "$5", "1.2.3", "-",
+     "?", ".", "e5", "1e", "+-1", "\u22121", "1\n2", "1d5", "yes", "--1", "1,000"],
 )  # fmt: skip
 def test_what_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):

@@ -15,7 +15,7 @@ from src.errors import UserError
 NUM_NUMERICAL, NUM_IDS = 13, 26
 NUM_COLUMNS = 1 + NUM_NUMERICAL + NUM_IDS
 
-# `ids` is 0 if the column's bit in `missing` is set; `numerical` is ln(x + 3), or 0 if missing.
+# `ids` is 0 if the column's bit in `missing` is set; `numerical` is ln(x + 3), or 0 if x is -3 or missing.
 RECORD = np.dtype(
     [("ids", "<u4", NUM_IDS), ("missing", "<u4"), ("numerical", "<f2", NUM_NUMERICAL), ("label", "u1"), ("pad", "u1")]
 )
@@ -23,9 +23,10 @@ RECORD = np.dtype(
 PAD = 8  # bytes before the text, so that the eight bytes up to the end of its first field can be read
 _TAB, _NEWLINE, _MINUS, _ZERO = 9, 10, 45, 48
 
-# ln(x + 3) at index x + 2, for nearly all integers of the logs.
-_LOGARITHMS = np.log(np.arange(1, 1 << 16)).astype(np.float16)
-_LOWEST = -2
+# ln(x + 3) at index x + 3, for nearly all integers of the logs. The Terabyte set goes down to -2, the Kaggle set to -3,
+# whose logarithm is undefined: it becomes 0, as in NVIDIA's preparation, where Spark's log gives null and null is 0.
+_LOGARITHMS = np.concatenate([[0], np.log(np.arange(1, 1 << 16))]).astype(np.float16)
+_LOWEST = -3
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _ID = re.compile(rb"[0-9a-fA-F]{1,8}")
@@ -117,7 +118,7 @@ def _logarithms(
     ends: Int[np.ndarray, "columns rows"],
     lengths: Int[np.ndarray, "columns rows"],
 ) -> np.ndarray | None:
-    """Returns ln(x + 3) as float16, 0 if missing; None if a field is not an integer of -2 or more."""
+    """Returns ln(x + 3) as float16, 0 for -3 and if missing; None if a field is not an integer of -3 or more."""
     negative = (text[ends - lengths] == _MINUS) & (lengths > 1)
     lengths = lengths - negative
     long = lengths > 8
@@ -178,5 +179,5 @@ def _problem(line: bytes) -> str:
         elif not _INTEGER.fullmatch(field):
             return f"{where} is not an integer"
         elif int(field) < _LOWEST:
-            return f"{where} is below {_LOWEST}, so ln(x + 3) is undefined"
+            return f"{where} is below {_LOWEST}, the least number of Criteo's logs, so ln(x + 3) is undefined"
     return ""

@@ -88,7 +88,7 @@ def test_a_prepared_folder_is_reused_and_refused_for_other_settings(tmp_path: Pa
     [
         (17, 0, "2", r"line 17 column 1: '2' is not a label"),
         (700, 3, "1.5", r"line 700 column 4: '1.5' is not an integer"),
-        (2, 5, "-3", r"line 2 column 6: '-3' is below -2, so"),
+        (2, 5, "-4", r"line 2 column 6: '-4' is below -3, the least number of Criteo's logs, so"),
         (999, 39, "1234567g", r"line 999 column 40: '1234567g' is not an id of 1 to 8 hexadecimal"),
         (400, 20, "123456789", r"line 400 column 21: '123456789' is not an id"),
         (1, 30, "a\tb", r"line 1 has 41 columns, not 40"),

@@ -26,6 +26,13 @@ def test_fields_are_converted_exactly() -> None:
     assert records["numerical"][0].tolist() == reference
 
 
+def test_the_least_number_of_the_kaggle_log_becomes_0_as_published() -> None:
+    records = parsed(("1\t" + "\t".join(["-3", "-2", "-1", *[""] * 36]) + "\n").encode())
+    assert records is not None
+    assert records["numerical"][0, :3].tolist() == [0, 0, float(np.float16(np.log(2)))]
+    assert parsed(("1\t" + "\t".join(["-4", *[""] * 38]) + "\n").encode()) is None
+
+
 @pytest.mark.parametrize("label", ["", "2", "-1", "01", "x1"])
 def test_a_label_is_one_digit(label: str) -> None:
     assert parsed(("1" + "\t" * 39 + "\n").encode()) is not None
