@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 DTYPES = {"int32": torch.int32, "int16": torch.int16, "int8": torch.int8}  # in the order of their blocks
+NUMBER_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class EmbeddingTable(NamedTuple):
@@ -33,7 +34,7 @@ class Clicks(NamedTuple):
     """
 
     labels: Float[Tensor, " batch"]  # 0 or 1
-    numerical: Float[Tensor, "batch numerical"]  # float16
+    numerical: Float[Tensor, "batch numerical"]  # float16 or float32, as the layout has it
     ids: Int32[Tensor, " ids"]
 
     def padded(self, rows: int, tables: Sequence[EmbeddingTable]) -> "Clicks":
@@ -61,13 +62,14 @@ def id_dtype(cardinality: int) -> str:
 class ClickLayout:
     """The layout of a batch's rows in its buffer.
 
-    The blocks in order: the int32 tables, each [batch, hotness]; the numericals, float16 [batch, num_numerical]; the
-    int16 tables; the int8 tables; the labels, one byte each. This aligns every block for any batch size.
+    The blocks in order: the int32 tables, each [batch, hotness]; the numericals, [batch, num_numerical]; the int16
+    tables; the int8 tables; the labels, one byte each. This aligns every block for any batch size.
     """
 
     num_numerical: int
     tables: tuple[EmbeddingTable, ...]
     dtypes: tuple[str, ...]  # of each table's ids: int8, int16 or int32
+    number_dtype: str = "float16"  # of the numericals: float16, as published, or float32
 
     @classmethod
     def of(cls, tables: Sequence[EmbeddingTable], num_numerical: int = 13) -> "ClickLayout":
@@ -81,7 +83,8 @@ class ClickLayout:
         for name, dtype in DTYPES.items():
             chosen = tuple(i for i, table_dtype in enumerate(self.dtypes) if table_dtype == name)
             ids.append(Block(dtype, sum(self.tables[i].hotness for i in chosen), chosen))
-        return ids[0], Block(torch.float16, self.num_numerical), ids[1], ids[2], Block(torch.uint8, 1)
+        numericals = Block(NUMBER_DTYPES[self.number_dtype], self.num_numerical)
+        return ids[0], numericals, ids[1], ids[2], Block(torch.uint8, 1)
 
     @cached_property
     def bytes_per_row(self) -> int:
@@ -107,8 +110,8 @@ class ClickLayout:
         for block in self.blocks:
             if block.tables:
                 parts.append(torch.cat([per_table[i] for i in block.tables]).to(block.dtype))
-            elif block.dtype == torch.float16:
-                parts.append(numerical.to(torch.float16).reshape(-1))
+            elif block.dtype.is_floating_point:
+                parts.append(numerical.to(block.dtype).reshape(-1))
             elif block.dtype == torch.uint8:
                 parts.append(labels.to(torch.uint8))
         return torch.cat([part.view(torch.uint8) for part in parts])

@@ -1,12 +1,14 @@
 """The layout of a batch of clicks: bytes, alignment, encoding and decoding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from src.batches.clicks import ClickBatch, ClickLayout, EmbeddingTable, id_dtype
+from src.batches.clicks import NUMBER_DTYPES, ClickBatch, ClickLayout, EmbeddingTable, id_dtype
 from src.datamodules.clicks.synthetic import PUBLISHED
 
 TABLES = (
@@ -43,9 +45,11 @@ def test_the_type_is_the_smallest_whose_maximum_is_strictly_above(cardinality: i
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 64])
 @pytest.mark.parametrize("numerical", [0, 1, 13])
-def test_decoding_inverts_encoding(rows: int, numerical: int) -> None:
-    layout = ClickLayout.of(TABLES, numerical)
+@pytest.mark.parametrize("number_dtype", ["float16", "float32"])
+def test_decoding_inverts_encoding(rows: int, numerical: int, number_dtype: str) -> None:
+    layout = replace(ClickLayout.of(TABLES, numerical), number_dtype=number_dtype)
     labels, values, ids = parts(layout, rows)
+    values = values.to(NUMBER_DTYPES[number_dtype]) / 3
     data = layout.encode(labels, values, ids)
     assert data.shape == (layout.num_bytes(rows),)
     clicks = ClickBatch(data, layout, rows).clicks()
@@ -53,7 +57,7 @@ def test_decoding_inverts_encoding(rows: int, numerical: int) -> None:
     assert torch.equal(clicks.numerical, values)
     assert torch.equal(clicks.ids, ids)
     assert (clicks.labels.dtype, clicks.numerical.dtype, clicks.ids.dtype) == (
-        torch.float32, torch.float16, torch.int32,
+        torch.float32, NUMBER_DTYPES[number_dtype], torch.int32,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import yaml
 
-from src.batches.clicks import DTYPES, ClickLayout, EmbeddingTable
+from src.batches.clicks import DTYPES, NUMBER_DTYPES, ClickLayout, EmbeddingTable
 from src.errors import UserError
 from src.system.files import write_text
 from src.system.reading import read_yaml
@@ -39,6 +39,7 @@ class FeatureSpec:
         label: the name of the label.
         splits: the files of `train` and of `test`.
         metadata: other information, such as how the directory was prepared.
+        number_dtype: of the numerical features: float16, as NVIDIA's directories have it, or float32.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -47,6 +48,7 @@ class FeatureSpec:
     label: str
     splits: Mapping[str, SplitFiles]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    number_dtype: str = "float16"
 
     @classmethod
     def of(cls, cardinalities: Sequence[int], num_numerical: int = 13, hotness: Sequence[int] = ()) -> "FeatureSpec":
@@ -70,7 +72,7 @@ class FeatureSpec:
 
     @cached_property
     def layout(self) -> ClickLayout:
-        return ClickLayout(self.num_numerical, self.tables, self.dtypes)
+        return ClickLayout(self.num_numerical, self.tables, self.dtypes, self.number_dtype)
 
     def bytes_per_row(self, split: str) -> dict[str, int]:
         """Returns the bytes of one row in each file of a split."""
@@ -79,7 +81,8 @@ class FeatureSpec:
             file: table.hotness * np.dtype(dtype).itemsize
             for file, table, dtype in zip(files.ids, self.tables, self.dtypes, strict=True)
         }
-        return {files.label: 1, files.numerical: 2 * self.num_numerical, **ids}
+        numbers = np.dtype(self.number_dtype).itemsize * self.num_numerical
+        return {files.label: 1, files.numerical: numbers, **ids}
 
     def num_rows(self, folder: Path, split: str) -> int:
         """Returns the number of rows of a split, from the sizes of its files. Raises UserError if they do not agree."""
@@ -113,7 +116,7 @@ class FeatureSpec:
             features[table.name] = {"dtype": dtype, "cardinality": table.cardinality}
             if table.hotness != 1:
                 features[table.name]["hotness"] = table.hotness
-        features |= {name: {"dtype": "float16"} for name in self.numerical}
+        features |= {name: {"dtype": self.number_dtype} for name in self.numerical}
         features[self.label] = {"dtype": "bool"}
         content = {
             "channel_spec": {
@@ -155,8 +158,9 @@ class _Reader:
         if len(labels) != 1:
             self.refuse("channel_spec.label", f"has {len(labels)} features, not one")
         self.dtype(labels[0], "bool")
+        number_dtype = self.dtype(numerical[0], *NUMBER_DTYPES)
         for name in numerical:
-            self.dtype(name, "float16")
+            self.dtype(name, number_dtype)  # they are in one file
         tables = tuple(self.table(name) for name in categorical)
         dtypes = tuple(self.table_dtype(table) for table in tables)
         sources = self.mapping(self.content.get("source_spec"), "source_spec")
@@ -164,7 +168,7 @@ class _Reader:
             self.refuse("source_spec", f"has {', '.join(map(str, sources)) or 'nothing'}, not exactly train and test")
         splits = {split: self.files(sources[split], split, categorical, numerical, labels[0]) for split in SPLITS}
         metadata = self.mapping(self.content.get("metadata") or {}, "metadata")
-        return FeatureSpec(tables, dtypes, numerical, labels[0], splits, metadata)
+        return FeatureSpec(tables, dtypes, numerical, labels[0], splits, metadata, number_dtype)
 
     def channel(self, name: str) -> tuple[str, ...]:
         names = self.names(self.channels.get(name), f"channel_spec.{name}")

@@ -36,6 +36,17 @@ def test_a_written_specification_loads_equal(tmp_path: Path) -> None:
     assert loaded.layout.bytes_per_row == sum(loaded.bytes_per_row("test").values()) == 1 + 6 + 1 + 4 + 4 + 4
 
 
+def test_numbers_may_be_float32_all_alike(tmp_path: Path) -> None:
+    spec = replace(FeatureSpec.of([100, 300], 3), number_dtype="float32")
+    write_folder(tmp_path, spec)
+    assert FeatureSpec.load(tmp_path) == spec
+    assert spec.layout.bytes_per_row == sum(spec.bytes_per_row("test").values()) == 1 + 3 * 4 + 1 + 2
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text.replace("num_1:\n    dtype: float32", "num_1:\n    dtype: float16"))
+    with pytest.raises(UserError, match=r"feature_spec.num_1.dtype is 'float16', not float32"):
+        FeatureSpec.load(tmp_path)
+
+
 def test_the_published_tables_have_89_bytes_a_row() -> None:
     published = [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104]
     published += [4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
@@ -95,7 +106,8 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
         (put("channel_spec", "categorical", []), "channel_spec.categorical is not a list"),
         (put("channel_spec", "numerical", ["num_0", "num_0"]), "channel_spec.numerical has a feature twice"),
         (put("feature_spec", "label", "dtype", "int8"), "feature_spec.label.dtype is 'int8', not bool"),
-        (put("feature_spec", "num_0", "dtype", "float32"), "feature_spec.num_0.dtype is 'float32', not float16"),
+        (put("feature_spec", "num_0", "dtype", "float32"), "feature_spec.num_1.dtype is 'float16', not float32"),
+        (put("feature_spec", "num_0", "dtype", "int8"), "feature_spec.num_0.dtype is 'int8', not float16 or float32"),
         (put("feature_spec", "cat_0.bin", "dtype", "int64"), "feature_spec.cat_0.bin.dtype is 'int64'"),
         (put("feature_spec", "cat_0.bin", {"dtype": "int8"}), "feature_spec.cat_0.bin.cardinality is None"),
         (put("feature_spec", "cat_0.bin", "cardinality", 129), "feature_spec.cat_0.bin.cardinality is 129, too many"),
