@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
 from src.config.schema import Precision, PredictConfig, TrainConfig, structured
 from src.config.settings import CONF
+from src.config.values import parameters_of, target_of
 from src.system.masking import MASK, masked
 from src.system.reading import load_pickled
 
@@ -98,6 +99,7 @@ def set_data_as_trained(config: DictConfig, trained: dict[str, Any], overrides: 
     elif is_in(group, "datamodule"):
         data = group_of("datamodule", group)
         values = values_for(plain(data), theirs, path, DATA)
+        leave_out_newer(data, values)
         not_here = [*OF_PREDICTIONS, *([] if is_here(values.get("data_dir"), overrides) else ["data_dir"])]
         put(data, {key: value for key, value in values.items() if key not in not_here})
         for text in overrides:
@@ -105,6 +107,16 @@ def set_data_as_trained(config: DictConfig, trained: dict[str, Any], overrides: 
             if key.startswith("datamodule."):
                 OmegaConf.update(data, key.partition(".")[2], OmegaConf.select(config, key), force_add=True)
         config.datamodule = data
+
+
+def leave_out_newer(data: DictConfig, values: dict[str, Any]) -> None:
+    """Removes the keys of `source` that are newer than a checkpoint: it means the class's default, not conf's."""
+    source, theirs = data.get("source"), values.get("source")
+    if not isinstance(source, DictConfig) or TARGET not in source or not isinstance(theirs, dict):
+        return
+    needed = parameters_of(target_of("", source[TARGET]))
+    for key in [key for key in source if key not in theirs and key in needed and not needed[key].is_needed]:
+        del source[key]
 
 
 def plain(section: DictConfig) -> Any:

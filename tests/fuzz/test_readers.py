@@ -23,7 +23,7 @@ import torch
 
 from src.config.trained import plain_values
 from src.datamodules import prepared
-from src.datamodules.clicks import own, raw, text
+from src.datamodules.clicks import own_rows, raw, text
 from src.datamodules.clicks.feature_spec import FILE, SPLITS, FeatureSpec
 from src.datamodules.graphs import files
 from src.datamodules.graphs.own_splits import OwnSplit, shared_split
@@ -115,8 +115,8 @@ def table(path: Path) -> None:
 
 
 def clicks(path: Path) -> None:
-    source = own.ClickColumns(str(path), label="clicked", numerical=["age"], categorical=["site"], held_out_share=0.4)
-    data = own.read_clicks(source)
+    columns = {"label": "clicked", "numerical": ["age"], "categorical": ["site"]}
+    data, _ = own_rows.read_clicks(own_rows.ClickColumns(str(path), **columns, held_out_share=0.4, form=2))
     finite(data.numbers or [0])
     assert set(data.labels) <= {0, 1}
 

@@ -61,6 +61,7 @@ PLACES: dict[str, str] = {
     "src/datamodules/clicks/feature_spec.py:_Reader.__init__": "feature_spec",
     "src/datamodules/clicks/jobs.py:Jobs.results": OURS,
     "src/datamodules/clicks/own.py:ClickFileDataModule.known_labels": SUMMED,
+    "src/datamodules/clicks/own.py:ClickFileDataModule.values": SUMMED,
     "src/datamodules/clicks/prepare.py": OURS,
     "src/datamodules/clicks/raw.py:estimated_rows": BYTES,
     "src/datamodules/clicks/raw.py:_opened": "criteo",

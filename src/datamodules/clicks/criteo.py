@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from src.batches.clicks import ClickLayout, EmbeddingTable
 from src.config.ranges import Count, Seed
@@ -41,6 +41,15 @@ class ClickDataModule(SplitDataModule):
     def known_labels(self, split: str) -> Bool[np.ndarray, " rows"] | None:
         """Returns which rows of a split have a label; None where all have."""
         return None
+
+    def values(self, split: str) -> Int64[np.ndarray, "values 3"] | None:
+        """Returns column, hash and rows of each category of a split; None where its values are not hashed."""
+        return None
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The names of the categorical columns."""
+        return tuple(table.name for table in self.tables)
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:

@@ -5,17 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from src.batches.clicks import ClickBatch
 from src.datamodules.clicks.criteo import ClickDataModule
+from src.datamodules.clicks.seen import new_shares
 from src.gpu.cuda_graphs import Graphed
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
 from src.measure.curves import log_loss, separation
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.plots import clicks_picture
+from src.printable import printable
 from src.system.tables import write_csv
 from src.training.prediction import (
     BenchmarkOptions,
@@ -32,12 +34,18 @@ from src.training.task import FinalMetric
 
 
 def predict_clicks(
-    network: DLRM, datamodule: ClickDataModule, job: PredictionJob, clock: Clock, metric: FinalMetric
+    network: DLRM,
+    datamodule: ClickDataModule,
+    job: PredictionJob,
+    clock: Clock,
+    metric: FinalMetric,
+    seen: Int64[np.ndarray, "seen 2"] | None = None,
 ) -> Prediction:
     """Scores rows of the datamodule's `predict` split, in order, or times batches (see BenchmarkOptions).
 
     A batch's latency is from its bytes on the host to its probabilities there, as published; data that is on the device
-    already is not copied. Raises UserError for no csv as output.
+    already is not copied. `seen` has column and hash of each category of the training, if the checkpoint keeps them.
+    Raises UserError for no csv as output.
     """
     options: BenchmarkOptions = job.options
     check_csv(job.output)
@@ -76,10 +84,28 @@ def predict_clicks(
     words = split_in_words(int(is_known.sum()), "rows", split, count * (job.has_trained_data and split == "train"))
     quality, pictures = judge(predicted[is_known], true[is_known], words, job.output) if is_known.any() else ([], {})
     files = {"predictions": job.output, **pictures}
+    note_new_values(datamodule, split, seen)
     judged = metric.record(quality[0].value) if quality else None
     clock.mark("evaluation")
     samples = timed.samples if job.benchmark else count
-    return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    latencies, loaded = timed.latencies_s, timed.loaded_latencies_s
+    return Prediction(samples, latencies, files, judged, loaded, quality=quality, reading=datamodule.reading)
+
+
+def note_new_values(datamodule: ClickDataModule, split: str, seen: Int64[np.ndarray, "seen 2"] | None) -> None:
+    """Says, in the report of the reading too, which share of the rows has a category that training never had."""
+    values, reading = datamodule.values(split), datamodule.reading
+    if values is None or reading is None:
+        return
+    if seen is None:
+        note = "the checkpoint does not keep the categories of its training: new ones are not counted"
+    else:
+        names = datamodule.column_names
+        shares = zip(names, new_shares(values, seen, len(names)), strict=True)
+        words = ", ".join(f"{name} {share:.1%} of the rows ({count:,} values)" for name, (count, share) in shares)
+        note = f"categories never seen in training: {words}; they get the id of others by chance, or an untrained one"
+    reading.notes.append(note)
+    print(printable(f"note: {note}"))
 
 
 def write_scores(scores: Float[np.ndarray, " rows"], labels: Float[np.ndarray, " rows"], output: Path) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +31,7 @@ from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
 MAX_EXAMPLE_ROWS = 1000  # of a table in an example batch
+SEEN = "seen_values"  # a checkpoint's key: column and hash of each category of the training
 
 
 class DLRMTask(Task):
@@ -71,6 +73,7 @@ class DLRMTask(Task):
         if tables is not None:
             named = (EmbeddingTable(f"cat_{number}.bin", *sizes) for number, sizes in enumerate(tables))
             self._make_network(ClickLayout.of(tuple(named), 13 if num_numerical is None else num_numerical))
+        self.seen: Int64[np.ndarray, "seen 2"] | None = None  # column and hash of each category of the training
         self._auc: ExactAUC | None = None
         self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation
 
@@ -105,7 +108,23 @@ class DLRMTask(Task):
         self.network: DLRM = self.make_network(**sizes).to(dtype)
 
     def setup(self, stage: str) -> None:
-        self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
+        data: ClickDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.bind_data(data)
+        values = data.values("train")
+        self.seen = None if values is None else values[:, :2]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.seen is not None:
+            checkpoint[SEEN] = torch.from_numpy(self.seen.copy())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        seen = checkpoint.get(SEEN)
+        is_table = isinstance(seen, Tensor) and seen.layout is torch.strided and seen.dtype == torch.int64
+        if seen is not None and not (is_table and seen.ndim == 2 and seen.shape[1] == 2):
+            raise UserError(f"the checkpoint's {SEEN} is no table of hashes; give a checkpoint that train.py wrote")
+        self.seen = None if seen is None else seen.numpy()
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -199,7 +218,7 @@ class DLRMTask(Task):
         datamodule.prepare_data()
         self.bind_data(datamodule)
         self.to(self.device).eval()
-        return predict_clicks(self.network, datamodule, job, clock, self.final_metric)
+        return predict_clicks(self.network, datamodule, job, clock, self.final_metric, self.seen)
 
 
 def check_fit(trained: ClickLayout, data: ClickLayout) -> None:
