@@ -34,7 +34,7 @@ class Table:
         where: the file.
         columns: names in the header, or of the first row; columns without a name are left out.
         rows: (line, values by column); the row, from 1, of a file that has no lines.
-        notes: what the reader decided: delimiter, encoding, lines left out.
+        notes: what the reader decided: an unusual delimiter or encoding, lines left out.
         blank: lines without a value in any column; they are not among the rows.
     """
 
@@ -200,7 +200,8 @@ def _separated(text: str, encoding: str, usual: str, delimiter: str | None, want
     line, header = next(((line, record) for line, record in records if any(record)), (1, []))
     names = wanted.names(header, f"{wanted.path} line {line}")
     named = f"delimiter {NAMES.get(delimiter, delimiter)!r}{' without quoting' * (not quoted)}, encoding {encoding}"
-    table = Table(str(wanted.path), [name for name in names if name], iter(()), [named])
+    is_usual = quoted and (delimiter, encoding) == (usual, "UTF-8")
+    table = Table(str(wanted.path), [name for name in names if name], iter(()), [] if is_usual else [named])
     unnamed = [number for number, name in enumerate(names, 1) if not name]
     if unnamed:
         table.notes.append(f"column {', '.join(map(str, unnamed))} without a name is ignored")

@@ -126,7 +126,7 @@ def test_lines_count_those_in_a_field_and_blank_ones_are_noted(tmp_path: Path) -
     path = file_of(tmp_path, "a.csv", 'text,label\n"one\ntwo",1\n\n , \nfour,2\n')
     reading = Reading("a.csv", "rows")
     assert [line for line, _ in rows_of(path, ["text"], reading=reading)] == [2, 6]
-    assert reading.notes[1:] == ["2 blank lines skipped, as line 4"]
+    assert reading.notes == ["2 blank lines skipped, as line 4"]
 
 
 def test_a_long_field_is_read(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_values_keep_their_types_spelling(tmp_path: Path) -> None:
 def test_columns_without_a_name_are_ignored(tmp_path: Path) -> None:
     table = open_table(file_of(tmp_path, "a.csv", ",text,,\n0,a,,\n"), ["text"])
     assert table.columns == ["text"] and list(table.rows) == [(2, {"text": "a"})]
-    assert table.notes[1] == "column 1, 3, 4 without a name is ignored"
+    assert table.notes[0] == "column 1, 3, 4 without a name is ignored"
 
 
 def test_an_optional_column_may_be_missing_and_case_may_be_ignored(tmp_path: Path) -> None:

@@ -167,7 +167,6 @@ def test_what_was_read_is_told_on_every_run(home: Path, capsys: pytest.CaptureFi
             "  changed 11: hydrogens and coordinates generated, as gaps.csv line 2 (CO)",
             "  dropped 1: does not parse, as gaps.csv line 13 (C1CC) does not parse",
             "  split: 8 train, 2 val, 1 test (grouped: every molecule is there once, seed 0)",
-            "  note: delimiter ',', encoding UTF-8",
             "  note: targets: gap",
             "  note: not every molecule has a value of gap (11)",
             "  note: the dropped molecules are listed in bad.txt of the prepared folder",
