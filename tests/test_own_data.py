@@ -156,6 +156,7 @@ def test_own_images(tmp_path: Path) -> None:
                 Image.fromarray(pixels).save(target / f"{row}.png")
     trained, judged, _ = followed("own_images.md", tmp_path, 3)
     assert "on image_folder" in trained and "synthetic" not in trained
-    assert "photos: 36 images to train, 12 to evaluate; 3 classes: blue 16, green 16, red 16" in trained
+    assert "photos: 48 files read, 48 kept as written\n  split: 36 train, 12 val" in trained
+    assert "classes of val: blue 4, green 4, red 4" in trained
     assert "top-1" in judged
     assert len(rows_of(tmp_path / "classes.csv")) == 12 and len(rows_of(tmp_path / "new.csv")) == 6

@@ -25,6 +25,7 @@ from src.system.group import begun_s, restarts, started_by
 
 SHOWING = "--cfg", "--help", "--hydra-help", "--info", "--shell-completion", "--version"  # Hydra's, that run nothing
 SHOWING_SHORT = "-c", "-h", "-i", "-sc"
+NO_CLASSES = "__MACOSX", "@eaDir"  # folders that archives and file servers add to those of the classes
 NEEDS_RUN_FOLDER = "${run_dir:", "${hydra:", "${claim:"  # an output_dir with these cannot say what that folder is
 
 # OmegaConf knows no Literal, but leaves it alone here.
@@ -237,7 +238,8 @@ def begun(pattern: str) -> str:
 def class_folders(folder: str) -> int:
     """Returns the number of folders in a folder of images; 1 where there is none, of which the datamodule tells."""
     try:
-        return max(1, sum(entry.is_dir() and not entry.name.startswith(".") for entry in Path(folder).iterdir()))
+        names = [entry.name for entry in Path(folder).iterdir() if entry.is_dir()]
+        return max(1, sum(not name.startswith(".") and name not in NO_CLASSES for name in names))
     except OSError:
         return 1
 

@@ -15,6 +15,7 @@ from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
 from src.config.schema import Precision, PredictConfig, TrainConfig, structured
 from src.config.settings import CONF
 from src.config.values import parameters_of, target_of
+from src.errors import UserError
 from src.system.masking import MASK, masked
 from src.system.reading import load_pickled
 
@@ -22,8 +23,17 @@ RUN = "run_config"  # a checkpoint's key: the data and the precision of the trai
 DATA = f"{RUN}.datamodule"
 NAME = re.compile(r"\w{1,64}")  # of a file in conf, without its ending
 OF_PREDICTIONS = ("batch_size", "test_batch_size", "predict")  # keys of a datamodule that training does not decide
-OF_THE_SAMPLES = ("source", "raw", "data_dir", "seed")  # those that say which samples there are, in which splits
-OF_THE_MODEL = ("vocabulary", "max_length")  # those that the weights depend on, whatever the data
+OF_THE_SAMPLES = (  # those that say which samples there are, in which splits
+    *("source", "raw", "data_dir", "seed", "train", "val", "split", "held_out_share", "split_seed"),
+)
+OF_THE_MODEL = (
+    "vocabulary",
+    "max_length",
+    "background",
+    "value_range",
+)  # those that the weights depend on, whatever the data
+OWN_FOLDERS = ("image_folder",)  # data whose data_dir a person filled: there is no other place to look for them
+FOLDER_KEYS = ("datamodule.data_dir", "data_root")
 CPU_INSTEAD = {"tf32": "fp32"}  # precisions that only a GPU has
 
 
@@ -100,7 +110,13 @@ def set_data_as_trained(config: DictConfig, trained: dict[str, Any], overrides: 
         data = group_of("datamodule", group)
         values = values_for(plain(data), theirs, path, DATA)
         leave_out_newer(data, values)
-        not_here = [*OF_PREDICTIONS, *([] if is_here(values.get("data_dir"), overrides) else ["data_dir"])]
+        has_data = is_here(values.get("data_dir"), overrides)
+        if not has_data and group in OWN_FOLDERS and not any(is_given(key, overrides) for key in FOLDER_KEYS):
+            raise UserError(
+                f"{path} was trained with the files in {values.get('data_dir')}, which is not here: give "
+                "datamodule.data_dir=FOLDER"
+            )
+        not_here = [*OF_PREDICTIONS, *([] if has_data else ["data_dir"])]
         put(data, {key: value for key, value in values.items() if key not in not_here})
         for text in overrides:
             key = text.partition("=")[0].lstrip("+")

@@ -189,9 +189,12 @@ class ImageClassificationTask(Task):
         classified = Classified(
             *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
         )
+        unreadable = [row for row in datamodule.unreadable_rows(split) if row < wanted]
+        classified.classes[unreadable] = UNKNOWN
         write_classes(classified, datamodule.file_names(split), self.class_names, job.output)
-        is_known = (classified.labels != UNKNOWN).all()
-        share = float((classified.classes == classified.labels).mean())
+        classified = classified.without(unreadable)
+        is_known = len(classified.labels) > 0 and (classified.labels != UNKNOWN).all()
+        share = float((classified.classes == classified.labels).mean()) if is_known else 0.0
         files = {"predictions": job.output}
         if is_known:
             files["confusion"] = job.output.with_suffix(".png")
@@ -199,11 +202,13 @@ class ImageClassificationTask(Task):
             counts = confusion(classified.classes, classified.labels, len(names))
             confusion_picture(counts, names, "images", files["confusion"])
         clock.mark("evaluation")
-        words = split_in_words(wanted, "images", split, wanted * (job.has_trained_data and split == "train"))
+        count = len(classified.labels)
+        words = split_in_words(count, "images", split, count * (job.has_trained_data and split == "train"))
         quality = [Quality("top-1", 100 * share, "%", f"right, {words}")] if is_known else []
         judged = self.final_metric.record(share) if is_known else None
         samples = timed.samples if job.benchmark else wanted
-        return Prediction(samples, timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+        loaded_s, reading = timed.loaded_latencies_s, datamodule.reading
+        return Prediction(samples, timed.latencies_s, files, judged, loaded_s, quality=quality, reading=reading)
 
     def _prediction_data(self, job: PredictionJob) -> ImageDataModule:
         """Returns the configured images, of the network's size and number of classes, ready to be loaded."""
@@ -227,16 +232,22 @@ class Classified:
     probabilities: Float[np.ndarray, " images"]
     labels: Int[np.ndarray, " images"]
 
+    def without(self, rows: Sequence[int]) -> "Classified":
+        """Returns all others."""
+        return Classified(*(np.delete(part, rows) for part in (self.classes, self.probabilities, self.labels)))
+
 
 def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Float[Tensor, "4"]:
     """Returns, in float64: images whose class ranks first, among the first five, the sum of losses, and their number.
 
-    Among equal logits an image's own class comes last: a constant network is never right.
+    Among equal logits an image's own class comes last: a constant network is never right. Images whose label is
+    UNKNOWN are not counted.
     """
-    true_logits = logits.gather(1, labels[:, None])
+    known = labels != UNKNOWN
+    true_logits = logits.gather(1, labels.clamp(min=0)[:, None])
     rank = (~(logits < true_logits)).sum(1)  # also not right where a logit is NaN
-    loss = F.cross_entropy(logits, labels, reduction="none").double()
-    counts = [(rank <= 1).double(), (rank <= 5).double(), loss, torch.ones_like(loss)]
+    loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN).double()
+    counts = [((rank <= 1) & known).double(), ((rank <= 5) & known).double(), loss, known.double()]
     return torch.stack(counts).sum(1)
 
 
@@ -248,7 +259,10 @@ def on_device(batch: ImageBatch, device: torch.device) -> ImageBatch:
 def write_classes(
     classified: Classified, files: Sequence[str] | None, names: Sequence[str] | None, output: Path
 ) -> None:
-    """Writes a line for each image: its file or number, the class, its probability, and the true class if known."""
+    """Writes a line for each image: its file or number, the class, its probability, and the true class if known.
+
+    Class and probability are empty for an image that could not be decoded.
+    """
 
     def name_of(number: int) -> str:
         return "" if number == UNKNOWN else names[number] if names is not None else str(number)
@@ -257,7 +271,12 @@ def write_classes(
         *(part.tolist() for part in (classified.classes, classified.probabilities, classified.labels)), strict=True
     )
     rows = (
-        (files[row] if files is not None else row, name_of(guess), f"{probability:.6f}", name_of(label))
+        (
+            files[row] if files is not None else row,
+            name_of(guess),
+            "" if guess == UNKNOWN else f"{probability:.6f}",
+            name_of(label),
+        )
         for row, (guess, probability, label) in enumerate(columns)
     )
     write_csv(output, ["file", "label", "probability", "true_label"], rows)

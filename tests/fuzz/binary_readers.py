@@ -24,11 +24,14 @@ from src.datamodules.clicks.check import STAMP, SUMS, check_values, expect_check
 from src.datamodules.clicks.split_binary import SplitBinary
 from src.datamodules.graphs import qm9_dgl
 from src.datamodules.graphs.prepare import parse_chunk
+from src.datamodules.images.check import range_note, verdict
 from src.datamodules.images.decode import NUM_DRAWS, load
+from src.datamodules.images.rendering import Rendering
 from src.datamodules.splits import read_split
 from src.datamodules.text import sst2_files
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.vocabulary import Vocabulary
+from src.errors import UserError
 from src.measure import cpu_peaks
 from src.models.distilbert import convert, weights
 from src.models.distilbert.network import DistilBert, Sizes
@@ -106,6 +109,10 @@ def qm9_edge(path: Path) -> None:
 
 
 def image(path: Path) -> None:
+    result = verdict(path, Rendering(), is_decoded=True)
+    range_note([path], Rendering())
+    if result.problem is not None:
+        raise UserError(result.problem)
     for draws in None, np.full(NUM_DRAWS, 0.3):
         assert load(path, 8, draws).shape == (8, 8, 3)
 

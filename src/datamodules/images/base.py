@@ -38,6 +38,10 @@ class ImageDataModule(SplitDataModule):
         """Returns the names of a split's images, in order; None if they have no names."""
         return None
 
+    def unreadable_rows(self, split: str) -> list[int]:
+        """Returns the rows of a split that could not be decoded so far."""
+        return []
+
     def check_classes(self, names: Sequence[str], where: object) -> None:
         """Raises UserError unless there are `num_classes`."""
         if len(names) != self.num_classes:
