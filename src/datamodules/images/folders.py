@@ -44,7 +44,7 @@ class _DecodedDataModule(ImageDataModule):
         threads: Count | None = None,
         prefetch: Count = 4,
         background: str = "white",
-        value_range: tuple[float, float] | None = None,
+        value_range: Sequence[float] | None = None,
         check: Check = "headers",
         **options: Any,
     ) -> None:
@@ -54,7 +54,7 @@ class _DecodedDataModule(ImageDataModule):
         self.data_dir, self.prefetch = Path(data_dir), prefetch
         self.check: Check = check
         self.is_published = self.name in PUBLISHED
-        own = Rendering(background, None if value_range is None else (value_range[0], value_range[1]))
+        own = Rendering(background, None if value_range is None else tuple(map(float, value_range)))
         self.rendering = AS_STORED if self.is_published else own
         self.unreadable = None if self.is_published else Unreadable()
         self.files: dict[str, ImageFiles] = {}

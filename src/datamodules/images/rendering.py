@@ -36,7 +36,7 @@ class Rendering:
     """
 
     background: str = "white"
-    value_range: tuple[float, float] | None = None
+    value_range: tuple[float, ...] | None = None
     as_stored: bool = False
 
     def __post_init__(self) -> None:
@@ -47,9 +47,10 @@ class Rendering:
             raise UserError(
                 f"datamodule.background={self.background} is not a colour: give a name, such as white, or #rrggbb"
             ) from None
-        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
-            low, high = self.value_range
-            raise UserError(f"datamodule.value_range=[{low:g},{high:g}] is empty: give the values of black and white")
+        values = self.value_range
+        if values is not None and (len(values) != 2 or not values[0] < values[1]):
+            shown = ",".join(f"{value:g}" for value in values)
+            raise UserError(f"datamodule.value_range=[{shown}] is no range: give the values of black and white")
 
     @property
     def background_rgb(self) -> tuple[int, int, int]:

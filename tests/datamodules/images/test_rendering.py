@@ -124,7 +124,9 @@ def test_an_orientation_of_no_meaning_is_ignored(orientation: int) -> None:
 
 def test_an_orientation_in_xmp_turns_an_image() -> None:
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    assert_same(saved(COLOUR, "JPEG", xmp=xmp), with_orientation(COLOUR, "JPEG", 6))
+    data = saved(COLOUR, "JPEG", xmp=xmp)
+    assert_same(data, with_orientation(COLOUR, "JPEG", 6))
+    assert not np.array_equal(decode(data, SIZE), decode(saved(COLOUR, "JPEG"), SIZE))
 
 
 # Transparency.
@@ -227,9 +229,9 @@ def test_values_of_no_known_range_are_refused(values: np.ndarray, reason: str, t
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(UserError, match="datamodule.background=whiet is not a colour"):
+    with pytest.raises(UserError, match=r"datamodule\.background=whiet is not a colour"):
         Rendering("whiet")
-    with pytest.raises(UserError, match=r"datamodule.value_range=\[5,5\] is empty"):
+    with pytest.raises(UserError, match=r"datamodule\.value_range=\[5,5\] is no range"):
         Rendering(value_range=(5, 5))
 
 

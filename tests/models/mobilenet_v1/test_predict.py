@@ -1,6 +1,7 @@
 """Predictions of MobileNetV1: the csv, the accuracy, the benchmark, and errors."""
 
 import csv
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from src.models.mobilenet_v1.task import MobileNetV1Task
 from src.report.record import Record, read_record
 from src.run import train
 from tests.support.composing import composed, prediction_of
-from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_prediction, write_folders
+from tests.support.tiny_mobilenet import CLASSES, encoded, picture, tiny_mobilenet, tiny_prediction, write_folders
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +92,35 @@ def test_images_without_labels_are_classified(home: Path, predicted: Callable[..
     assert [row["label"] for row in rows] == [CLASSES[label] for label in classes[5:10]]
     assert {row["true_label"] for row in rows} == {""}
     assert record.final_metric is None and record.samples == 5 and not (tmp_path / "predictions.png").exists()
+
+
+def test_an_image_that_fails_later_has_an_empty_class(
+    home: Path, predicted: Callable[..., Record], tmp_path: Path
+) -> None:
+    """Damage within a file, which its beginning and end do not show."""
+    photo = bytearray(encoded(picture(600, 800)))
+    middle = len(photo) // 2
+    photo[middle : middle + 200] = bytes(200)
+    shutil.copytree(home / "images", tmp_path / "images")
+    (tmp_path / "images" / "val" / "bee" / "001.JPEG").write_bytes(photo)
+    record = predicted(folder=tmp_path / "images")
+    rows = rows_of(tmp_path / "predictions.csv")
+    assert [row["file"] for row in rows if not row["label"]] == ["bee/001.JPEG"] and len(rows) == 15
+    assert not rows[6]["probability"] and all(row["probability"] for row in rows if row["label"])
+    assert record.quality and record.quality[0].of.startswith("right, 14 images")
+    assert record.reading is not None and record.reading.dropped[0].examples == ["val/bee/001.JPEG"]
+
+
+def test_a_moved_folder_is_named_with_its_key(tmp_path: Path) -> None:
+    """Where the training's folder is gone, none is made up."""
+    train(tiny_mobilenet(tmp_path, "fit.max_steps=1", data=write_folders(tmp_path, 4, 2)))
+    (tmp_path / "images").rename(tmp_path / "moved")
+    checkpoint = f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
+    here = [text for text in tiny_prediction(tmp_path, checkpoint) if not text.startswith("data_root=")]
+    with pytest.raises(UserError) as raised:
+        prediction_of(here)
+    assert f"{tmp_path / 'images'}, which is not here: give datamodule.data_dir=FOLDER" in str(raised.value)
+    prediction_of([*here, f"datamodule.data_dir={tmp_path / 'moved'}"])
 
 
 def test_number_of_images_and_output_can_be_chosen(predicted: Callable[..., Record], tmp_path: Path) -> None:
