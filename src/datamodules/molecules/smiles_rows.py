@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from src.datamodules.molecules.encoded import Row
-from src.datamodules.text.tables import rows_of as table_rows
+from src.datamodules.tables import SUFFIXES, is_table, open_table
 from src.datamodules.text_files import lines_of
 from src.errors import UserError
 
-TABLES = (".csv", ".tsv")
 EXTENSION = re.compile(r"(\S+)(\s+\|[^|]*\|)?")  # a SMILES and, of a CXSMILES, what stands between bars
 
 
@@ -23,11 +22,11 @@ class SmilesRows:
 
 
 def read_rows(path: Path, column: str = "smiles", split_column: str | None = None) -> SmilesRows:
-    """Returns the rows of a file of lines, or of a table: .csv or .tsv. Raises UserError for a missing column."""
-    if path.suffix.lower() in TABLES:
+    """Returns the rows of a file of lines, or of a table. Raises UserError for a missing column."""
+    if is_table(path):
         return _of_table(path, column, split_column)
     if split_column is not None:
-        raise UserError(f"datamodule.source.split=column needs a table: {path} is none of {', '.join(TABLES)}")
+        raise UserError(f"datamodule.source.split=column needs a table: {path} is none of {', '.join(SUFFIXES)}")
     return _of_lines(path)
 
 
@@ -51,17 +50,16 @@ def _of_lines(path: Path) -> SmilesRows:
 
 
 def _of_table(path: Path, column: str, split_column: str | None) -> SmilesRows:
+    table = open_table(path, [])
+    name = _column(path, table.columns, column, "column")
+    split_name = None if split_column is None else _column(path, table.columns, split_column, "split_column")
     rows: list[Row] = []
     marks: list[str] = []
-    name = split_name = None
-    for line, values in table_rows(path, ()):
-        if name is None:
-            name = _column(path, list(values), column, "column")
-            split_name = None if split_column is None else _column(path, list(values), split_column, "split_column")
-        rows.append(Row(smiles_in(str(values[name] or "")), path, line))
+    for line, values in table.rows:
+        rows.append(Row(smiles_in(values.get(name) or ""), path, line))
         if split_name is not None:
-            marks.append(str(values[split_name] or "").strip())
-    return SmilesRows(rows, marks)
+            marks.append((values.get(split_name) or "").strip())
+    return SmilesRows(rows, marks, table.notes)
 
 
 def smiles_in(text: str) -> str:
