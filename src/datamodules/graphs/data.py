@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from rdkit.Chem import GetPeriodicTable
 
 from src.errors import UserError
@@ -17,7 +17,7 @@ ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # of QM9, and of the publis
 LAST = 118  # atomic number of the last element
 CLOSEST = 1e-3  # angstrom; nearer atoms coincide
 FARTHEST = 1e5  # angstrom from the origin, of an atom
-NUMBERS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
+NUMBERS = re.compile(r"\b[0-9][0-9,]*(?:\.[0-9]+)?\b")
 BLOCK = 256  # atoms compared with all others at a time
 
 
@@ -94,6 +94,7 @@ class GraphData:
         skip_bad: leave out molecules without edges rather than refuse them.
         folder: of the arrays.
         reading: the report of what became of a person's own file.
+        changed: whether a molecule of such a file was kept otherwise than it was written.
         boxes: lattice vectors of each molecule, zero where not periodic; None if none is periodic.
     """
 
@@ -105,6 +106,7 @@ class GraphData:
     skip_bad: bool
     folder: Path
     reading: Reading | None = None
+    changed: Bool[np.ndarray, " molecules"] | None = None
     boxes: Float[np.ndarray, "molecules 3 3"] | None = None
 
     def target(self, task: str | None) -> Float[np.ndarray, " molecules"]:

@@ -145,6 +145,7 @@ class GraphDataModule(SplitDataModule):
         for reason, rows in reasons.items():
             for row in np.flatnonzero(rows).tolist():
                 report.drop(reason, data.names[row])
+                report.changed_items -= data.changed is not None and bool(data.changed[row])
         report.splits = {name: len(splits[name]) for name in report.splits}
         return splits, report
 

@@ -52,7 +52,10 @@ def from_xyz(frame: Frame) -> Outcome:
         if not number or None in coordinates or len(coordinates) < 3:
             if number and NOT_FINITE & {word.lower().lstrip("+-") for word in words}:
                 raise MoleculeError(f"has no finite coordinates for atom {atom}")
-            raise MoleculeError(f"has no element and coordinates for atom {atom}: {line!r}", "has an unreadable atom")
+            advice = "" if number else f" ({symbol!r} is no element: write Cl, not CL, or its atomic number)"
+            raise MoleculeError(
+                f"has no element and coordinates for atom {atom}: {line!r}{advice}", "has an unreadable atom"
+            )
         if symbol in HEAVY_HYDROGENS:
             changes["isotopes of hydrogen read as H"] = None
         numbers.append(number)
@@ -112,7 +115,8 @@ def from_smiles(smiles: str, keeps_largest: bool = False) -> Outcome:
     fragments = len(Chem.GetMolFrags(parsed))
     if fragments > 1 and not keeps_largest:
         raise MoleculeError(
-            f"has {fragments} fragments, whose coordinates cannot be generated together: leave one, or {KEEP}"
+            f"has {fragments} fragments, whose coordinates cannot be generated together: leave one, or {KEEP}",
+            "has several fragments",
         )
     if fragments > 1:
         with rdBase.BlockLogs():

@@ -26,7 +26,13 @@ from src.system.workers import WorkerPool, cpu_count
 LAYOUT = 2
 CHUNK = 16  # molecules that a worker parses at a time
 BAD, NOTED = "bad.txt", "unmatched.txt"
-GROUPS, SCAFFOLDS, COLUMN, BOXES = "groups.txt", "scaffolds.txt", "column.txt", "boxes.npy"  # of own files
+GROUPS, SCAFFOLDS, COLUMN, BOXES, CHANGED = (
+    "groups.txt",
+    "scaffolds.txt",
+    "column.txt",
+    "boxes.npy",
+    "changed.npy",
+)  # of own files
 Splits = Mapping[str, Int[np.ndarray, " rows"]]
 
 
@@ -141,6 +147,7 @@ def _graph_data(folder: Path, meta: dict[str, Any], splits: Splits, report: Read
         skip_bad=meta["selection"]["skip_bad"],
         folder=folder,
         reading=report,
+        changed=read_npy(folder / CHANGED) if CHANGED in meta["sha256"] else None,
         boxes=read_npy(folder / BOXES) if BOXES in meta["sha256"] else None,
     )
 
@@ -166,7 +173,7 @@ def _write(
             if not skip_bad:
                 raise UserError(f"{problem}; correct the file, or {LEAVE_OUT}")
             good[start + position] = False
-            report.drop(kind, problem)
+            report.drop(kind, entries.names[chosen[start + position]] if reason == kind else problem)
             lines[BAD].append(problem)
         for position, outcome in parsed.good:
             name = entries.names[chosen[start + position]]
@@ -191,6 +198,7 @@ def _write(
     if any(outcome.group for outcome in outcomes):  # as of own files alone
         write_lines(part / GROUPS, [outcome.group for outcome in outcomes])
         write_lines(part / SCAFFOLDS, [outcome.scaffold for outcome in outcomes])
+        np.save(part / CHANGED, np.array([bool(outcome.changes) for outcome in outcomes]))
     if entries.column:
         write_lines(part / COLUMN, [" ".join(entries.column[i].split()) for i in rows])
     if any(outcome.box is not None for outcome in outcomes):

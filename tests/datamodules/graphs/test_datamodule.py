@@ -30,8 +30,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def module(home: Path, file: str = "my.csv", skip_bad: bool = False, **options: Any) -> GraphDataModule:
-    source = partial(graph_files.load, file=home / file, val_share=0.2, test_share=0.1, workers=1, skip_bad=skip_bad)
+def module(
+    home: Path,
+    file: str = "my.csv",
+    skip_bad: bool = False,
+    source_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> GraphDataModule:
+    chosen = {"val_share": 0.2, "test_share": 0.1, "skip_bad": skip_bad} | (source_options or {})
+    source = partial(graph_files.load, file=home / file, workers=1, **chosen)
     return GraphDataModule(**{
         "name": "mine", "source": source, "data_dir": str(home / "data"), "batch_size": 3, "seed": 5, "task": "gap",
     } | options)  # fmt: skip
@@ -165,7 +172,7 @@ def test_what_was_read_is_told_on_every_run(home: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().out.splitlines() == [
             "gaps.csv: 12 molecules read, 0 kept as written, 11 kept changed, 1 dropped",
             "  changed 11: hydrogens and coordinates generated, as gaps.csv line 2 (CO)",
-            "  dropped 1: does not parse, as gaps.csv line 13 (C1CC) does not parse",
+            "  dropped 1: does not parse, as gaps.csv line 13 (C1CC)",
             "  split: 8 train, 2 val, 1 test (grouped: every molecule is there once, seed 0)",
             "  note: targets: gap",
             "  note: not every molecule has a value of gap (11)",

@@ -192,7 +192,7 @@ def test_skip_bad_leaves_out_bad_molecules_and_lists_them(tmp_path: Path) -> Non
     line = refused(tmp_path, "a.smi", "*\n\nC1\n*C\n", skip_bad=True)
     assert line.startswith(
         "no molecule can be used of the 3 in a.smi: 2 has an atom of no element, as a.smi line 1 (*) has an atom of no "
-        "element: atom 1 has atomic number 0; 1 does not parse, as a.smi line 3 (C1) does not parse"
+        "element: atom 1 has atomic number 0; 1 does not parse, as a.smi line 3 (C1)"
     )
 
 
