@@ -139,7 +139,7 @@ BAD = [
     ("a.xyz", frame([*WATER[:2], "H 0 nan 0"]), "a.xyz frame 1 has no finite coordinates for atom 3; "),
     ("a.xyz", frame([*WATER, WATER[1]]), "a.xyz frame 1 has atoms 2 and 4 at the same position; "),
     ("a.xyz", frame([*WATER[:2], "H 0 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'H 0 1'; "),
-    ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1'; "),
+    ("a.xyz", frame([*WATER[:2], "Xx 0 1 1"]), f"a.xyz frame 1 {UNREADABLE} 3: 'Xx 0 1 1' ('Xx' is no element"),
     ("a.xyz", frame(AMMONIUM), "a.xyz frame 1 has no bond orders that fit its coordinates and a charge of 0 ("),
     ("a.sdf", SDF.replace(" C   0  0", " *   0  0"), "a.sdf record 1 (ethanol) has an atom of no element: atom 1"),
     ("a.sdf", SDF.replace("3D", "2D"), "a.sdf record 1 (ethanol) has 2D coordinates"),

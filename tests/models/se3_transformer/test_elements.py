@@ -76,7 +76,7 @@ def test_a_prediction_has_the_unit_of_the_training(home: Path, tmp_path: Path, c
     assert record.final_metric is not None and record.final_metric.name == "energy_mae_kj_mol"
     assert record.quality is not None and record.quality[0].unit == "kJ/mol" and "2 molecules" in record.quality[0].of
     assert "1 of 3 molecules have no value of energy, and the errors are of the others" in capsys.readouterr().out
-    assert record.reading is not None and (record.reading["source"], record.reading["read"]) == ("new.csv", 3)
+    assert record.reading is not None and (record.reading.source, record.reading.read) == ("new.csv", 3)
     file.write_text("smiles\nCCBr\n")
     assert predicted(home, tmp_path / "none", file).quality == []
     assert "1 of 1 molecules have no value of energy, so no error is given" in capsys.readouterr().out
