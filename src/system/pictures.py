@@ -11,6 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from src.system.colours import CURVES as CURVES  # the callers' colours come with the style
 from src.system.files import written_atomically
+from src.system.fonts import give_fonts, without_warnings
 
 INK, FAINT = "#222222", "#777777"
 SVG: dict[Any, Any] = {
@@ -39,7 +40,8 @@ def style_axes(axes: Axes, grid: str = "y") -> None:
 def save_picture(picture: Figure, path: Path) -> None:
     """Writes `path` as PNG, and an SVG beside it. Raises UserError where they cannot be written."""
     FigureCanvasAgg(picture)
-    with matplotlib.rc_context(SVG):
+    give_fonts(picture, path)
+    with matplotlib.rc_context(SVG), without_warnings():
         for file in (path, path.with_suffix(".svg")):
             with written_atomically(file) as temporary:
                 metadata = {"Date": None} if file.suffix == ".svg" else None

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64
 
+from src.printable import printable
 from src.system.pictures import FAINT, INK, new_picture, save_picture
 
 MOST = 20  # classes that one picture shows
@@ -74,4 +75,6 @@ def confusion_picture(
 
 
 def shortened(name: str) -> str:
+    """Returns a class's name on one line, with control characters written out, in at most LONGEST characters."""
+    name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
