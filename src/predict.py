@@ -233,7 +233,7 @@ def combined(parts: dict[str, Prediction]) -> Prediction:
         files={f"{what} ({split})": path for split, part in parts.items() for what, path in part.files.items()},
         final_metric=list(parts.values())[-1].final_metric,
         quality=[figure._replace(group=split) for split, part in parts.items() for figure in part.quality],
-        reading=list(parts.values())[-1].reading,
+        reading=next((part.reading for part in parts.values() if part.reading), None),
     )
 
 

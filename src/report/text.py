@@ -105,7 +105,9 @@ def _quality(record: Record) -> str:
 
 
 def _by_group(figures: Sequence[Quality]) -> list[str]:
-    """Returns a line for each figure with a column for each group, then of what the first figure of each is."""
+    """Returns a line for each figure with a column for each group, then of what the first figure of each group is, and
+    what the other figures are where that is the same in all groups.
+    """
     groups = {figure.group: figure.of.partition(", ")[2].removeprefix("of ") for figure in reversed(figures)}
     columns = list(dict.fromkeys(figure.group for figure in figures))
     values = {(figure.name, figure.group): figure.value for figure in figures}
@@ -113,7 +115,12 @@ def _by_group(figures: Sequence[Quality]) -> list[str]:
     for name, unit in dict.fromkeys((figure.name, figure.unit) for figure in figures):
         row = (values.get((name, group)) for group in columns)
         lines.append([name, unit, *("/" if value is None else number(value) for value in row)])
-    return [f"  {line}" for line in _aligned(lines)] + [f"  {group}: {groups[group]}" for group in columns]
+    words = [f"  {group}: {groups[group]}" for group in columns]
+    if len(columns) > 1:
+        for name in dict.fromkeys(figure.name for figure in figures):
+            of = [figure.of for figure in figures if figure.name == name and figure.of]
+            words += [_short(f"  {name}: {of[0]}")] if len(of) == len(columns) and len(set(of)) == 1 else []
+    return [f"  {line}" for line in _aligned(lines)] + words
 
 
 def _rates(record: Record) -> str:

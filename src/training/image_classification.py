@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, UInt8
+from jaxtyping import Float, Float64, Int, Int64, UInt8
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
@@ -16,8 +16,18 @@ from src.batches.images import UNKNOWN, ImageBatch
 from src.datamodules.images.base import ImageDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
+from src.measure.classification import balanced_accuracy, from_tally, macro_f1, tally
 from src.measure.clock import Clock
 from src.system.tables import write_csv
+from src.training.classification import (
+    MOST_COLUMNS,
+    class_file,
+    judge_classes,
+    majority,
+    probability_cells,
+    probability_columns,
+    train_counts,
+)
 from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     BenchmarkOptions,
@@ -40,7 +50,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class ImageClassificationTask(Task):
     """Base of tasks that learn the class of an image. A model supplies `cost`.
 
-    An evaluation sets `top1`, `top5` (shares of the images) and `val_loss`.
+    An evaluation sets `top1`, `top5` (shares of the images), `balanced_acc`, `macro_f1` and `val_loss`.
 
     Args:
         network: maps (batch, 3, height, width) to logits (batch, classes); has `num_classes`.
@@ -75,7 +85,8 @@ class ImageClassificationTask(Task):
         self.final_metric = FinalMetric("top1", "max", target)
         self.register_buffer("colour_mean", torch.tensor(IMAGENET_MEAN), persistent=False)
         self.register_buffer("colour_std", torch.tensor(IMAGENET_STD), persistent=False)
-        self._counts: list[Tensor] = []  # of each batch of an evaluation, see `judged`
+        self._counts: list[Tensor] = []  # of each batch of an evaluation, see `_judged`
+        self._class_counts: np.ndarray | None = None  # images of each class in the last evaluation
         self._validated_at = -1  # the step whose weights `self.metrics` judges
 
     def normalise(self, pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch 3 height width"]:
@@ -135,17 +146,26 @@ class ImageClassificationTask(Task):
 
     test_step = validation_step
 
-    def _judged(self, batch: ImageBatch) -> Float[Tensor, "4"]:
-        return judged(self.logits(batch).float(), batch.labels)
+    def _judged(self, batch: ImageBatch) -> Float64[Tensor, " counts"]:
+        """Returns what `judged` and `tally` count, one after the other."""
+        logits, classes = self.logits(batch).float(), self.network.num_classes
+        given = logits.argmax(1)
+        is_right = rank_of(logits, batch.labels) <= 1
+        return torch.cat([judged(logits, batch.labels), tally(given, batch.labels, is_right, classes).flatten()])
 
     def on_validation_epoch_end(self) -> None:
-        total = torch.stack([torch.zeros(4, dtype=torch.float64, device=self.device), *self._counts]).sum(0)
+        zeros = torch.zeros(4 + 3 * self.network.num_classes, dtype=torch.float64, device=self.device)
+        total = torch.stack([zeros, *self._counts]).sum(0)
         self._counts = []
         if self.trainer.world_size > 1:
             distributed.all_reduce(total)
-        top1, top5, loss, images = total.tolist()
+        top1, top5, loss, images = total[:4].tolist()
+        by_class = total[4:].view(3, -1).cpu().numpy()
+        scores, self._class_counts = from_tally(by_class), by_class[1]
         figures = {"top1": top1, "top5": top5, "val_loss": loss}
         self.metrics = {name: value / images for name, value in figures.items() if images}
+        averages = {"balanced_acc": balanced_accuracy(scores), "macro_f1": macro_f1(scores)}
+        self.metrics |= {name: value for name, value in averages.items() if value is not None}
         self._validated_at = self.trainer.global_step
 
     on_test_epoch_end = on_validation_epoch_end
@@ -156,6 +176,10 @@ class ImageClassificationTask(Task):
             super().evaluate_last(datamodule)
         if self.trainer.is_global_zero:
             print("on the evaluation set: " + "; ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()))
+            if self._class_counts is not None and self._class_counts.any():
+                names = self._names()
+                share, words = majority(self._class_counts, names, train_counts(datamodule, names))
+                print(f"for comparison: {share:.4f} by {words}")
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Classifies images of the datamodule's `predict` split, in order, or times batches (see BenchmarkOptions).
@@ -183,32 +207,38 @@ class ImageClassificationTask(Task):
         timed = TimedBatches[ImageBatch](run, device, clock, lambda batch: len(batch.labels))
         batches = (on_device(batch, device) for batch in loader)
         parts = [
-            Classified(classes, probabilities, batch.labels.cpu().numpy())
-            for batch, (probabilities, classes) in timed.over(batches, wanted)
+            Classified(classes, best, batch.labels.cpu().numpy(), shares)
+            for batch, (best, classes, shares) in timed.over(batches, wanted)
         ]
         classified = Classified(
             *(np.concatenate([getattr(part, name) for part in parts])[:wanted] for name in Classified.__annotations__)
         )
         unreadable = [row for row in datamodule.unreadable_rows(split) if row < wanted]
         classified.classes[unreadable] = UNKNOWN
-        write_classes(classified, datamodule.file_names(split), self.class_names, job.output)
+        names = self._names()
+        write_classes(classified, datamodule.file_names(split), names, job.output)
         classified = classified.without(unreadable)
-        is_known = len(classified.labels) > 0 and (classified.labels != UNKNOWN).all()
+        count = len(classified.labels)
+        is_known = count > 0 and (classified.labels != UNKNOWN).all()
         share = float((classified.classes == classified.labels).mean()) if is_known else 0.0
-        files = {"predictions": job.output}
+        files, quality = {"predictions": job.output}, []
         if is_known:
-            files["confusion"] = job.output.with_suffix(".png")
-            names = self.class_names or [str(number) for number in range(self.network.num_classes)]
+            files |= {"classes": class_file(job.output), "confusion": job.output.with_suffix(".png")}
             counts = confusion(classified.classes, classified.labels, len(names))
             confusion_picture(counts, names, "images", files["confusion"])
+            words = split_in_words(count, "images", split, count * (job.has_trained_data and split == "train"))
+            trained = train_counts(datamodule, names) if job.has_trained_data else None
+            accuracy = Quality("top-1", 100 * share, "%", f"right, {words}")
+            quality = judge_classes(counts, names, "images", accuracy, trained, files["classes"])
         clock.mark("evaluation")
-        count = len(classified.labels)
-        words = split_in_words(count, "images", split, count * (job.has_trained_data and split == "train"))
-        quality = [Quality("top-1", 100 * share, "%", f"right, {words}")] if is_known else []
         judged = self.final_metric.record(share) if is_known else None
         samples = timed.samples if job.benchmark else wanted
         loaded_s, reading = timed.loaded_latencies_s, datamodule.reading
         return Prediction(samples, timed.latencies_s, files, judged, loaded_s, quality=quality, reading=reading)
+
+    def _names(self) -> Sequence[str]:
+        """Returns the names of the classes, their numbers where the data has none."""
+        return self.class_names or [str(number) for number in range(self.network.num_classes)]
 
     def _prediction_data(self, job: PredictionJob) -> ImageDataModule:
         """Returns the configured images, of the network's size and number of classes, ready to be loaded."""
@@ -219,22 +249,25 @@ class ImageClassificationTask(Task):
         self.bind_data(datamodule)
         return datamodule
 
-    def _best(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Returns probability and number of the likeliest class of each image."""
-        return self.logits(batch).float().softmax(1).max(1)
+    def _best(self, batch: ImageBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns probability and number of the likeliest class of each image, then those of all, if they are few."""
+        shares = self.logits(batch).float().softmax(1)
+        best, classes = shares.max(1)
+        return best, classes, shares if shares.shape[1] <= MOST_COLUMNS else shares[:, :0]
 
 
 @dataclass(frozen=True)
 class Classified:
-    """The likeliest class of each image, its probability, and the true class or UNKNOWN."""
+    """The likeliest class of each image, its probability, the true class or UNKNOWN, and all probabilities if few."""
 
     classes: Int[np.ndarray, " images"]
     probabilities: Float[np.ndarray, " images"]
     labels: Int[np.ndarray, " images"]
+    shares: Float[np.ndarray, "images classes"]
 
     def without(self, rows: Sequence[int]) -> "Classified":
         """Returns all others."""
-        return Classified(*(np.delete(part, rows) for part in (self.classes, self.probabilities, self.labels)))
+        return Classified(*(np.delete(part, rows, axis=0) for part in vars(self).values()))
 
 
 def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Float[Tensor, "4"]:
@@ -244,11 +277,16 @@ def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch
     UNKNOWN are not counted.
     """
     known = labels != UNKNOWN
-    true_logits = logits.gather(1, labels.clamp(min=0)[:, None])
-    rank = (~(logits < true_logits)).sum(1)  # also not right where a logit is NaN
+    rank = rank_of(logits, labels)
     loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN).double()
     counts = [((rank <= 1) & known).double(), ((rank <= 5) & known).double(), loss, known.double()]
     return torch.stack(counts).sum(1)
+
+
+def rank_of(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+    """Returns the place of each image's own class among the logits, from 1; the last one among equals and NaN."""
+    true_logits = logits.gather(1, labels.clamp(min=0)[:, None])
+    return (~(logits < true_logits)).sum(1)
 
 
 def on_device(batch: ImageBatch, device: torch.device) -> ImageBatch:
@@ -256,19 +294,20 @@ def on_device(batch: ImageBatch, device: torch.device) -> ImageBatch:
     return ImageBatch(*(tensor.to(device, non_blocking=True) for tensor in batch))
 
 
-def write_classes(
-    classified: Classified, files: Sequence[str] | None, names: Sequence[str] | None, output: Path
-) -> None:
-    """Writes a line for each image: its file or number, the class, its probability, and the true class if known.
+def write_classes(classified: Classified, files: Sequence[str] | None, names: Sequence[str], output: Path) -> None:
+    """Writes a line for each image: its file or number, the class, its probability, the true class if known, and the
+    probabilities of all classes if they are few.
 
-    Class and probability are empty for an image that could not be decoded.
+    Class and probabilities are empty for an image that could not be decoded.
     """
 
     def name_of(number: int) -> str:
-        return "" if number == UNKNOWN else names[number] if names is not None else str(number)
+        return "" if number == UNKNOWN else names[number]
 
     columns = zip(
-        *(part.tolist() for part in (classified.classes, classified.probabilities, classified.labels)), strict=True
+        *(part.tolist() for part in (classified.classes, classified.probabilities, classified.labels)),
+        classified.shares,
+        strict=True,
     )
     rows = (
         (
@@ -276,7 +315,8 @@ def write_classes(
             name_of(guess),
             "" if guess == UNKNOWN else f"{probability:.6f}",
             name_of(label),
+            *(probability_cells(shares) if guess != UNKNOWN else [""] * len(shares)),
         )
-        for row, (guess, probability, label) in enumerate(columns)
+        for row, (guess, probability, label, shares) in enumerate(columns)
     )
-    write_csv(output, ["file", "label", "probability", "true_label"], rows)
+    write_csv(output, ["file", "label", "probability", "true_label", *probability_columns(names)], rows)

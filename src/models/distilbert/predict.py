@@ -21,6 +21,13 @@ from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
 from src.system.reading import decoded, read_bytes
 from src.system.tables import write_csv
+from src.training.classification import (
+    class_file,
+    judge_classes,
+    probability_cells,
+    probability_columns,
+    train_counts,
+)
 from src.training.confusion import confusion, confusion_picture
 from src.training.prediction import (
     Prediction,
@@ -89,13 +96,23 @@ def predict_sentences(
         count_work(batch)
         timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(text)
         parts.append(shares)
-    files, accuracy = write_labels(text, np.concatenate(parts), labels, job.output, datamodule.label_names)
+    names = datamodule.label_names
+    files, counts = write_labels(text, np.concatenate(parts), labels, job.output, names)
+    judged, quality = None, []
+    if counts is not None:
+        split, count = datamodule.predict if is_split else str(options.input), int(counts.sum())
+        trained_on = count * (job.has_trained_data and is_split and split == "train")
+        words = split_in_words(count, "sentences", split, trained_on)
+        share = float(counts.trace() / count)
+        judged, accuracy = metric.record(share), Quality("accuracy", 100 * share, "%", f"right, {words}")
+        files["classes"] = class_file(job.output)
+        trained = train_counts(datamodule, names) if job.has_trained_data else None
+        quality = judge_classes(counts, names, "sentences", accuracy, trained, files["classes"])
     clock.mark("evaluation")
-    judged = None if accuracy is None else metric.record(accuracy)
-    split, count = datamodule.predict if is_split else str(options.input), int((labels != UNLABELLED).sum())
-    words = split_in_words(count, "sentences", split, count * (job.has_trained_data and is_split and split == "train"))
-    quality = [] if accuracy is None else [Quality("accuracy", 100 * accuracy, "%", f"right, {words}")]
-    return Prediction(len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality)
+    return Prediction(
+        len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality,
+        reading=datamodule.reading if is_split else None,
+    )  # fmt: skip
 
 
 def read_input(source: str, datamodule: TextDataModule) -> Sentences:
@@ -123,22 +140,24 @@ def write_labels(
     true: Int64[np.ndarray, " sentences"],
     output: Path,
     names: Sequence[str],
-) -> tuple[dict[str, Path], float | None]:
-    """Writes a line for each sentence: text, label, its probability, and the true label where known.
+) -> tuple[dict[str, Path], Int64[np.ndarray, "labels labels"] | None]:
+    """Writes a line for each sentence: text, label, its probability, the true label where known, and the probabilities
+    of all labels if they are few.
 
-    Returns the files and the accuracy; where no label is known there is no accuracy and no picture of the confusion.
+    Returns the files and the counts by true and given label; where no label is known there are none and no picture.
     """
     labels, is_known = probabilities.argmax(1), true != UNLABELLED
-    has_truth = bool(is_known.any())
+    has_truth, columns = bool(is_known.any()), probability_columns(names)
     rows = (
-        [sentence, names[label], f"{share:.6f}", *[names[truth] if truth != UNLABELLED else ""] * has_truth]
-        for sentence, label, share, truth in zip(text, labels, probabilities.max(1), true, strict=True)
-    )
-    write_csv(output, ["sentence", "label", "probability", *["true"] * has_truth], rows)
+        [sentence, names[label], f"{shares[label]:.6f}", *[names[truth] if truth != UNLABELLED else ""] * has_truth,
+         *(probability_cells(shares) if columns else ())]
+        for sentence, label, shares, truth in zip(text, labels, probabilities, true, strict=True)
+    )  # fmt: skip
+    write_csv(output, ["sentence", "label", "probability", *["true"] * has_truth, *columns], rows)
     files: dict[str, Path] = {"predictions": output}
     if not has_truth:
         return files, None
     files["confusion"] = output.with_suffix(".png")
     counts = confusion(labels[is_known], true[is_known], len(names))
     confusion_picture(counts, names, "sentences", files["confusion"])
-    return files, float((labels == true)[is_known].mean())
+    return files, counts

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +19,7 @@ from src.datamodules.text.loader import Padding
 from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
+from src.measure.classification import balanced_accuracy, from_tally, macro_f1, tally
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.distilbert import fast
@@ -27,6 +29,7 @@ from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
 from src.models.distilbert.weights import load, read_sizes
 from src.training.checkpoints import VOCABULARY
+from src.training.classification import majority, train_counts
 from src.training.prediction import Prediction, PredictionJob
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
@@ -36,7 +39,8 @@ NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of par
 
 
 class DistilBertTask(Task):
-    """Learns the label of a sentence. An evaluation sets `acc` and `dev_loss`, exact at any number of ranks.
+    """Learns the label of a sentence. An evaluation sets `acc`, `balanced_acc`, `macro_f1` and `dev_loss`, exact at any
+    number of ranks.
 
     Args:
         network: makes the network, given `sizes` (`_partial_: true` in the config).
@@ -86,7 +90,8 @@ class DistilBertTask(Task):
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
         self.pieces: tuple[str, ...] = ()  # the word pieces that the weights know, by id
-        self._judged: list[Tensor] = []  # right answers, sentences and the sum of losses of an evaluation's batches
+        self._judged: list[Tensor] = []  # of each batch of an evaluation, see `_judge`
+        self._label_counts: np.ndarray | None = None  # sentences of each label in the last evaluation
 
     def bind_data(self, datamodule: DataModule) -> None:
         """Takes sizes and names of the labels from the data, or checks them. Raises UserError where they do not fit.
@@ -205,27 +210,40 @@ class DistilBertTask(Task):
 
     test_step = validation_step
 
-    def _judge(self, batch: Tokens) -> Float[Tensor, "3"]:
-        """Returns the numbers of correct answers and of sentences, and the sum of the losses."""
+    def _judge(self, batch: Tokens) -> Float64[Tensor, " counts"]:
+        """Returns the numbers of correct answers and of sentences, the sum of the losses, and what `tally` counts."""
         logits = self.network(batch)
-        right = (logits.argmax(1) == batch.labels).sum()
+        given = logits.argmax(1)
+        is_right = given == batch.labels
         loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-        return torch.stack([right, torch.full_like(right, len(logits)), loss]).double()
+        right = is_right.sum()
+        sums = torch.stack([right, torch.full_like(right, len(logits)), loss]).double()
+        return torch.cat([sums, tally(given, batch.labels, is_right, logits.shape[1]).flatten()])
 
     def on_validation_epoch_end(self) -> None:
-        total = torch.stack([torch.zeros(3, dtype=torch.float64, device=self.device), *self._judged]).sum(0)
+        zeros = torch.zeros(3 + 3 * self.network.sizes.num_labels, dtype=torch.float64, device=self.device)
+        total = torch.stack([zeros, *self._judged]).sum(0)
         self._judged = []
         if self.trainer.world_size > 1:  # a rank without a batch takes part all the same
             torch.distributed.all_reduce(total)
-        right, sentences, loss = total.tolist()
+        right, sentences, loss = total[:3].tolist()
+        by_label = total[3:].view(3, -1).cpu().numpy()
+        scores, self._label_counts = from_tally(by_label), by_label[1]
+        averages = {"balanced_acc": balanced_accuracy(scores), "macro_f1": macro_f1(scores)}
         self.metrics = {"acc": right / sentences, "dev_loss": loss / sentences}
+        self.metrics |= {name: value for name, value in averages.items() if value is not None}
 
     on_test_epoch_end = on_validation_epoch_end
 
     def evaluate_last(self, datamodule: Any) -> None:
         super().evaluate_last(datamodule)
         if self.trainer.is_global_zero:
-            print(f"on the dev set: accuracy {self.metrics['acc']:.4f}, loss {self.metrics['dev_loss']:.4f}")
+            names = {"acc": "accuracy", "dev_loss": "loss", "balanced_acc": "balanced accuracy", "macro_f1": "macro F1"}
+            print("on the dev set: " + ", ".join(f"{names[key]} {value:.4f}" for key, value in self.metrics.items()))
+            if isinstance(datamodule, TextDataModule) and self._label_counts is not None:
+                labels = datamodule.label_names
+                share, words = majority(self._label_counts, labels, train_counts(datamodule, labels))
+                print(f"for comparison: {share:.4f} by {words}")
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Labels of sentences; see `src.models.distilbert.predict`."""

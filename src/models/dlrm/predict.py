@@ -132,10 +132,14 @@ def judge(
         return [], {}
     curves, path = separation(scores, labels), output.with_suffix(".png")
     clicked = f"average precision; {(labels != 0).mean():.2%} of the rows have a click"
+    loss, base = log_loss(scores, labels), log_loss(np.full(len(labels), (labels != 0).mean()), labels)
+    always = "log loss of always giving the rows' own share of clicks, whose AUC is 0.5"
     quality = [
         Quality("AUC", area, "", f"area under the ROC curve, {words}"),
         Quality("AP", curves.average_precision, "", clicked),
-        Quality("log loss", log_loss(scores, labels), "nats", "binary cross entropy"),
+        Quality("log loss", loss, "nats", "binary cross entropy"),
+        Quality("base rate", base, "nats", always),
+        Quality("NE", loss / base, "", "normalised entropy: log loss over that of the base rate; 1 is no better"),
     ]
     clicks_picture(scores, labels, curves, area, words, path)
     return quality, {"curves": path}

@@ -44,11 +44,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is predicted: its name, its unit, and the metric that judges it."""
+    """What is predicted: its name, its unit, the metric that judges it, and its mean over the training molecules.
+
+    `mean` is None where the weights were not trained.
+    """
 
     name: str
     unit: str
     metric: FinalMetric
+    mean: float | None = None
 
 
 def predict_molecules(
@@ -163,4 +167,7 @@ def errors_of(
     ]
     if true.std() > 0:
         quality.append(Quality("R2", float(1 - (error**2).mean() / true.var()), "", "share of the variance explained"))
+    if quantity.mean is not None:
+        always = f"MAE of always predicting the training mean, {quantity.mean:.5g} {quantity.unit}".rstrip()
+        quality.append(Quality("MAE of the mean", float(np.abs(quantity.mean - true).mean()), quantity.unit, always))
     return quality

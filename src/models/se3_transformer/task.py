@@ -214,7 +214,9 @@ class SE3TransformerTask(Task):
             datamodule.task = self.quantity  # the true values of what the checkpoint predicts
         datamodule.setup("predict")
         self.molecule = mean_molecule(datamodule.loader(datamodule.predict))
-        quantity = Quantity(self.quantity, self.unit_of_quantity, self.final_metric)
+        is_trained = (self.mean.item(), self.std.item()) != (0.0, 1.0)  # those of random weights
+        mean = self.mean.item() if is_trained else None
+        quantity = Quantity(self.quantity, self.unit_of_quantity, self.final_metric, mean)
         return predict_molecules(self.predicted, datamodule, job, clock, quantity)
 
 

@@ -81,7 +81,9 @@ def test_the_csv_has_every_sentence_of_the_dev_set_in_order(
         expected_probabilities(home, "dev"),
         ["negative", "positive"],
     )
-    assert list(rows[0]) == ["sentence", "label", "probability", "true"]
+    assert list(rows[0]) == ["sentence", "label", "probability", "true", "p_negative", "p_positive"]
+    written = np.array([[float(row[f"p_{name}"]) for name in names] for row in rows])
+    assert written == pytest.approx(probabilities, abs=2e-6) and written.sum(1) == pytest.approx(1, abs=2e-6)
     assert [[row["sentence"], str(names.index(row["true"]))] for row in rows] == dev_rows(home)
     assert [row["label"] for row in rows] == [names[label] for label in probabilities.argmax(1)]
     assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.max(1).tolist(), abs=2e-6)
@@ -99,8 +101,13 @@ def test_the_accuracy_equals_that_of_the_evaluation(home: Path, predicted: Calla
 def test_the_splits_are_compared(home: Path, predicted: Callable[..., Record]) -> None:
     evaluated, quality = read_record(home / "run").final_metric, predicted("evaluate=true").quality
     assert quality is not None and evaluated is not None and evaluated.value is not None
-    assert [figure.group for figure in quality] == ["train", "dev"]
-    assert quality[1].value == pytest.approx(100 * evaluated.value)
+    assert list(dict.fromkeys(figure.group for figure in quality)) == ["train", "dev"]
+    figures = {figure.name: figure.value for figure in quality if figure.group == "dev"}
+    assert figures["accuracy"] == pytest.approx(100 * evaluated.value)
+    last = read_record(home / "run").history[-1]
+    assert figures["balanced accuracy"] == pytest.approx(100 * last["balanced_acc"])
+    assert figures["macro F1"] == pytest.approx(100 * last["macro_f1"])
+    assert {"majority class", "recall of negative", "precision of negative", "F1 of positive"} < set(figures)
 
 
 def test_lines_of_a_file_are_labelled(
@@ -109,7 +116,8 @@ def test_lines_of_a_file_are_labelled(
     output = tmp_path / "own" / "labels.csv"
     record = predicted(f"model.predict.input={text_file}", f"output={output}")
     rows, probabilities = rows_of(output), expected_probabilities(home, TEXT)
-    assert [row["sentence"] for row in rows] == TEXT and list(rows[0]) == ["sentence", "label", "probability"]
+    assert [row["sentence"] for row in rows] == TEXT
+    assert list(rows[0]) == ["sentence", "label", "probability", "p_negative", "p_positive"]
     assert [row["label"] for row in rows] == [["negative", "positive"][label] for label in probabilities.argmax(1)]
     assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.max(1).tolist(), abs=2e-6)
     assert record.final_metric is None and [path.name for path in output.parent.iterdir()] == ["labels.csv"]

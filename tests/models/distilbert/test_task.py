@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional as F
+from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
 
 from src.callbacks.history import History
 from src.config.complete import complete
@@ -83,6 +84,9 @@ def test_an_evaluation_is_exact_over_all_sentences(padding: str, tmp_path: Path)
         "dev_loss": float(-probabilities[torch.arange(NUM_DEV), batch.labels].log().mean()),
     }
     assert batch.num_sentences == NUM_DEV
+    given, every = probabilities.argmax(1), {"num_classes": 2, "average": "macro"}
+    expected["balanced_acc"] = float(multiclass_recall(given, batch.labels, **every))
+    expected["macro_f1"] = float(multiclass_f1_score(given, batch.labels, **every))
     assert job.task.metrics == pytest.approx(expected, rel=1e-5)
     validated = [row for row in history(job) if "acc" in row]
     assert {name: validated[-1][name] for name in expected} == pytest.approx(expected, rel=1e-5)

@@ -78,7 +78,11 @@ def test_the_auc_equals_that_of_the_evaluation(home: Path, predicted: Callable[.
     metric = record.final_metric
     assert record.quality and record.quality[0].of.endswith(f"{record.samples} rows of the test split")
     assert metric is not None and evaluated is not None and metric.value is not None
-    assert [figure.name for figure in record.quality] == ["AUC", "AP", "log loss"]
+    assert [figure.name for figure in record.quality] == ["AUC", "AP", "log loss", "base rate", "NE"]
+    loss, base, ratio = (figure.value for figure in record.quality[2:])
+    clicks = expected_rows(home)[1].mean()
+    assert base == pytest.approx(-clicks * np.log(clicks) - (1 - clicks) * np.log(1 - clicks), rel=1e-6)
+    assert loss is not None and base is not None and ratio == pytest.approx(loss / base)
     drawn = (tmp_path / "predictions.svg").read_text()
     assert f"AUC {metric.value:.4f}" in drawn and f"Average precision {record.quality[1].value:.4f}" in drawn
     assert (metric.name, metric.value, metric.target) == ("auc", evaluated.value, evaluated.target)

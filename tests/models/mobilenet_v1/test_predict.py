@@ -65,7 +65,11 @@ def expected(home: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_the_csv_has_every_image_in_order(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:
     record = predicted()
     rows, (classes, probabilities) = rows_of(tmp_path / "predictions.csv"), expected(home)
-    assert list(rows[0]) == ["file", "label", "probability", "true_label"]
+    assert list(rows[0]) == ["file", "label", "probability", "true_label", *(f"p_{name}" for name in CLASSES)]
+    for row in rows:
+        shares = {name: float(row[f"p_{name}"]) for name in CLASSES}
+        assert sum(shares.values()) == pytest.approx(1, abs=3e-6)
+        assert shares[row["label"]] == max(shares.values())
     assert [row["file"] for row in rows] == [f"{name}/{n:03}.JPEG" for name in CLASSES for n in range(5)]
     assert [row["label"] for row in rows] == [CLASSES[label] for label in classes]
     assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities.tolist(), abs=2e-6)
@@ -82,6 +86,14 @@ def test_the_accuracy_equals_that_of_the_evaluation(
     assert record.quality and record.quality[0].of == "right, 15 images of the val split"
     assert metric is not None and evaluated is not None
     assert (metric.name, metric.value) == ("top1", evaluated.value)
+    figures = {figure.name: figure.value for figure in record.quality}
+    last = read_record(home / "run").history[-1]
+    assert figures["balanced accuracy"] == pytest.approx(100 * last["balanced_acc"])
+    assert figures["macro F1"] == pytest.approx(100 * last["macro_f1"])
+    assert figures["majority class"] == pytest.approx(100 / 3)
+    assert [name for name in figures if name.startswith("recall")] == [f"recall of {name}" for name in CLASSES]
+    rows = rows_of(tmp_path / "predictions_classes.csv")
+    assert [row["class"] for row in rows] == list(CLASSES) and {row["images"] for row in rows} == {"5"}
 
 
 def test_images_without_labels_are_classified(home: Path, predicted: Callable[..., Record], tmp_path: Path) -> None:

@@ -206,7 +206,10 @@ def test_an_evaluation_is_exact_over_an_incomplete_batch(tmp_path: Path) -> None
     fit(job)
     top1, top5, loss, images = evaluated(tmp_path / "run", job)
     expected = {"top1": top1 / images, "top5": top5 / images, "val_loss": loss / images}
-    assert images == 15 and job.task.metrics == pytest.approx(expected, rel=1e-5)
+    assert images == 15 and {key: job.task.metrics[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert set(job.task.metrics) == {*expected, "balanced_acc", "macro_f1"}
+    # five of each class
+    assert job.task.metrics["balanced_acc"] == pytest.approx(top1 / images)
 
 
 def test_an_evaluation_does_not_augment(tmp_path: Path) -> None:
@@ -233,6 +236,8 @@ def test_two_ranks_evaluate_every_image_once(tmp_path: Path) -> None:
     figures = record.history[-1]
     assert figures["top1"] == pytest.approx(top1 / images)
     assert figures["val_loss"] == pytest.approx(loss / images, rel=1e-4)
+    assert figures["balanced_acc"] == pytest.approx(top1 / images)
+    assert "for comparison: 0.3333 by always naming" in ended.stdout
 
 
 def evaluated(folder: Path, job: Job) -> list[float]:
