@@ -118,8 +118,9 @@ def _by_group(figures: Sequence[Quality]) -> list[str]:
     words = [f"  {group}: {groups[group]}" for group in columns]
     if len(columns) > 1:
         for name in dict.fromkeys(figure.name for figure in figures):
-            of = [figure.of for figure in figures if figure.name == name and figure.of]
-            words += [_short(f"  {name}: {of[0]}")] if len(of) == len(columns) and len(set(of)) == 1 else []
+            of = {figure.of for figure in figures if figure.name == name}
+            said = of.pop() if len(of) == 1 else ""
+            words += [_short(f"  {name}: {said}")] if said and not said[0].isdigit() else []  # counts are of one group
     return [f"  {line}" for line in _aligned(lines)] + words
 
 

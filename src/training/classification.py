@@ -87,7 +87,7 @@ def judge_classes(
         quality += [
             Quality(f"recall of {name}", _percent(score.recall), "%", of_class),
             Quality(f"precision of {name}", _percent(score.precision), "%", of_named),
-            Quality(f"F1 of {name}", _percent(score.f1), "%", "harmonic mean of both"),
+            Quality(f"F1 of {name}", _percent(score.f1), "%"),
         ]
     return quality
 

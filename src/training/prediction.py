@@ -45,7 +45,7 @@ class Quality(NamedTuple):
     name: str
     value: float | None
     unit: str
-    of: str
+    of: str = ""
     group: str = ""
 
 
