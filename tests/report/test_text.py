@@ -12,7 +12,7 @@ from src.report.compare.page import page
 from src.report.compare.text import as_csv, as_json, latex, markdown
 from src.report.load import Loaded
 from src.report.phases import shares
-from src.report.record import Memory, ReachedMetric, Record, Tokens, Utilisation, read_record, write_record
+from src.report.record import Memory, Quality, ReachedMetric, Record, Tokens, Utilisation, read_record, write_record
 from src.report.text import summary
 
 
@@ -112,3 +112,18 @@ def test_summary_says_what_was_not_kept_as_written(trained: Record, reading: Rea
     reading.source, reading.notes = "a\nTotal: 0 dropped", ["x\n" * 99]
     data = summary(replace(trained, reading=reading), {}).split("\n\n")[1]
     assert "  a\\nTotal: 0 dropped: 447 molecules" in data and max(map(len, data.splitlines())) < 100
+
+
+def test_groups_side_by_side_say_once_what_their_figures_are(predicted: Record) -> None:
+    figures = [
+        Quality(name=name, value=value, unit="%", of=of, group=split)
+        for split, count in (("train", 9), ("val", 3))
+        for name, value, of in (
+            ("accuracy", 50.0, f"right, {count} images of the {split} split"),
+            ("majority class", 40.0, "right, always naming cat"),
+            ("recall of cat", None, "0 of 0 images"),
+        )
+    ]
+    text = summary(replace(predicted, quality=figures), {})
+    assert "  recall of cat   %  /      /\n" in text and "  val: 3 images of the val split\n" in text
+    assert text.count("  majority class: right, always naming cat\n") == 1 and "recall of cat: " not in text
