@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from src.config.complete import complete_prediction
 from src.config.schema import PredictConfig, typed
-from src.config.trained import name_model, training_choices
+from src.config.trained import has_trained_data, name_model, training_choices
+from src.datamodules.clicks.own_rows import ClickColumns
 from src.errors import UserError
 from tests.support.composing import composed
 from tests.support.tiny_se3 import molecules_in
@@ -46,6 +48,24 @@ def test_what_the_command_line_gives_comes_first(trained: dict[str, Any]) -> Non
     assert (data["name"], data["task"], data["edges"]["kind"]) == ("qm9", "homo", "bonds")
     data = prediction(trained, "datamodule.task=gap", "+datamodule.source.skip_bad=true").datamodule
     assert (data["task"], data["source"]["skip_bad"], data["source"]["file"]) == ("gap", True, "my.xyz")
+
+
+def test_keys_newer_than_a_checkpoint_mean_what_they_meant_then() -> None:
+    columns = ["datamodule.source.numerical=[a]", "datamodule.source.categorical=[b]"]
+    overrides = ["model=dlrm", "datamodule=click_file", "datamodule.source.file=my.csv", *columns, "output_dir=unused"]
+    trained: Any = training_choices(typed(composed("train", *overrides))) | {"group": "click_file"}
+
+    def source(*more: str) -> ClickColumns:
+        given = ("model=dlrm", "hardware=cpu", "output_dir=unused", "datamodule=click_file", *more)
+        config = complete_prediction(composed("predict", *given), trained, given)
+        assert has_trained_data(config, trained) is not any(".source." in text for text in more)
+        return instantiate(config.datamodule["source"])
+
+    assert (source().form, source().split) == (2, "stratified")
+    for key in ("form", "split", "split_column", "decimal", "thousands", "missing"):
+        del trained["datamodule"]["source"][key]
+    assert (source().form, source().split) == (1, "random")
+    assert (source("datamodule.source.split=by_time", "datamodule.source.split_column=t").split) == "by_time"
 
 
 def test_a_precision_that_a_cpu_has_not_is_said(trained: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,9 @@ class ClickDataModule(SplitDataModule):
         """Returns which rows of a split have a label; None where all have."""
         return None
 
+    def check_columns(self, trained: Any) -> None:
+        """Raises UserError where a checkpoint's config of its data has the same columns in another order."""
+
     def values(self, split: str) -> Int64[np.ndarray, "values 3"] | None:
         """Returns column, hash and rows of each category of a split; None where its values are not hashed."""
         return None

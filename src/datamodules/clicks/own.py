@@ -69,6 +69,19 @@ class ClickFileDataModule(CriteoDataModule):
     def column_names(self) -> tuple[str, ...]:
         return tuple(self.source.categorical)
 
+    def check_columns(self, trained: Any) -> None:
+        source = trained.get("source") if isinstance(trained, dict) else None
+        for key in ("numerical", "categorical"):
+            theirs: Any = source.get(key) if isinstance(source, dict) else None
+            ours = list(getattr(self.source, key))
+            if not isinstance(theirs, list) or not all(isinstance(name, str) for name in theirs):
+                continue
+            if theirs != ours and sorted(theirs) == sorted(ours):
+                raise UserError(
+                    f"datamodule.source.{key}=[{','.join(ours)}] is another order than that of the training; give "
+                    f"[{','.join(theirs)}], or leave it out"
+                )
+
     def values(self, split: str) -> Int64[np.ndarray, "values 3"]:
         return read_npy(self.data_dir / VALUES.format(split))
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from src.batches.clicks import ClickBatch, ClickLayout, Clicks, EmbeddingTable
 from src.config.ranges import Count, Share
+from src.config.trained import RUN
 from src.datamodules.base import DataModule
 from src.datamodules.clicks.criteo import ClickDataModule
 from src.errors import UserError
@@ -74,6 +75,7 @@ class DLRMTask(Task):
             named = (EmbeddingTable(f"cat_{number}.bin", *sizes) for number, sizes in enumerate(tables))
             self._make_network(ClickLayout.of(tuple(named), 13 if num_numerical is None else num_numerical))
         self.seen: Int64[np.ndarray, "seen 2"] | None = None  # column and hash of each category of the training
+        self.trained_data: Any = None  # the datamodule's config in the checkpoint
         self._auc: ExactAUC | None = None
         self._loss: list[Tensor] = []  # (sum of losses, samples) of each batch of an evaluation
 
@@ -125,6 +127,8 @@ class DLRMTask(Task):
         if seen is not None and not (is_table and seen.ndim == 2 and seen.shape[1] == 2):
             raise UserError(f"the checkpoint's {SEEN} is no table of hashes; give a checkpoint that train.py wrote")
         self.seen = None if seen is None else seen.numpy()
+        run = checkpoint.get(RUN)
+        self.trained_data = run.get("datamodule") if isinstance(run, dict) else None
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -214,6 +218,7 @@ class DLRMTask(Task):
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Probabilities of clicks; see `src.models.dlrm.predict`."""
         datamodule = self.check_datamodule(job.datamodule())
+        datamodule.check_columns(self.trained_data)
         datamodule.device = self.device
         datamodule.prepare_data()
         self.bind_data(datamodule)

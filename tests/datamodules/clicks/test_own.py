@@ -1,17 +1,22 @@
 """Clicks of one's own table: what is read, changed, dropped and refused."""
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from src.datamodules.clicks.feature_spec import FeatureSpec
 from src.datamodules.clicks.own import KNOWN, write_rows
 from src.datamodules.clicks.own_rows import NO_VALUE, ClickColumns, read_clicks
+from src.datamodules.clicks.seen import counted, new_shares
 from src.errors import UserError
 from src.measure.reading import Reading
+from src.models.dlrm.network import DLRM
+from src.models.dlrm.task import DLRMTask
 
 ROWS = ["clicked,age,site", "1,3,a", "0,,b", ",5,a", "0,-3,", "1,0,a"]
 
@@ -232,3 +237,15 @@ def test_dates_of_other_time_zones_are_in_the_order_of_time(tmp_path: Path) -> N
 
 def test_held_out_rows_that_are_in_training_too_are_counted(tmp_path: Path) -> None:
     assert written(tmp_path, ["clicked,age,site", *["1,3,a"] * 10]).shared == 1
+
+
+def test_new_categories_are_counted_by_rows() -> None:
+    trained, here = np.array([[1, 7], [2, 7], [NO_VALUE, 7]]), np.array([[1, 8], [3, 7], [3, 8], [3, NO_VALUE]])
+    assert new_shares(counted(here), counted(trained)[:, :2], 2) == [(1, 0.75), (2, 0.75)]
+
+
+@pytest.mark.parametrize("table", ["x", torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 3).long()])
+def test_a_checkpoint_with_another_table_of_categories_is_refused(table: Any) -> None:
+    task = DLRMTask(partial(DLRM), partial(torch.optim.SGD, lr=1))
+    with pytest.raises(UserError, match=r"the checkpoint's seen_values is no table of hashes"):
+        task.on_load_checkpoint({"seen_values": table})
