@@ -23,6 +23,11 @@ CALLABLE = get_origin(Callable[[], Any])
 # Keys of older checkpoints that decided how something was computed, not what: ignored where a config has them no more.
 GONE = frozenset({"model.task.network.execution"})  # until 2026-11-28; now execution.kernels
 
+# What was done before there was a key that older checkpoints lack, by the function it is an argument of.
+BEFORE: dict[str, dict[str, Any]] = {
+    "src.datamodules.molecules.smiles_file.load": {"split": "random", "rare_below": 1},  # until 2026-11-28
+}
+
 
 def values_for(here: Any, values: Any, path: Path, prefix: str, chooses: bool = False) -> dict[str, Any]:
     """Returns the plain values of a file for one section of a config, with the `_target_`s of classes they are for.
@@ -91,7 +96,7 @@ class Section:
                 )
             argument_hint = parameters.get(argument, Parameter(Any, False)).hint
             result[argument] = self.value(f"{key}.{argument}", value, argument_hint, section.get(argument))
-        return result
+        return {**BEFORE.get(name, {}), **result}
 
     def value(self, key: str, value: Any, hint: Any, here: Any) -> Any:
         """Returns the value of one key, whose type is `hint`."""

@@ -67,6 +67,18 @@ def represent(text: str, allowed: Allowed, max_atoms: int) -> tuple[Nodes, Edges
     raise EncodingError(Reason.CHARGE if charged else Reason.VALENCE, became)
 
 
+def encoded_as(smiles: str, nodes: Nodes, edges: Edges, vocabulary: Vocabulary) -> str | None:
+    """Returns the SMILES of the molecule that arrays give where it is not that of `smiles`, "" where they give none.
+
+    None if it is the same molecule. Stereo counts: the arrays have none.
+    """
+    built = build_molecule(nodes, edges, vocabulary)
+    if built is None:
+        return ""
+    text = canonical_smiles(built)
+    return None if text == Chem.MolToSmiles(Chem.MolFromSmiles(smiles)) else text
+
+
 def standardise(text: str, allowed: Allowed) -> tuple[Chem.Mol, list[str]]:
     """Returns the molecule of a SMILES (with a CXSMILES extension) without what a graph cannot hold, and the changes.
 

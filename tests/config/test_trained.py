@@ -90,6 +90,19 @@ def test_words_keep_their_numbers_with_other_sentences() -> None:
     assert (datamodule["vocabulary"], datamodule["max_length"], datamodule["raw"]) == ("FOLDER", 64, None)
 
 
+def test_molecules_of_an_older_checkpoint_keep_their_split_and_elements() -> None:
+    """The default of new runs is another one."""
+    new: dict[str, Any] = training_choices(
+        typed(composed("train", "datamodule=smiles_file", "datamodule.source.file=my.smi", "output_dir=unused"))
+    ) | {"group": "smiles_file"}
+    keys = "split", "rare_below"
+    source = new["datamodule"]["source"]
+    assert [source[key] for key in keys] == ["grouped", 5]
+    old = new | {"datamodule": new["datamodule"] | {"source": {k: v for k, v in source.items() if k not in keys}}}
+    for trained, values in ((new, ["grouped", 5]), (old, ["random", 1])):
+        assert [prediction(trained, "model=moflow").datamodule["source"][key] for key in keys] == values
+
+
 @pytest.mark.parametrize("group", ["../model/dlrm", "strange", "x" * 2000, 3, None])
 def test_a_datamodule_that_is_not_in_conf_is_not_made(trained: dict[str, Any], group: Any) -> None:
     assert prediction(trained | {"group": group}).datamodule["name"] == "qm9"

@@ -13,7 +13,9 @@ from src.models.moflow.network import MoFlow
 from src.molecules.draw import draw_interpolation
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import smiles_of
+from src.molecules.standardise import encoded_as
 from src.molecules.vocabulary import Vocabulary
+from src.printable import printable
 from src.system.tables import write_csv
 
 KEY = "model.predict.interpolate"
@@ -33,6 +35,10 @@ def encoded_end(smiles: str, vocabulary: Vocabulary) -> Graph:
         nodes, edges = encode(smiles, vocabulary)
     except EncodingError as error:
         raise UserError(f"{KEY}: {smiles!r} {error}; give another molecule") from None
+    if (encoded := encoded_as(smiles, nodes, edges, vocabulary)) == "":
+        raise UserError(f"{KEY}: {smiles!r} is no molecule in the network's arrays; give one fragment without charges")
+    if encoded is not None:
+        print(printable(f"note: {KEY}: {smiles!r} is encoded as {encoded!r}"))
     return torch.from_numpy(nodes), torch.from_numpy(edges)
 
 

@@ -15,7 +15,9 @@ from src.models.moflow.judge import training_molecules
 from src.models.moflow.network import Edges, MoFlow, Nodes
 from src.molecules.encode import EncodingError, encode
 from src.molecules.score import Scorer, smiles_of
+from src.molecules.standardise import encoded_as
 from src.molecules.vocabulary import Vocabulary
+from src.printable import printable
 from src.system.progress import item_progress
 from src.training.prediction import PredictionJob
 
@@ -106,6 +108,8 @@ def given_starts(smiles: Sequence[str], vocabulary: Vocabulary) -> tuple[list[st
     for i, (text, built) in enumerate(zip(smiles, smiles_of(nodes, edges, vocabulary, False), strict=True)):
         if built is None:
             raise UserError(f"{KEY}_starts: {text!r} is invalid without its charges; give another molecule")
+        if encoded_as(text, nodes[i], edges[i], vocabulary) is not None:
+            print(printable(f"note: {KEY}_starts: {text!r} is encoded as {built!r}"))
         place.setdefault(built, i)  # once, where it is given twice
     chosen = list(place.values())
     return list(place), torch.from_numpy(nodes[chosen]), torch.from_numpy(edges[chosen])

@@ -11,10 +11,14 @@ from rdkit import Chem
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.molecules.smiles_file import load
+from src.datamodules.splits import seeded_split
 from src.errors import UserError
 from src.measure.reading import Reading, Remark
 from src.molecules.build import build_molecule, canonical_smiles
+from src.molecules.encode import encode
 from src.molecules.score import smiles_of
+from src.molecules.standardise import encoded_as
+from src.molecules.vocabulary import of_elements
 
 SMILES = [
     "CCO", "CC(N)C(=O)O", "c1ccccc1", "CC#N", "C1CC1", "CC(=O)O", "CN", "CO", "OC=C", "CCF", "c1ccncc1", "CCCCO",
@@ -252,6 +256,23 @@ def test_a_random_split_says_what_is_on_both_sides(tmp_path: Path) -> None:
     train, held_out = sides(data)
     assert told(data).shared == sum(data.canonical[row] in train for row in data.valid_index) > 9
     assert held_out <= train and "30 val (random, seed 0); " in " ".join(told(data).lines())
+
+
+def test_a_random_split_is_of_the_rows_of_the_file_as_older_checkpoints_had_it(tmp_path: Path) -> None:
+    lines = ["C1CC", "CCO.CCN", *SMILES]
+    data = loaded(tmp_path, lines, split="random", seed=4)
+    held_out = [lines[row] for row in seeded_split(len(lines), 0.3, 4) if row > 1]
+    assert [data.smiles[row] for row in data.valid_index] == held_out
+
+
+@pytest.mark.parametrize(
+    ("text", "encoded"),
+    [("CC(C)O", None), ("C[C@H](N)F", "CC(N)F"), ("CC(=O)[O-]", "CC(=O)O"), ("[Na+].[Cl-]", ""),
+     ("CN(=O)=O", "C[N+](=O)O")],
+)  # fmt: skip
+def test_a_molecule_of_a_prediction_that_the_published_encoding_changes(text: str, encoded: str | None) -> None:
+    vocabulary = of_elements("any", ["C", "N", "O", "F", "Na", "Cl"], 5)
+    assert encoded_as(text, *encode(text, vocabulary), vocabulary) == encoded
 
 
 def test_a_scaffold_is_on_one_side(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_molecule_with_an_element_that_the_checkpoint_does_not_know(home: Path
 
 def test_an_evaluation_on_data_of_other_elements_names_both(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "other.smiles"
-    file.write_text("CCO\nCCN\n" * 10)
+    file.write_text("".join(f"{'C' * n}O\n{'C' * n}N\n" for n in range(1, 11)))
     overrides = [f"datamodule.source.file={file}", f"data_root={tmp_path / 'data'}", "evaluate=true"]
     with pytest.raises(UserError, match=r"elements C, N, O, the network was trained with .*Se"):
         predicted(home, tmp_path, "datamodule=smiles_file", *overrides)
