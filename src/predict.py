@@ -180,6 +180,8 @@ def load_task(config: PredictConfig, checkpoint: dict[str, Any] | None) -> Task:
     if checkpoint is not None and config.ckpt_path is not None:
         load_weights(task, checkpoint, Path(config.ckpt_path))
         task.on_load_checkpoint(checkpoint)
+    elif task.is_trained:
+        print(f"no ckpt_path: the weights are {config.model['task'].get('weights')}")
     else:
         print("no ckpt_path: the weights are random, the figures are good for timing alone")
     task.batch_size, task.activation_bytes = config.batch_size, config.precision.activation_bytes

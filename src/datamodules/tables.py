@@ -68,6 +68,7 @@ def open_table(
     delimiter: str | None = None,
     encoding: str | None = None,
     ignore_case: bool = False,
+    keep_empty: bool = False,
     key: str | None = KEY,
 ) -> Table:
     """Returns a table, its header read. Numbers and truth values of .jsonl and .parquet become text: 1, 0.5, true.
@@ -79,6 +80,7 @@ def open_table(
         delimiter: of .csv and .tsv; None: the one of DELIMITERS with which the header has `columns`.
         encoding: of a file without a byte order mark; None: UTF-8.
         ignore_case: the header may have `columns` in other case, and with spaces around them.
+        keep_empty: yield rows that have a delimiter, or are null in all columns, but no value; else they are blank.
         key: for messages, the key above `delimiter`, `encoding` and the names of columns; None: there is none.
 
     Raises UserError with file and line for a missing or double column, a bad row, and a file that is no table. Those of
@@ -89,7 +91,7 @@ def open_table(
         raise UserError(f"{path} is a spreadsheet: save its sheet as CSV UTF-8 (.csv), and give that file")
     if kind not in SUFFIXES:
         raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
-    wanted = _Wanted(path, list(columns), set(optional), ignore_case, key)
+    wanted = _Wanted(path, list(columns), set(optional), ignore_case, keep_empty, key)
     data = _content(path)
     if kind == ".parquet":
         return _parquet(data, wanted)
@@ -123,6 +125,7 @@ class _Wanted:
     columns: list[str]
     optional: set[str]
     ignore_case: bool
+    keep_empty: bool
     key: str | None
 
     def names(self, header: Sequence[str], where: str, thing: str = "column") -> list[str]:
@@ -173,10 +176,10 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _counted(table: Table, rows: Iterable[tuple[int, Row]], unit: str) -> Iterator[tuple[int, Row]]:
-    """Yields the rows with a value; then notes the others."""
+def _counted(table: Table, rows: Iterable[tuple[int, Row]], unit: str, keep_empty: bool) -> Iterator[tuple[int, Row]]:
+    """Yields the rows with a value, those without one if `keep_empty`; then notes the others."""
     for line, row in rows:
-        if any(value is not None and value.strip() for value in row.values()):
+        if (row and keep_empty) or any(value is not None and value.strip() for value in row.values()):
             yield line, row
         else:
             table.blank.append(line)
@@ -205,7 +208,7 @@ def _separated(text: str, encoding: str, usual: str, delimiter: str | None, want
     unnamed = [number for number, name in enumerate(names, 1) if not name]
     if unnamed:
         table.notes.append(f"column {', '.join(map(str, unnamed))} without a name is ignored")
-    table.rows = _counted(table, _fields(records, names, delimiter, wanted), "line")
+    table.rows = _counted(table, _fields(records, names, delimiter, wanted), "line", wanted.keep_empty)
     return table
 
 
@@ -273,7 +276,7 @@ def _fields(
 ) -> Iterator[tuple[int, Row]]:
     missing = wanted.missing()
     for line, record in records:
-        if not any(value.strip() for value in record):
+        if len(record) != len(names) and not any(value.strip() for value in record):
             yield line, {}
             continue
         if len(record) != len(names):
@@ -289,7 +292,7 @@ def _objects(text: str, wanted: _Wanted) -> Table:
     rows = _parsed(text, wanted)
     first = next(rows, None)
     table = Table(str(wanted.path), [] if first is None else list(first[1]), iter(()))
-    table.rows = _counted(table, rows if first is None else _chained(first, rows), "line")
+    table.rows = _counted(table, rows if first is None else _chained(first, rows), "line", wanted.keep_empty)
     return table
 
 
@@ -357,5 +360,5 @@ def _parquet(data: bytes, wanted: _Wanted) -> Table:
     table = Table(where, kept, iter(()))
     if nested:
         table.notes.append(f"columns of lists and structures are ignored: {', '.join(nested)}")
-    table.rows = _counted(table, rows, "row")
+    table.rows = _counted(table, rows, "row", wanted.keep_empty)
     return table

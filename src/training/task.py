@@ -77,6 +77,7 @@ class Task(pl.LightningModule):
     expected_data = ""  # the error message for a datamodule of another kind
     replacements: ClassVar[Replacements] = {}  # the fast modules of its network, by name
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
+    is_trained = False  # whether it began with weights that predict
 
     def __init__(
         self, network: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], schedule: Schedule | None = None

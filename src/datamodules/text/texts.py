@@ -12,18 +12,23 @@ from jaxtyping import Int64
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.datamodule import TokenDataModule
 from src.datamodules.text.vocabulary import Vocabulary
+from src.measure.reading import Reading
 
 LABEL_NAMES = ("negative", "positive")  # SST-2's 0 and 1
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Text to be judged, where it stands (each sentence's line in the file), and what is known of it."""
+    """Text to be judged, where it stands (each sentence's line in the file), and what is known of it.
+
+    Sentences for a prediction may be "": they get no label.
+    """
 
     text: list[str]
     where: str
     lines: Sequence[int]
     labels: Int64[np.ndarray, " sentences"]
+    reading: Reading | None = None  # what became of the file, of one's own
 
 
 class TextDataModule(TokenDataModule):
@@ -35,6 +40,8 @@ class TextDataModule(TokenDataModule):
     """
 
     text_column, label_column = "text", "label"  # of a table that a prediction reads
+    delimiter: str | None = None  # of such a table, where it is none of the usual ones
+    encoding: str | None = None  # of such a table, where it is not UTF-8
 
     def __init__(self, *, vocabulary: str | None, **options: Any) -> None:
         super().__init__(**options)

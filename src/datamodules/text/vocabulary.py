@@ -1,9 +1,10 @@
-"""Uncased BERT vocabularies and their tokenizer, from the Hugging Face hub or a local folder."""
+"""BERT vocabularies and their tokenizer, from the Hugging Face hub or a local folder."""
 
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from src.batches.tokens import PAD, UNLABELLED
 from src.datamodules.download import from_hub, sha256_of
 from src.datamodules.text.data import TokenData
+from src.datamodules.text.tokenizer import CONFIG, FAST, Options, is_cased, pieces_of, read_options
 from src.errors import UserError
 from src.system.progress import item_progress
 from src.system.reading import read_text
@@ -29,18 +31,29 @@ FRAME = 2  # [CLS] and [SEP], which every sentence has
 
 
 class Vocabulary:
-    """The word pieces of a vocab.txt, one a line; the id is the line number, from 0. Text is lower-cased.
+    """The word pieces of a vocab.txt, one a line; the id is the line number, from 0.
 
     Args:
-        source: a folder with a vocab.txt (a converted model's too), such a file, or a name on the hub.
+        source: a folder with a vocab.txt (a converted model's too) or a tokenizer.json, such a file, or a name on the
+            hub. Files of the tokenizer beside it say how text is treated; see `read_options`.
         pieces: the word pieces if they are known already; `source` then says where from.
+        options: of the tokenizer, with `pieces`; lower-cased unless they have capital letters.
     """
 
-    def __init__(self, source: str, pieces: Sequence[str] = ()) -> None:
+    def __init__(self, source: str, pieces: Sequence[str] = (), options: Options | None = None) -> None:
         """Raises UserError for a missing or invalid vocabulary."""
         self.path = Path(source) if pieces else _found(source)
-        self.pieces = tuple(pieces) or _read(self.path)
-        self.sha256 = hashlib.sha256("\n".join((*pieces, "")).encode()).hexdigest() if pieces else sha256_of(self.path)
+        self.max_length: int | None = None  # of a sentence, where the tokenizer says so
+        if pieces:
+            self.pieces = tuple(pieces)
+            self.options = options or Options(do_lower_case=not is_cased(pieces))
+            self.sha256 = hashlib.sha256("\n".join((*pieces, "")).encode()).hexdigest()
+        else:
+            self.pieces = pieces_of(self.path) if self.path.name == FAST else _read(self.path)
+            self.options, self.max_length = read_options(self.path.parent, self.pieces)
+            self.sha256 = sha256_of(self.path)
+        if self.options.changed:  # uncased vocabularies keep the digest that prepared folders have
+            self.sha256 = hashlib.sha256(f"{self.sha256} {sorted(self.options.changed.items())}".encode()).hexdigest()
         self.ids = {piece: row for row, piece in enumerate(self.pieces)}
         self.size = len(self.pieces)
         missing = [piece for piece in SPECIAL if piece not in self.ids]
@@ -51,7 +64,7 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> BertWordPieceTokenizer:
-        return BertWordPieceTokenizer(vocab=self.ids, lowercase=True)
+        return self.options.tokenizer(self.ids)
 
     def encode(
         self,
@@ -107,18 +120,25 @@ def learned_pieces(sentences: Sequence[str], size: int) -> list[str]:
 
 
 def _found(source: str) -> Path:
-    """Returns the vocab.txt of a folder, the file itself, or the hub's. Raises UserError if there is none."""
+    """Returns the vocab.txt (or tokenizer.json) of a folder, the file itself, or the hub's.
+
+    Raises UserError if there is none.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
-        if not (path / FILE).is_file():
+        file = next((path / name for name in (FILE, FAST) if (path / name).is_file()), None)
+        if file is None:
             raise UserError(f"datamodule.vocabulary={source} has no {FILE}: give a folder with one")
-        return path / FILE
+        return file
     if path.is_file():
         return path
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source):
         raise UserError(f"datamodule.vocabulary={source}: there is no such file or folder; give one with {FILE}")
     try:
-        return from_hub(source, FILE)
+        file = from_hub(source, FILE)
+        with suppress(FileNotFoundError):  # few have none; it is in the folder of the vocabulary
+            from_hub(source, CONFIG)
+        return file
     except FileNotFoundError as error:
         raise UserError(
             f"datamodule.vocabulary={source} is not a local folder, and the Hugging Face hub does not provide it "

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from src.datamodules.download import from_package
 from src.datamodules.prepared import atomic_folder
+from src.datamodules.text.tokenizer import CONFIG as TOKENIZER_CONFIG
+from src.datamodules.text.tokenizer import FAST
 from src.errors import UserError
 from src.models.distilbert.network import EPS, Sizes
 from src.models.distilbert.weights import CONFIG, ENCODER, FILES, find, read_config, read_tensors, sizes_in
@@ -73,6 +75,9 @@ def _convert(source: str, target: Path) -> Sizes:
         save_file(weights, folder / FILES[0], metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(config_of(sizes), indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(vocabulary, folder / VOCABULARY)
+        for name in (TOKENIZER_CONFIG, FAST):
+            if (vocabulary.parent / name).is_file():
+                shutil.copyfile(vocabulary.parent / name, folder / name)
     return sizes
 
 

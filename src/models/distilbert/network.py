@@ -1,5 +1,6 @@
 """DistilBERT for sentence classification (arXiv:1910.01108), with Hugging Face's names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -166,6 +167,12 @@ class DistilBert(nn.Module):
         self.sizes = replace(self.sizes, num_labels=num_labels)
         self.classifier = nn.Linear(self.sizes.dim, num_labels).to(old)
         self.classifier.apply(initialise)
+
+    def order_head(self, order: Sequence[int]) -> None:
+        """Puts output `order[i]` at i."""
+        with torch.no_grad():
+            for parameter in self.classifier.parameters():
+                parameter.copy_(parameter[list(order)])
 
     def forward(self, batch: Tokens) -> Float[Tensor, "sentences labels"]:
         """Returns the logits, in float32 (float64 if the weights are)."""

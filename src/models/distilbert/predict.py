@@ -12,13 +12,15 @@ from torch import Tensor
 
 from src.batches.tokens import UNLABELLED
 from src.datamodules.tables import is_table
-from src.datamodules.text.tables import read_table
+from src.datamodules.text.tables import LabelledSentences, is_blank, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
+from src.measure.reading import Reading
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
+from src.printable import printable
 from src.system.reading import decoded, read_bytes
 from src.system.tables import write_csv
 from src.training.classification import (
@@ -40,12 +42,14 @@ from src.training.prediction import (
 )
 from src.training.task import FinalMetric
 
+BLANK = "no sentence, an empty label in the output"
+
 
 @dataclass(frozen=True)
 class Options:
     """DistilBERT's own of a prediction: conf/model/distilbert.yaml, `predict`.
 
-    input: a .csv, .tsv or .jsonl, a file with a sentence a line, or - for standard input; the datamodule's `predict`
+    input: a table, a file with a sentence a line, or - for standard input; the datamodule's `predict`
         split if not given.
     """
 
@@ -76,11 +80,20 @@ def predict_sentences(
     if not is_split and job.split is not None:
         raise UserError("evaluate=true compares the splits of the data; leave out model.predict.input")
     sentences = datamodule.read(datamodule.predict) if options.input is None else read_input(options.input, datamodule)
-    text, labels = sentences.text[: job.num_samples], sentences.labels[: job.num_samples]
+    text, labels, reading = sentences.text[: job.num_samples], sentences.labels[: job.num_samples], sentences.reading
+    rows = [row for row, sentence in enumerate(text) if sentence]
+    if not rows:
+        raise UserError(f"{sentences.where} has no sentence; give one or more")
     clock.mark("other")
     begin = time.perf_counter()
-    tokens = datamodule.vocabulary.encode(text, sentences.where, sentences.lines, labels)
+    lines = [sentences.lines[row] for row in rows]
+    tokens = datamodule.vocabulary.encode([text[row] for row in rows], sentences.where, lines, labels[rows])
     tokenising_s = time.perf_counter() - begin
+    if reading is not None and not is_split:
+        for row in (tokens.lengths > datamodule.max_length).nonzero()[0].tolist():
+            what = f"truncated to {datamodule.max_length} tokens"
+            reading.change([what], f"line {lines[row]}: {text[rows[row]]!r}")
+        print(printable("\n".join(reading.finish().lines())), flush=True)
     clock.mark("fetch")
     loader = datamodule.loader(tokens.truncated(datamodule.max_length), batch_size=job.batch_size)
 
@@ -92,12 +105,14 @@ def predict_sentences(
     clock.mark("startup")
     timed = TimedBatches[Tokens](run, datamodule.target_device, clock, lambda batch: batch.num_sentences)
     parts: list[np.ndarray] = []
-    for batch, shares in timed.over(loader):
+    for batch, answers in timed.over(loader):
         count_work(batch)
-        timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(text)
-        parts.append(shares)
+        timed.loaded_latencies_s[-1] += tokenising_s * batch.num_sentences / len(rows)
+        parts.append(answers)
+    shares = np.full((len(text), parts[0].shape[1]), np.nan)
+    shares[rows] = np.concatenate(parts)
     names = datamodule.label_names
-    files, counts = write_labels(text, np.concatenate(parts), labels, job.output, names)
+    files, counts = write_labels(text, shares, labels, job.output, names)
     judged, quality = None, []
     if counts is not None:
         split, count = datamodule.predict if is_split else str(options.input), int(counts.sum())
@@ -109,29 +124,48 @@ def predict_sentences(
         trained = train_counts(datamodule, names) if job.has_trained_data else None
         quality = judge_classes(counts, names, "sentences", accuracy, trained, files["classes"])
     clock.mark("evaluation")
-    return Prediction(
-        len(text), timed.latencies_s, files, judged, timed.loaded_latencies_s, quality=quality,
-        reading=datamodule.reading if is_split else None,
-    )  # fmt: skip
+    latencies = timed.latencies_s, timed.loaded_latencies_s
+    return Prediction(len(rows), latencies[0], files, judged, latencies[1], quality=quality, reading=reading)
 
 
 def read_input(source: str, datamodule: TextDataModule) -> Sentences:
     """Returns the sentences of a table, or the lines of another file, or of standard input for -.
 
-    Labels of a table are read where it has that column. Raises UserError if there are none, or no UTF-8.
+    Labels of a table are read where it has that column. A row without text is "", so that the output has as many.
+    Raises UserError if there are none, or no UTF-8.
     """
     if is_table(Path(source)):
-        table = read_table(Path(source), datamodule.text_column, datamodule.label_column, labelled=False)
-        if table.empty:
-            print(f"{source}: {len(table.texts):,} sentences read, {table.empty:,} rows without text dropped")
-        return Sentences(table.texts, source, table.lines, table.numbers(datamodule.label_names))
+        table, reading = read_new(Path(source), datamodule)
+        return Sentences(table.texts, source, table.lines, table.numbers(datamodule.label_names), reading)
     where = "standard input" if source == "-" else source
     advice = "give a text in UTF-8 as model.predict.input"
     text = decoded(sys.stdin.buffer.read() if source == "-" else read_bytes(Path(source), advice), where, advice)
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
     if not lines:
         raise UserError(f"{where} is empty; give a sentence a line")
-    return Sentences(lines, where, range(1, len(lines) + 1), np.full(len(lines), UNLABELLED))
+    reading = Reading(where, "lines", read=len(lines))
+    for number, line in enumerate(lines, 1):
+        if is_blank(line):
+            lines[number - 1] = ""
+            reading.drop(BLANK, f"line {number}")
+    return Sentences(lines, where, range(1, len(lines) + 1), np.full(len(lines), UNLABELLED), reading)
+
+
+def read_new(path: Path, datamodule: TextDataModule) -> tuple[LabelledSentences, Reading]:
+    """Returns a table to predict. Delimiter and encoding of the training are tried where the usual ones do not fit."""
+    trained = {"delimiter": datamodule.delimiter, "encoding": datamodule.encoding}
+    columns = datamodule.text_column, datamodule.label_column
+    reading = Reading(str(path), "rows")
+    try:
+        table = read_table(path, *columns, labelled=False, reading=reading)
+    except UserError:
+        if not any(trained.values()):
+            raise
+        reading = Reading(str(path), "rows")
+        table = read_table(path, *columns, labelled=False, reading=reading, **trained)
+    for remark in reading.dropped:
+        remark.what += f": {BLANK}"
+    return table, reading
 
 
 def write_labels(
@@ -144,15 +178,22 @@ def write_labels(
     """Writes a line for each sentence: text, label, its probability, the true label where known, and the probabilities
     of all labels if they are few.
 
+    A row without probabilities, which are NaN, gets no label.
+
     Returns the files and the counts by true and given label; where no label is known there are none and no picture.
     """
-    labels, is_known = probabilities.argmax(1), true != UNLABELLED
+    is_judged = ~np.isnan(probabilities).any(1)
+    labels, is_known = probabilities.argmax(1), (true != UNLABELLED) & is_judged
     has_truth, columns = bool(is_known.any()), probability_columns(names)
     rows = (
-        [sentence, names[label], f"{shares[label]:.6f}", *[names[truth] if truth != UNLABELLED else ""] * has_truth,
-         *(probability_cells(shares) if columns else ())]
+        [
+            sentence,
+            *([names[label], f"{shares[label]:.6f}"] if sentence else ["", ""]),
+            *[names[truth] if truth != UNLABELLED else ""] * has_truth,
+            *(([""] * len(columns) if not sentence else probability_cells(shares)) if columns else ()),
+        ]
         for sentence, label, shares, truth in zip(text, labels, probabilities, true, strict=True)
-    )  # fmt: skip
+    )
     write_csv(output, ["sentence", "label", "probability", *["true"] * has_truth, *columns], rows)
     files: dict[str, Path] = {"predictions": output}
     if not has_truth:

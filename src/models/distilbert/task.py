@@ -17,6 +17,7 @@ from src.datamodules.base import DataModule
 from src.datamodules.text.datamodule import TokenDataModule
 from src.datamodules.text.loader import Padding
 from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
+from src.datamodules.text.tokenizer import UNCASED, options_of
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
 from src.measure.classification import balanced_accuracy, from_tally, macro_f1, tally
@@ -24,10 +25,11 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.distilbert import fast
 from src.models.distilbert.cost import Work, cost
+from src.models.distilbert.labels import order_of
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
-from src.models.distilbert.weights import load, read_sizes
+from src.models.distilbert.weights import load, read_labels, read_sizes
 from src.training.checkpoints import VOCABULARY
 from src.training.classification import majority, train_counts
 from src.training.prediction import Prediction, PredictionJob
@@ -35,6 +37,7 @@ from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
 RANDOM = "random"
+TOKENIZER = "tokenizer"  # a checkpoint's key: the options of its tokenizer that are not an uncased one's
 NO_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")  # how names of parameters without weight decay end
 
 
@@ -51,6 +54,7 @@ class DistilBertTask(Task):
         r_drop: weight of the disagreement of two passes with dropout of their own (R-Drop, Liang et al. 2021); 0: one.
         layer_decay: a layer's learning rate over that of the one above it; the embeddings are below the first layer.
         label_names: where a checkpoint keeps the labels, unless they are SST-2's.
+        new_head: train a head anew though the weights have one.
         target: accuracy that counts as reached.
 
     Raises UserError for weights that are not there or of other sizes.
@@ -74,22 +78,28 @@ class DistilBertTask(Task):
         r_drop: NotNegative = 0.0,
         layer_decay: Positive = 1.0,
         label_names: Sequence[str] | None = None,
+        new_head: bool = False,
         target: Share | None = None,
     ) -> None:
         network_sizes = made_sizes(sizes) if weights == RANDOM else read_sizes(weights)
-        if sizes and made_sizes(sizes) != network_sizes:
+        if sizes and made_sizes(sizes) != replace(network_sizes, num_labels=made_sizes(sizes).num_labels):
             raise UserError(f"model.task.sizes are not those of {weights}, {asdict(network_sizes)}; leave the key away")
         super().__init__(network(network_sizes), optimizer, schedule)
         self.make_network, self.given_sizes, self.weights = network, dict(sizes or {}), weights
         self.label_names = None if label_names is None else list(label_names)
         self.network: DistilBert
-        self.is_trained = weights != RANDOM and load(self.network, weights)
+        has_head = weights != RANDOM and load(self.network, weights)
+        self.is_trained = has_head and not new_head
+        self.head_labels = read_labels(weights) if self.is_trained else []  # of the weights' head, by output
+        if has_head and new_head:
+            self.network.resize_head(network_sizes.num_labels)
         self.padding, self.max_length = padding, max_length
         self.r_drop, self.layer_decay = r_drop, layer_decay
         self.final_metric = FinalMetric("acc", "max", target)
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
         self.pieces: tuple[str, ...] = ()  # the word pieces that the weights know, by id
+        self.tokenizer = UNCASED
         self._judged: list[Tensor] = []  # of each batch of an evaluation, see `_judge`
         self._label_counts: np.ndarray | None = None  # sentences of each label in the last evaluation
 
@@ -113,6 +123,14 @@ class DistilBertTask(Task):
                 f"belongs to them as datamodule.vocabulary"
             )
         self._know(sentences.word_pieces(), source)
+        if isinstance(sentences, TextDataModule):
+            self.tokenizer = sentences.vocabulary.options
+            longest = sentences.vocabulary.max_length
+            if longest is not None and sentences.max_length > longest:
+                raise UserError(
+                    f"datamodule.max_length={sentences.max_length} is beyond the model_max_length {longest} of "
+                    "tokenizer_config.json; give at most as many"
+                )
         if sentences.max_length > sizes.max_position_embeddings:
             raise UserError(
                 f"datamodule.max_length={sentences.max_length} is beyond the network's "
@@ -123,9 +141,18 @@ class DistilBertTask(Task):
             self.model_config["task"] |= {"weights": RANDOM, "sizes": asdict(sizes), **kept}
 
     def fit_to(self, sentences: TextDataModule) -> None:
-        """Gives the network as many outputs as there are labels. Raises UserError where it was trained for others."""
+        """Gives the network an output for each label, a trained head's in the order of the data's labels.
+
+        Raises UserError where it was trained for others.
+        """
         names = list(sentences.label_names)
         sizes = self.network.sizes
+        if self.head_labels:
+            numbered = sentences.expected_names is None and names == list(LABEL_NAMES)
+            order = order_of(self.head_labels, names, numbered, self.weights)
+            self.network.order_head(order)
+            names += [self.head_labels[output] for output in order[len(names) :]]
+            sentences.expected_names = self.head_labels = names
         if len(names) != sizes.num_labels:
             if self.label_names is not None or "num_labels" in self.given_sizes:
                 raise UserError(f"the data has {len(names)} labels, the network {sizes.num_labels}; give others")
@@ -146,10 +173,13 @@ class DistilBertTask(Task):
         super().on_save_checkpoint(checkpoint)
         if self.pieces:
             checkpoint[VOCABULARY] = "\n".join(self.pieces)
+        if self.tokenizer.changed:
+            checkpoint[TOKENIZER] = self.tokenizer.changed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if isinstance(checkpoint.get(VOCABULARY), str):
             self._know(tuple(checkpoint[VOCABULARY].split("\n")), "the checkpoint's")
+            self.tokenizer = options_of(checkpoint.get(TOKENIZER, {}), "the checkpoint")
 
     def setup(self, stage: str) -> None:
         self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
@@ -252,7 +282,9 @@ class DistilBertTask(Task):
             raise UserError("predict.py judges text; give datamodule=sentences or sst2")
         datamodule.device = self.device
         if self.pieces and not is_given("datamodule.vocabulary", job.given):
-            datamodule.vocabulary = Vocabulary("the checkpoint", self.pieces)
+            datamodule.vocabulary = Vocabulary("the checkpoint", self.pieces, self.tokenizer)
+        if self.head_labels and job.options.input is not None:
+            datamodule.expected_names = self.head_labels
         self.bind_data(datamodule)
         return predict_sentences(self.network, datamodule, job, clock, self.final_metric, self.count_work)
 

@@ -1,7 +1,7 @@
 """Loading of Hugging Face's weight files, from the hub or a folder, with checks."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from src.datamodules.download import from_hub
 from src.errors import UserError
+from src.models.distilbert.labels import labels_in
 from src.models.distilbert.network import DistilBert, Sizes
 from src.system.reading import read_json, read_weights
 from src.training.checkpoints import shown
@@ -60,7 +61,20 @@ def read_config(source: str, model_type: str) -> tuple[Path, dict[str, Any]]:
 def read_sizes(source: str) -> Sizes:
     """Reads the sizes from a DistilBERT's config.json. Raises UserError for a missing key."""
     path, config = read_config(source, "distilbert")
-    return sizes_in(config, path, source, {f.name: f.name for f in fields(Sizes) if f.name != "num_labels"})
+    sizes = sizes_in(config, path, source, {f.name: f.name for f in fields(Sizes) if f.name != "num_labels"})
+    return replace(sizes, num_labels=len(labels_in(config, path)))
+
+
+def read_labels(source: str) -> list[str]:
+    """Returns the names of the labels of trained weights. Raises UserError for a head that does not choose one."""
+    path, config = read_config(source, "distilbert")
+    problem = config.get("problem_type")
+    if problem not in (None, "single_label_classification"):
+        raise UserError(
+            f"{path}: problem_type is {problem!r:.80}, but a sentence gets one label of several here: give other "
+            "weights, or train a new head with model.task.new_head=true"
+        )
+    return labels_in(config, path)
 
 
 def sizes_in(config: Mapping[str, Any], path: Path, source: str, names: Mapping[str, str]) -> Sizes:

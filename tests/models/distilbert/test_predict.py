@@ -123,6 +123,26 @@ def test_lines_of_a_file_are_labelled(
     assert record.final_metric is None and [path.name for path in output.parent.iterdir()] == ["labels.csv"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "bad\n\ngood\n\u200b\nbad\n"),
+        ("a.csv", "sentence,x\nbad,1\n,\n\ngood,2\n ,3\nbad,4\n"),  # as pandas, which skips a blank line alone
+        ("a.jsonl", "".join(f'{{"sentence": {text}}}\n' for text in ('"bad"', "null", '"good"', '""', '"bad"'))),
+    ],
+)
+def test_rows_without_a_sentence_keep_their_place(
+    name: str, content: str, predicted: Callable[..., Record], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    record = predicted(f"model.predict.input={tmp_path / name}")
+    rows = rows_of(tmp_path / "predictions.csv")
+    assert [row["sentence"] for row in rows] == ["bad", "", "good", "", "bad"] and rows[0] == rows[4]
+    assert [bool(row["label"] and row["probability"]) for row in rows] == [True, False, True, False, True]
+    assert record.samples == 3 and record.reading is not None
+    assert [remark["count"] for remark in record.reading["dropped"]] == [2]
+
+
 def test_lines_of_standard_input_are_labelled(
     predicted: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +168,7 @@ def test_the_record_has_both_clocks_and_the_utilisation(predicted: Callable[...,
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"good\n\nbad\n", "reviews.txt line 2: the sentence is empty"),
-        (b"good\n \t\n", "reviews.txt line 2: the sentence is empty"),
+        (b"\n \t\n", "reviews.txt has no sentence; give one or more"),
         (b"good\nb\xe4d\n", r"reviews.txt line 2 is not UTF-8 \(byte 0xe4\): give a text in UTF-8"),
         (b"", "reviews.txt is empty; give a sentence a line"),
     ],
