@@ -140,7 +140,7 @@ def test_rows_without_a_sentence_keep_their_place(
     assert [row["sentence"] for row in rows] == ["bad", "", "good", "", "bad"] and rows[0] == rows[4]
     assert [bool(row["label"] and row["probability"]) for row in rows] == [True, False, True, False, True]
     assert record.samples == 3 and record.reading is not None
-    assert [remark["count"] for remark in record.reading["dropped"]] == [2]
+    assert [remark.count for remark in record.reading.dropped] == [2]
 
 
 def test_lines_of_standard_input_are_labelled(
