@@ -124,7 +124,7 @@ def standardise(text: str, allowed: Allowed) -> tuple[Chem.Mol, list[str]]:
 def settled_smiles(molecule: Chem.Mol) -> str:
     """Returns a canonical SMILES without stereo that is the same for all spellings.
 
-    RDKit's alone is not for a few molecules: it changes each time that it is parsed and written again.
+    RDKit 2025.03 writes a few molecules otherwise each time that they are parsed and written again; 2026.09 does not.
     """
     texts = [canonical_smiles(molecule)]
     for _ in range(ROUNDS):

@@ -360,7 +360,7 @@ def test_other_molecules_give_other_arrays(tmp_path: Path) -> None:
     assert len(written(data)) == len(pairs) - 1 and len(set(data.canonical)) == len(data.canonical)
 
 
-ALTERNATING = [  # the canonical SMILES of RDKit changes each time that it is parsed and written again
+ALTERNATING = [  # with RDKit 2025.03 the canonical SMILES changed each time that it was parsed and written again
     "O=C=NC1=CC2C3=C(C=C1)C2=C(N=C=O)C=C3",
     "CC(C)(C)c1ccc2c(c1)c1cc3ccc1n2-c1ccc(C#N)cc1-c1ccncc1-n1c2ccc(cc2c2cc(C(C)(C)C)ccc21)-c1ccccc1-c1ccccc1-3",
 ]
