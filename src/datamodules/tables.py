@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ NAMES = {"\t": "tab", "tab": "\t", r"\t": "\t"}
 MAGIC = {b"PAR1": ".parquet", b"\x1f\x8b": ".gz"}
 KEY = "datamodule.source"  # that names the columns, the delimiter and the encoding
 ADVICE = "give a table"
+SURROGATE = re.compile("[\ud800-\udfff]")  # of \\ud83d without its other half, which JSON allows
 
 Row = dict[str, str | None]  # by column; None: missing
 
@@ -316,6 +318,9 @@ def _parsed(text: str, wanted: _Wanted) -> Iterator[tuple[int, Row]]:
         nested = next((name for name in wanted.columns if not _is_flat(row.get(name))), None)
         if nested is not None:
             raise UserError(f"{where}: {nested} is {row[nested]!r}; it must be a string or a number")
+        half = next((name for name, value in row.items() if isinstance(value, str) and SURROGATE.search(value)), None)
+        if half is not None:
+            raise UserError(f"{where}: {half} has half of a character, {row[half]!r:.80}: correct it")
         yield line, missing | {name: _text(value) for name, value in row.items() if _is_flat(value)}
 
 

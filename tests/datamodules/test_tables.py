@@ -200,6 +200,7 @@ def test_an_optional_column_may_be_missing_and_case_may_be_ignored(tmp_path: Pat
         ("a.jsonl", '{"text": "a", "text": "b", "label": 1}', "line 1 is not JSON (it has the key 'text' twice)"),
         ("a.jsonl", '\n{"Text": "a", "label": 1}', "line 2: there is no key 'text', only 'Text', 'label' ('Text' d"),
         ("a.jsonl", '{"text": ["a"], "label": 1}', "line 1: text is ['a']; it must be a string or a number"),
+        ("a.jsonl", '{"text": "a\\ud83d", "label": 1}', "line 1: text has half of a character, 'a\\ud83d': correct it"),
         ("a.jsonl", "[1]", "line 1 is not a JSON object"),
     ],
 )  # fmt: skip

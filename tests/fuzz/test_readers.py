@@ -33,6 +33,7 @@ from src.datamodules.images.cifar10_files import read_cifar10
 from src.datamodules.molecules import own as own_molecules
 from src.datamodules.molecules import smiles_file, smiles_rows
 from src.datamodules.text.tables import read_table
+from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import LONGEST, UserError
 from src.models.dlrm.network import MLP
 from src.molecules.encode import encode_chunk
@@ -85,6 +86,11 @@ SENTENCES = b'text,label\n"a fine, long film",1\nboring,0\n"said ""no""",1\n'
 TSV = b'text\tlabel\na fine film\tgood\n"boring" or "not"\tbad\n'
 QUOTED = 'text;label\n"said ""no""\nagain";"good"\nboring;bad\n'.encode("utf-16")
 JSONL = b'{"text": "a fine film", "label": 1}\n{"text": "boring", "label": "bad"}\n'
+TOKENIZER = (
+    b'{"added_tokens": [{"id": 0, "content": "[PAD]"}], "normalizer": {"type": "BertNormalizer", "lowercase": false, '
+    b'"strip_accents": null}, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"type": "WordPiece", "vocab": '
+    b'{"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "film": 5, "##e": 6}}}'
+)
 CLICKS = b"clicked,age,site\n1,30,a\n0,,b\n1,-4.5e3,\n,2,a\n0,1,c\n1,7,d\n"
 CRITEO = (b"1\t" + b"\t".join(b"%d" % n for n in range(-2, 11)) + b"\t" + b"\t".join([b"68fd1e64"] * 25) + b"\t\n") * 3
 
@@ -112,6 +118,11 @@ def molecules(path: Path) -> None:
 def table(path: Path) -> None:
     data = read_table(path, "text", "label", labelled=True)
     assert all(sentence.strip() for sentence in data.texts) and len(data.texts) == len(data.labels)
+
+
+def tokenizer(path: Path) -> None:
+    data = Vocabulary(str(path.parent / "tokenizer.json")).encode(["a fine film"], "here")
+    assert len(data.ids) == data.starts[-1]
 
 
 def clicks(path: Path) -> None:
@@ -288,6 +299,7 @@ READERS: dict[str, Reader] = {
     "sentences.gz": (table, "my.csv.gz", lambda: [gzip.compress(SENTENCES), gzip.compress(QUOTED)]),
     "sentences.parquet": (table, "my.parquet", parquets),
     "sentences.jsonl": (table, "my.jsonl", lambda: [JSONL]),
+    "tokenizer": (tokenizer, "tokenizer.json", lambda: [TOKENIZER]),
     "clicks": (clicks, "my.csv", lambda: [CLICKS]),
     "criteo": (criteo, "day_0", lambda: [CRITEO]),
     "feature_spec": (feature_spec, "new.yaml", specs),

@@ -102,6 +102,7 @@ PLACES: dict[str, str] = {
     "src/datamodules/text/data.py:TokenData.load": "tokens",
     "src/datamodules/text/sst2_files.py:_unpack": "sst2.zip",
     "src/datamodules/text/sst2_files.py:read_tsv": "sst2.tsv",
+    "src/datamodules/text/tokenizer.py:_object": "tokenizer",
     "src/datamodules/text/vocabulary.py:_read": "vocabulary",
     "src/datamodules/text_files.py:decoded": "smiles_list",
     "src/datamodules/text_files.py:text_of": "smiles_list",

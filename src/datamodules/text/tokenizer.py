@@ -97,6 +97,9 @@ def pieces_of(path: Path) -> tuple[str, ...]:
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
         raise UserError(f"{path} has no vocabulary of WordPiece with ids from 0: {ADVICE}")
+    half = next((piece for piece in vocab if re.search("[\ud800-\udfff]", piece)), None)
+    if half is not None:
+        raise UserError(f"{path}: the word piece {half!r:.80} has half of a character: correct it")
     return tuple(sorted(vocab, key=lambda piece: vocab[piece]))
 
 
