@@ -16,6 +16,7 @@ from src.errors import UserError
 from src.measure.clock import Clock
 from src.measure.reading import Reading
 from src.printable import printable
+from src.system import group
 
 PUBLISHED = ("zinc250k", "qm9", "qm9_dgl", "criteo", "criteo_multihot", "sst2", "imagenet", "cifar10")
 
@@ -56,7 +57,7 @@ class DataModule(pl.LightningDataModule):
 
     def tell(self, reading: Reading) -> None:
         """Keeps the report of a reading for the record; rank 0 prints it the first time."""
-        if self.reading is None and self.rank_and_world[0] == 0:
+        if self.reading is None and group.rank() == 0:  # a run that is resumed has no trainer yet
             print(printable("\n".join(reading.lines())), flush=True)
         self.reading = reading
 

@@ -55,7 +55,6 @@ def test_what_was_read_dropped_and_truncated_is_said(tmp_path: Path, capsys: pyt
         "  split: 9 train, 3 dev (drawn by class with seed 0); 3 outside of train are in train too",
         "  classes of train: bad 3, good 3, so so 3",
         "  classes of dev: bad 1, good 1, so so 1",
-        "  note: delimiter ',', encoding UTF-8",
         "  note: vocabulary learned from train: 40 word pieces, lower-cased, accents stripped; 0.0% of the tokens are "
         "[UNK]",
     ]
