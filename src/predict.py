@@ -20,7 +20,7 @@ from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
 from src.config.schema import PredictConfig
 from src.config.settings import given_overrides
-from src.config.trained import RUN, has_trained_data, is_given
+from src.config.trained import RUN, has_trained_data
 from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
@@ -100,8 +100,6 @@ def predict_completed(
     except (Exception, KeyboardInterrupt) as raised:
         mask_error(raised)
         error = without_order(raised, config.model["name"])
-        if not is_given("datamodule.data_dir", overrides):
-            error = moved_data(error, config, (checkpoint or {}).get(RUN))
         interrupted = isinstance(raised, KeyboardInterrupt)
         status = "oom" if is_out_of_memory(raised) else "interrupted" if interrupted else "failed"
         figures |= {"status": status, "error": described(error)}
@@ -125,22 +123,6 @@ def predict_completed(
     if error is not None:
         raise error
     return record
-
-
-def moved_data(error: BaseException, config: PredictConfig, trained: Any) -> BaseException:
-    """Returns the error, or what is behind it where the folder of the training's data is not there any more.
-
-    `as_trained` takes the folder that conf names instead, which the person never gave.
-    """
-    data = trained.get("datamodule") if isinstance(trained, dict) else None
-    if not isinstance(data, dict) or data.get("name") != config.datamodule["name"]:
-        return error
-    there, here = data.get("data_dir"), config.datamodule.get("data_dir")
-    if not isinstance(error, UserError | OSError) or not here or not isinstance(there, str) or Path(there).exists():
-        return error
-    if str(here) not in str(error) or Path(here).exists():
-        return error
-    return UserError(f"{there}, the data of the training, is not there: give its folder as datamodule.data_dir=FOLDER")
 
 
 def begin_loggers(config: PredictConfig) -> list[Logger]:

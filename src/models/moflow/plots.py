@@ -33,8 +33,9 @@ def properties_picture(sets: dict[str, Sequence[Properties]], path: Path) -> Non
         low, high = np.percentile(np.concatenate(list(columns.values())), [0.5, 99.5])
         edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
         for colour, (label, values) in zip(CURVES, columns.items(), strict=False):
+            is_shown = bool(((values >= edges[0]) & (values <= edges[-1])).any())  # nothing has no density
             axes.hist(
-                values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.35, edgecolor=colour,
+                values, edges, density=is_shown, histtype="stepfilled", color=colour, alpha=0.35, edgecolor=colour,
                 label=f"{label}: median {np.median(values):.2f}",
             )  # fmt: skip
         axes.set_title(title, loc="left", size=10, weight="bold", color=INK)

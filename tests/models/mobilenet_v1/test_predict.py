@@ -184,21 +184,3 @@ def test_data_without_images_is_an_error(home: Path, tmp_path: Path) -> None:
     checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
     with pytest.raises(UserError, match="MobileNetV1 needs images"):
         prediction_of(tiny_prediction(home, "datamodule=criteo_resident", f"output_dir={tmp_path}", checkpoint))
-
-
-def test_a_moved_folder_of_the_training_is_named_with_its_key(home: Path, tmp_path: Path) -> None:
-    checkpoint = f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}"
-    arguments = [checkpoint, "model=mobilenet_v1", "hardware=cpu", "logger=none", f"output_dir={tmp_path}"]
-    (home / "images").rename(home / "away")
-    try:
-        with pytest.raises(UserError) as refused:
-            prediction_of(arguments)
-        given = [*arguments, f"datamodule.data_dir={tmp_path / 'none'}"]
-        with pytest.raises((UserError, OSError), match="none"):
-            prediction_of(given)
-        assert prediction_of([*arguments, f"datamodule.data_dir={home / 'away'}"]).status == "done"
-    finally:
-        (home / "away").rename(home / "images")
-    assert str(refused.value) == (
-        f"{home / 'images'}, the data of the training, is not there: give its folder as datamodule.data_dir=FOLDER"
-    )
