@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from src.datamodules.numbers import Spelling
 from src.errors import shortened
 
 MOST = 1e30  # of a target: squares of larger ones have no mean
 SHOWN = 10  # names in a note
-NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?:[eEdD]|\*\^)[+-]?[0-9]+)?")
-MISSING = {"", "nan", "na", "n/a", "null", "none", "-", "?"}
+EXPONENT = re.compile(r"(?<=[0-9.])(?:[dD]|\*\^)(?=[+-]?[0-9]+$)")  # of Fortran and Mathematica
+SPELLING = Spelling()
+MISSING = {"", "-", "?", *(word.lower() for word in SPELLING.missing)}
 UNIT_OF = re.compile(r"(.+)_units?", re.IGNORECASE)
 
 
@@ -35,11 +37,12 @@ class Targets(NamedTuple):
 
 
 def plain_number(text: str) -> float | None:
-    """Returns a number written in ASCII, with Fortran's D and Mathematica's *^ too; None for any other text."""
-    text = text.strip()
-    if not NUMBER.fullmatch(text):
+    """Returns a number as `Spelling` reads it, with Fortran's D and Mathematica's *^ too; None for any other text."""
+    text = EXPONENT.sub("e", text.strip())
+    try:
+        return None if text[-1:].isalpha() else SPELLING.number(text)  # true is no number of a molecule
+    except ValueError:
         return None
-    return float(re.sub(r"[dD]|\*\^", "e", text))
 
 
 def targets_of(records: Sequence[Record]) -> Targets:
