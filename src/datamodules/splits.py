@@ -1,12 +1,14 @@
 """Which items are held out: read from a file, drawn at random, or by classes, groups, time or a column."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
+from src.datamodules.numbers import Spelling
 from src.errors import UserError
 from src.system.reading import read_json
 
@@ -106,6 +108,40 @@ def split_by_time(times: Sequence[float | str], shares: Mapping[str, float]) -> 
         end = begin
     splits = {name: np.sort(order[slice(*ends[name])]) for name in shares}
     return splits | {TRAIN: np.sort(order[:end])}
+
+
+def times_of(texts: Sequence[str], where: Callable[[int], str], spelling: Spelling | None = None) -> list[float]:
+    """Returns the times of a column: numbers as they are, or dates of ISO 8601 in seconds, in UTC if not told.
+
+    All are numbers, or all dates, as the first one is.
+
+    Args:
+        where: returns the file, line and column of an item, for messages.
+        spelling: of numbers.
+
+    Raises UserError for anything else.
+    """
+    number = (spelling or Spelling()).number
+    parse, expected = number, "a number"
+    try:
+        number(texts[0] if texts else "")
+    except ValueError:
+        parse, expected = _seconds, "a date such as 2026-01-31 or 2026-01-31T12:00"
+    times = []
+    for item, text in enumerate(texts):
+        try:
+            time = parse(text)
+        except (ValueError, OverflowError):
+            time = None
+        if time is None:
+            raise UserError(f"{where(item)} is {text!r}; expected {expected}{' as in the first row' if item else ''}")
+        times.append(time)
+    return times
+
+
+def _seconds(text: str) -> float:
+    date = datetime.fromisoformat(text.strip())
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def split_by_column(values: Sequence[str], names: Mapping[str, str], where: str) -> Splits:

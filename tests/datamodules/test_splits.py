@@ -15,6 +15,7 @@ from src.datamodules.splits import (
     split_by_column,
     split_by_time,
     stratified_split,
+    times_of,
 )
 from src.errors import UserError
 
@@ -93,3 +94,21 @@ def test_a_seed_gives_the_same_split(seed: int) -> None:
         first, second, other = split(seed), split(seed), split(seed + 7)
         assert all((first[name] == second[name]).all() for name in first)
         assert any(len(first[name]) != len(other[name]) or (first[name] != other[name]).any() for name in first)
+
+
+@pytest.mark.parametrize(
+    ("texts", "order"),
+    [
+        (["3", "1e1", "-2.0"], [2, 0, 1]),
+        (["2024-02-01", "2024-01-31T23:00", "2024-01-31T23:00-02:00"], [1, 0, 2]),
+        (["2024-06-01", "20240531"], [1, 0]),
+    ],
+)
+def test_times_are_numbers_or_dates(texts: list[str], order: list[int]) -> None:
+    assert np.argsort(times_of(texts, str)).tolist() == order
+
+
+@pytest.mark.parametrize("texts", [["1", "2024-01-01"], ["2024-01-01", "31.12.2024"], ["1", ""], ["1", "1e400"]])
+def test_times_of_another_kind_than_the_first_are_refused(texts: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^row 1 is .*; expected a (number|date .*) as in the first row$"):
+        times_of(texts, lambda item: f"row {item}")

@@ -1,9 +1,8 @@
 """Reads the rows of your own clicks, and chooses those that are held out."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 from zlib import crc32
@@ -22,6 +21,7 @@ from src.datamodules.splits import (
     split_by_column,
     split_by_time,
     stratified_split,
+    times_of,
 )
 from src.datamodules.tables import SUFFIXES, is_table, rows_of
 from src.errors import UserError
@@ -246,7 +246,9 @@ def splits_of(source: ClickColumns, rows: Rows, reading: Reading) -> Splits:
         groups = _groups(source, rows)
         splits = grouped_split(groups, shares, source.seed)
     elif source.split == "by_time":
-        splits = split_by_time(_times(source, rows), shares)
+        spelling = Spelling(source.decimal, source.thousands, frozenset(source.missing))
+        times = times_of(rows.chosen_by, lambda row: f"{source.file} line {rows.lines[row]}: {column}", spelling)
+        splits = split_by_time(times, shares)
     elif source.split == "column":
         where = f"{source.file} column {column}"
         for value, line in zip(rows.chosen_by, rows.lines, strict=True):
@@ -280,33 +282,3 @@ def _groups(source: ClickColumns, rows: Rows) -> list[Hashable]:
     spelling = Spelling(source.decimal, source.thousands, frozenset(source.missing))
     names = map(spelling.category, rows.chosen_by)
     return [name or row for row, name in enumerate(names)]
-
-
-def _times(source: ClickColumns, rows: Rows) -> list[float]:
-    """Returns numbers as they are, and ISO dates as seconds; a date without a time zone is in UTC."""
-    spelling = Spelling(source.decimal, source.thousands, frozenset(source.missing))
-
-    def seconds(text: str) -> float:
-        date = datetime.fromisoformat(text)
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-
-    def times(parse: Callable[[str], float | None], expected: str) -> list[float]:
-        result = []
-        for text, line in zip(rows.chosen_by, rows.lines, strict=True):
-            try:
-                time = parse(text)
-            except (ValueError, OverflowError):
-                time = None
-            if time is None:
-                raise UserError(
-                    f"{source.file} line {line}: {source.split_column} is {text!r}; it must be {expected} as in the "
-                    f"first row"
-                )
-            result.append(time)
-        return result
-
-    try:
-        spelling.number(rows.chosen_by[0] if rows.chosen_by else "")
-    except ValueError:
-        return times(seconds, "a date such as 2026-01-31 or 2026-01-31T12:00")
-    return times(spelling.number, "a number")

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
 
 from src.config.ranges import Seed, ShareBelow1
-from src.datamodules.graphs.records import plain_number
-from src.datamodules.splits import Splits, grouped_split, shared_with_train, split_by_column, split_by_time
+from src.datamodules.splits import (
+    Splits,
+    grouped_split,
+    shared_with_train,
+    split_by_column,
+    split_by_time,
+    times_of,
+)
 from src.errors import UserError
 from src.measure.reading import Reading
 
@@ -108,20 +113,8 @@ class OwnSplit:
             words = [value.strip().lower() for value in values]
             splits = split_by_column([OTHER_NAMES.get(word, word) for word in words], NAMES, where)
             return splits, f"column {self.column}"
-        times = [time_of(value, f"{where}: item {row}") for row, value in enumerate(values, 1)]
+        times = times_of(values, lambda item: f"{where}: item {item + 1}")
         return split_by_time(times, self.shares), f"by time: the latest by {self.column} held out"
-
-
-def time_of(text: str, where: str) -> float:
-    """Returns a number as it is, and a date of ISO 8601 in seconds. Raises UserError, with `where`, for other text."""
-    number = plain_number(text)
-    if number is not None:
-        return number
-    try:
-        time = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise UserError(f"{where} has {text!r}; expected a number, or a date such as 2024-12-31") from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def shared_split(total: int, val_share: float, test_share: float, seed: int) -> Splits:

@@ -1,9 +1,7 @@
 """Which of one's own sentences are held out for evaluation."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +15,7 @@ from src.datamodules.splits import (
     split_by_column,
     split_by_time,
     stratified_split,
+    times_of,
 )
 from src.datamodules.text.tables import LabelledSentences
 from src.errors import UserError
@@ -55,7 +54,9 @@ def held_out(
     elif way == "grouped":
         splits = grouped_split(table.others, shares, seed)
     elif way == "by_time":
-        splits = split_by_time(_times(table, column), shares)
+        splits = split_by_time(
+            times_of(table.others, lambda row: f"{table.where} line {table.lines[row]}: {column}"), shares
+        )
     else:
         splits = _by_column(table, column)
     if way in ("random", "grouped"):
@@ -108,25 +109,6 @@ def _without_new_classes(splits: Splits, table: LabelledSentences, reading: Read
     for row in sorted({*splits[DEV].tolist()} - {*rows}):
         reading.drop("a class that no row of train has", f"line {table.lines[row]}: {table.labels[row]!r}")
     return splits | {DEV: np.array(rows, np.int64)}
-
-
-def _times(table: LabelledSentences, column: str | None) -> list[float]:
-    """Returns times as numbers. Raises UserError for what is neither a number nor a date."""
-    times = []
-    for value, line in zip(table.others, table.lines, strict=True):
-        try:
-            time = float(value)
-        except ValueError:
-            try:
-                time = datetime.fromisoformat(value).timestamp()
-            except ValueError:
-                time = math.nan
-        if not math.isfinite(time):
-            raise UserError(
-                f"{table.where} line {line}: {column} is {value!r}; expected a number or a date such as 2024-05-31"
-            )
-        times.append(time)
-    return times
 
 
 def _by_column(table: LabelledSentences, column: str | None) -> Splits:

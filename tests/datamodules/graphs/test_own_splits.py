@@ -69,7 +69,7 @@ def test_a_column_or_time_decides() -> None:
         (
             {"way": "by_time", "column": "day"},
             ["1", "12/31/2024"],
-            "has '12/31/2024'; expected a number, or a date",
+            "is '12/31/2024'; expected a number as in the first",
         ),
         ({"way": "by_time", "column": "day"}, ["1", ""], "item 2 has no value"),
         ({"way": "by_time"}, ["1", "2"], "need a split_column"),

@@ -203,7 +203,7 @@ def test_rows_are_held_out_by_groups_time_or_a_column(tmp_path: Path) -> None:
     [
         ({"split": "by_time"}, "", "datamodule.source.split=by_time needs datamodule.source.split_column=COLUMN"),
         ({"split_column": "x"}, "", "datamodule.source.split_column=x is for split=grouped, by_time, column"),
-        ({"split": "by_time", "split_column": "x"}, "3/4/2024", "line 3: x is '3/4/2024'; expected a number or a date"),
+        ({"split": "by_time", "split_column": "x"}, "3/4/2024", "line 3: x is '3/4/2024'; expected a number"),
         ({"split": "column", "split_column": "x"}, "test", "line 3: x is 'test'; expected train or dev"),
         ({"split": "grouped", "split_column": "x"}, " ", "line 3: x is empty, but it splits the rows: fill it in"),
         ({"split": "grouped", "split_column": "y"}, "1", "line 1: there is no column 'y', only 'text', 'label', 'x'"),
