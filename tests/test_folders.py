@@ -34,7 +34,7 @@ def test_a_folder_that_is_closed_to_a_run(mode: int, tmp_path: Path) -> None:
     folder.mkdir(mode=mode)
     why = "(Permission denied): choose another output folder"
     assert line_of("train.py", *tiny_overrides(tmp_path)) == f"cannot write {folder}/train.log {why}"
-    predicted = *tiny_prediction(tmp_path, "ckpt_path=last.ckpt"), f"output_dir={folder}"
+    predicted = *tiny_prediction(tmp_path, "model=moflow"), f"output_dir={folder}"
     assert line_of("predict.py", *predicted) == f"cannot write {folder}/predict.log {why}"
 
 

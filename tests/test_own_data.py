@@ -52,10 +52,11 @@ def test_own_sentences(tmp_path: Path) -> None:
             lines.append(f"{' '.join(text) if row % 50 or count < 50 else ' '},{topic if (row + 1) % 61 else ''}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
     trained, held_out, new = followed("own_sentences.md", tmp_path, 3)
-    assert "300 rows read; dropped 6 without text in column comment, 4 without a label" in trained
+    assert "300 rows read, 290 kept as written, 10 dropped" in trained
+    assert "dropped 6: no text in column comment" in trained and "dropped 4: no label in column topic" in trained
     assert "accuracy" in held_out and "accuracy" in new
     rows = rows_of(tmp_path / "labels.csv")
-    assert len(rows) == 20 and set(rows[0]) == {"sentence", "label", "probability", "true"}
+    assert len(rows) == 20 and set(rows[0]) >= {"sentence", "label", "probability", "true"}
     assert sum(row["label"] == row["true"] for row in rows) >= 15
     for name in ("held_out", "labels"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
@@ -134,7 +135,8 @@ def test_own_clicks(tmp_path: Path) -> None:
             lines.append(f"{clicked if is_labelled else ''},{age},{source.random():.3f},{site},{device}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
     trained, _, new = followed("own_clicks.md", tmp_path, 3)
-    assert "2,000 rows read; dropped 4 without a label in column clicked; 200 missing values became 0" in trained
+    assert "2,000 rows read, 1,996 kept as written, 4 dropped" in trained
+    assert "dropped 4: no label in column clicked" in trained and "age 10.0%" in trained
     assert "AUC" in new
     rows = rows_of(tmp_path / "new_clicks.csv")
     assert len(rows) == 200 and "100 of 200 rows have no label, and the figures are of the others" in new

@@ -29,7 +29,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def molecules(home: Path) -> MolecularData:
     """The tiny run's molecules, prepared for all tests here."""
-    return load(home / "data" / "smiles_file", file=write_smiles(home / "my.smiles"), workers=1, rare_below=1)
+    file = write_smiles(home / "my.smiles")
+    return load(home / "data" / "smiles_file", file=file, workers=1, rare_below=1, split="random")
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def tiny_overrides(home: Path) -> list[str]:
     return [
         "model=moflow", "datamodule=smiles_file", "precision=fp32", "hardware=cpu", "logger=none", "pictures=false",
         "~callbacks.progress", f"datamodule.source.file={file if file.exists() else write_smiles(file)}",
-        "+datamodule.source.workers=1", "datamodule.source.rare_below=1",
+        "+datamodule.source.workers=1", "datamodule.source.rare_below=1", "datamodule.source.split=random",
         f"data_root={home / 'data'}", f"output_root={home / 'outputs'}",
         *(f"model.task.network.{size}" for size in NETWORK),
         "model.task.eval_batch=8", "model.task.final_molecules=24", "model.task.reconstructed=16",
