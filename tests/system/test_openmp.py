@@ -69,7 +69,9 @@ def test_it_is_settled_before_torch_is_imported_once(clean: None) -> None:
         "print(os.environ.get('OMP_WAIT_POLICY'), any(isinstance(f, openmp.BeforeTorch) for f in sys.meta_path))"
     )
     with subprocess.Popen([sys.executable, "-c", BUSY]) as one, subprocess.Popen([sys.executable, "-c", BUSY]) as two:
-        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-        one.kill()
-        two.kill()
+        try:
+            ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        finally:  # leaving the block waits for them
+            one.kill()
+            two.kill()
     assert ended.stdout.splitlines()[-1] == "PASSIVE False"
