@@ -77,5 +77,5 @@ def patched_in(path: Path) -> list[str]:
 
 def test_no_other_module_patches_a_package() -> None:
     modules = [path for folder in ("src", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")]
-    patched = {str(path.relative_to(ROOT)): found for path in modules if (found := patched_in(path))}
+    patched = {str(path.relative_to(ROOT)): names for path in modules if (names := patched_in(path))}
     assert list(patched) == ["src/patches.py"] and len(patched["src/patches.py"]) == 4, patched

@@ -55,9 +55,9 @@ def without_warnings() -> Iterator[None]:
 def fonts_with(letters: Collection[str]) -> tuple[list[str], set[str]]:
     """Returns the names of few installed fonts that have the letters, and the letters that none has."""
     names, rest = [], set(letters)
-    known = {entry.fname for entry in font_manager.fontManager.ttflist}
+    listed = {entry.fname for entry in font_manager.fontManager.ttflist}
     for file in font_manager.findSystemFonts():  # matplotlib's own list is older than a font just installed
-        if file not in known:
+        if file not in listed:
             try:
                 font_manager.fontManager.addfont(file)
             except (OSError, RuntimeError):  # pictures instead of outlines, or damaged

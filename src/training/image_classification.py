@@ -276,10 +276,10 @@ def judged(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch
     Among equal logits an image's own class comes last: a constant network is never right. Images whose label is
     UNKNOWN are not counted.
     """
-    known = labels != UNKNOWN
+    is_labelled = labels != UNKNOWN
     rank = rank_of(logits, labels)
     loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN).double()
-    counts = [((rank <= 1) & known).double(), ((rank <= 5) & known).double(), loss, known.double()]
+    counts = [((rank <= 1) & is_labelled).double(), ((rank <= 5) & is_labelled).double(), loss, is_labelled.double()]
     return torch.stack(counts).sum(1)
 
 

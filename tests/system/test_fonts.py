@@ -20,8 +20,8 @@ LETTERS = "日本"
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No note was given yet, and only matplotlib's own fonts are installed."""
-    own = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    bundled = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", bundled)
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
     monkeypatch.setattr(fonts, "_told", set())
 

@@ -24,7 +24,7 @@ def new_shares(
     """
     result = []
     for column in range(columns):
-        own = values[values[:, 0] == column]
-        is_new = ~np.isin(own[:, 1], seen[seen[:, 0] == column, 1])
-        result.append((int(is_new.sum()), float(own[is_new, 2].sum() / max(1, own[:, 2].sum()))))
+        of_column = values[values[:, 0] == column]
+        is_new = ~np.isin(of_column[:, 1], seen[seen[:, 0] == column, 1])
+        result.append((int(is_new.sum()), float(of_column[is_new, 2].sum() / max(1, of_column[:, 2].sum()))))
     return result

@@ -54,8 +54,8 @@ class _DecodedDataModule(ImageDataModule):
         self.data_dir, self.prefetch = Path(data_dir), prefetch
         self.check: Check = check
         self.is_published = self.name in PUBLISHED
-        own = Rendering(background, None if value_range is None else tuple(map(float, value_range)))
-        self.rendering = AS_STORED if self.is_published else own
+        rendering = Rendering(background, None if value_range is None else tuple(map(float, value_range)))
+        self.rendering = AS_STORED if self.is_published else rendering
         self.unreadable = None if self.is_published else Unreadable()
         self.files: dict[str, ImageFiles] = {}
         self._is_agreed = False

@@ -69,8 +69,8 @@ def order_of(names: Sequence[str], data: Sequence[str], numbered: bool, source: 
             f"the labels of {source} are {_listed(names)}, those of the data {_listed(data)}: {advice}, or train a new "
             "head with model.task.new_head=true"
         )
-    known = [number for number in order if number is not None]
-    return known + [number for number in range(len(names)) if number not in known]
+    outputs = [number for number in order if number is not None]
+    return outputs + [number for number in range(len(names)) if number not in outputs]
 
 
 def _folded(name: str) -> str:
