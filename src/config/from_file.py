@@ -25,7 +25,8 @@ GONE = frozenset({"model.task.network.execution"})  # until 2026-11-28; now exec
 
 # What was done before there was a key that older checkpoints lack, by the function it is an argument of.
 BEFORE: dict[str, dict[str, Any]] = {
-    "src.datamodules.molecules.smiles_file.load": {"split": "random", "rare_below": 1},  # until 2026-11-28
+    "src.datamodules.graphs.files.load": {"split": "random"},  # until 2026-11-28, as the next
+    "src.datamodules.molecules.smiles_file.load": {"split": "random", "rare_below": 1},
 }
 
 

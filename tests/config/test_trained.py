@@ -90,17 +90,23 @@ def test_words_keep_their_numbers_with_other_sentences() -> None:
     assert (datamodule["vocabulary"], datamodule["max_length"], datamodule["raw"]) == ("FOLDER", 64, None)
 
 
-def test_molecules_of_an_older_checkpoint_keep_their_split_and_elements() -> None:
+@pytest.mark.parametrize(
+    ("model", "data", "today", "before"),
+    [
+        ("moflow", "smiles_file", {"split": "grouped", "rare_below": 5}, {"split": "random", "rare_below": 1}),
+        ("se3_transformer", "molecule_file", {"split": None}, {"split": "random"}),
+    ],
+)
+def test_molecules_of_an_older_checkpoint_keep_their_split_and_elements(
+    model: str, data: str, today: dict[str, Any], before: dict[str, Any]
+) -> None:
     """The default of new runs is another one."""
-    new: dict[str, Any] = training_choices(
-        typed(composed("train", "datamodule=smiles_file", "datamodule.source.file=my.smi", "output_dir=unused"))
-    ) | {"group": "smiles_file"}
-    keys = "split", "rare_below"
+    choices = f"model={model}", f"datamodule={data}", "datamodule.source.file=my.smi", "output_dir=unused"
+    new: dict[str, Any] = training_choices(typed(composed("train", *choices))) | {"group": data}
     source = new["datamodule"]["source"]
-    assert [source[key] for key in keys] == ["grouped", 5]
-    old = new | {"datamodule": new["datamodule"] | {"source": {k: v for k, v in source.items() if k not in keys}}}
-    for trained, values in ((new, ["grouped", 5]), (old, ["random", 1])):
-        assert [prediction(trained, "model=moflow").datamodule["source"][key] for key in keys] == values
+    old = new | {"datamodule": new["datamodule"] | {"source": {k: v for k, v in source.items() if k not in today}}}
+    for trained, values in ((new, today), (old, before)):
+        assert {key: prediction(trained, f"model={model}").datamodule["source"][key] for key in today} == values
 
 
 @pytest.mark.parametrize("group", ["../model/dlrm", "strange", "x" * 2000, 3, None])
