@@ -161,6 +161,8 @@ def end_now(error: BaseException) -> NoReturn:
     others waited for it. What is to be done at exit gets LEAVING_S.
     """
     faulthandler.dump_traceback_later(LEAVING_S, exit=True)
+    if lightning := sys.modules.get("lightning_fabric.utilities.distributed"):
+        atexit.unregister(lightning._destroy_dist_connection)  # it waits for ranks that wait for this one
     code = error.code if isinstance(error, SystemExit) else 1
     if not isinstance(error, SystemExit) and (DEBUGGING or not is_told()):
         sys.excepthook(type(error), error, error.__traceback__)

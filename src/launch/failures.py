@@ -57,6 +57,15 @@ def is_told() -> bool:
     return ANSWERED_FOR in os.environ and Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).is_file()
 
 
+def another_failed() -> bool:
+    """Returns whether another rank of this machine, under the same torchrun, ended for a reason of its own."""
+    mine = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if not mine.name:
+        return False
+    others = [file for file in mine.parent.parent.glob("*/error.json") if file != mine]
+    return any(json.loads(file.read_text())["error"]["type"] != "RankLost" for file in others)
+
+
 def memory_ran_out(error: str) -> bool:
     """Returns whether an error's type and message are those of torch, cuBLAS, NCCL or Python out of memory."""
     return bool(MEMORY.search(error))

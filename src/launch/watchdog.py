@@ -9,7 +9,10 @@ import sys
 import threading
 import time
 
+from src.launch.failures import another_failed
+
 PATIENCE_S = 15.0  # torchrun's agent kills after 30 s
+PATIENCE_AFTER_FAILURE_S = 3.0  # another rank has said why all of them end, and a collective with it never will
 LOOKS_EVERY_S = 0.5
 MOST_SIGNALS = 4096  # that one read takes
 
@@ -17,8 +20,8 @@ MOST_SIGNALS = 4096  # that one read takes
 class Watchdog:
     """A thread that watches the main thread once a signal has arrived or `alert` was called, until `rest` is.
 
-    If the main thread stays at one instruction for `patience_s`, it prints all stacks and ends the process. To be
-    created in the main thread.
+    If the main thread stays at one instruction for `patience_s`, it prints all stacks and ends the process; sooner and
+    without a word where another rank has failed, whose error is printed. To be created in the main thread.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -73,8 +76,11 @@ class Watchdog:
             here, frame = (id(frame), frame.f_lasti), None
             if here != place:
                 place, since_s = here, time.monotonic()
-            elif time.monotonic() - since_s > self.patience_s:
-                self._end()
+            elif (waited_s := time.monotonic() - since_s) > min(self.patience_s, PATIENCE_AFTER_FAILURE_S):
+                if another_failed():
+                    os._exit(128 + signal.SIGTERM)
+                if waited_s > self.patience_s:
+                    self._end()
 
     def _end(self) -> None:
         distributed = sys.modules.get("torch.distributed")

@@ -1,7 +1,10 @@
 """A rank that waits in device code for others does not see a signal; the watchdog does."""
 
+import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,27 @@ def test_a_watchdog_that_rests_waits_for_another_signal(alarm: str, code: int) -
     watched_then_rests = f"{SIGNALLED}\ntime.sleep(0.7)\nwatchdog.rest(0.5)\ntime.sleep(0.7)"
     ended = run(f"{HANGING}\n{watched_then_rests}\n{alarm}\nctypes.CDLL(None).sleep(3)")
     assert ended.returncode == code, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failed", "kind", "is_silent"),
+    [("1", "UserError", True), ("0", "UserError", False), ("1", "RankLost", False)],
+    ids=["another", "itself", "one that lost this one"],
+)
+def test_a_rank_that_waits_for_one_that_failed_ends_soon_and_silently(
+    failed: str, kind: str, is_silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0" / "error.json"))
+    (tmp_path / failed).mkdir()
+    (tmp_path / failed / "error.json").write_text(json.dumps({"error": {"type": kind}}))
+    begin_s = time.monotonic()
+    ended = run(f"{HANGING.replace('=1.0', '=6.0')}\n{SIGNALLED}\nwaits_for_a_rank()")
+    assert ended.returncode == 143
+    if is_silent:
+        assert ended.stderr == ""
+    else:
+        assert "hung for 6 s" in ended.stderr and time.monotonic() - begin_s > 6.0
 
 
 @pytest.mark.slow
