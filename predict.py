@@ -4,15 +4,21 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
+from src.config.schema import PredictConfig
 from src.config.trained import name_model
 from src.system.loading import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="predict")
 def main(config: DictConfig) -> None:
+    run_job(predict, config, PredictConfig)
+
+
+def predict(config: DictConfig) -> None:
+    """Imports what it needs, torch among it, once the config's values have been checked."""
     with loading():
-        from src.predict import predict
-    run_job(predict, config)
+        from src import predict
+    predict.predict(config)
 
 
 if __name__ == "__main__":

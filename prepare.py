@@ -4,14 +4,20 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
+from src.config.schema import PrepareConfig
 from src.system.loading import loading
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="prepare")
 def main(config: DictConfig) -> None:
+    run_job(prepare, config, PrepareConfig)
+
+
+def prepare(config: DictConfig) -> None:
+    """Imports what it needs, torch among it, once the config's values have been checked."""
     with loading():
-        from src.prepare import prepare
-    run_job(prepare, config)
+        from src import prepare
+    prepare.prepare(config)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
+from src.config.schema import TrainConfig
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     from src.train import train_here_or_on_ranks  # torch is not loaded for --help, --cfg job or completion
 
-    run_job(train_here_or_on_ranks, config)
+    run_job(train_here_or_on_ranks, config, TrainConfig)
 
 
 if __name__ == "__main__":

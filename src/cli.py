@@ -19,6 +19,7 @@ from src.config import schema
 from src.config.explain import explain, overrides_first, unknown_option
 from src.config.hydra_files import remove_unbegun
 from src.config.secrets import watch
+from src.config.values import check_sections
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.printable import printable
@@ -46,11 +47,17 @@ class Unexpected(BaseException):
         self.error = error
 
 
-def run_job(job: Callable[[DictConfig], object], config: DictConfig) -> None:
-    """Runs one job. A user's mistake is printed as one line and ends this job, not the others of a sweep."""
+def run_job(job: Callable[[DictConfig], object], config: DictConfig, fields: type | None = None) -> None:
+    """Runs one job. A user's mistake is printed as one line and ends this job, not the others of a sweep.
+
+    Args:
+        fields: the dataclass with the types of the config's values, which are then checked before torch is imported.
+    """
     watch(config)
     mask_process()
     try:
+        if fields is not None:
+            check_sections(config, fields)
         job(config)
     except Exception as error:
         mask_error(error)

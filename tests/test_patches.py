@@ -38,6 +38,24 @@ def test_torchmetrics_loads_nothing_that_nobody_uses_and_others_still_can() -> N
     assert printed(TORCHMETRICS, REPRISE_PLAIN_START="") == ["1.0", "True"]
 
 
+LOADED = """
+import sys
+from importlib import import_module
+from src.patches import install
+install()
+import_module("src.run")
+for model in ("dlrm", "distilbert", "mobilenet_v1", "moflow", "se3_transformer"):
+    import_module(f"src.models.{model}.task")
+late = {"matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb", "torchrec"}
+print(*late & set(sys.modules))
+"""
+
+
+@pytest.mark.slow
+def test_a_training_loads_nothing_that_its_first_step_does_not_need() -> None:
+    assert printed(LOADED, REPRISE_PLAIN_START="") == [""]
+
+
 @pytest.mark.slow
 def test_with_its_switch_torchmetrics_is_imported_as_it_is() -> None:
     first, last = printed(TORCHMETRICS, REPRISE_PLAIN_START="1")

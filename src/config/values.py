@@ -56,6 +56,18 @@ def check_training(config: DictConfig) -> TrainConfig:
     return typed(config)
 
 
+def check_sections(config: DictConfig, schema: type) -> None:
+    """Raises UserError for the first value that is not allowed outside what `_target_` names: it imports no class."""
+    check_values("", _without_calls(OmegaConf.to_container(config)), schema)
+
+
+def _without_calls(section: Any) -> Any:
+    if not isinstance(section, dict):
+        return section
+    return {key: _without_calls(part) for key, part in section.items()
+            if not (isinstance(part, dict) and "_target_" in part)}  # fmt: skip
+
+
 def _check_kinds(config: DictConfig) -> None:
     """Raises UserError for a part of a run that does not say its class, or says one of another kind.
 

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from src.printable import printable
-from src.system.pictures import FAINT, INK, new_picture, save_picture
 
 MOST = 20  # classes that one picture shows
 LARGE = 6  # up to so many classes, cells have shares too
@@ -43,6 +42,8 @@ def confusion_picture(
 
     Raises UserError where the file cannot be written.
     """
+    from src.system.pictures import FAINT, INK, new_picture, save_picture  # not at the top: matplotlib
+
     chosen = most_confused(counts)
     totals, cells = counts.sum(1)[chosen], counts[np.ix_(chosen, chosen)]
     shares = cells / totals.clip(1)[:, None]

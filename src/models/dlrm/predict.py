@@ -16,7 +16,6 @@ from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
 from src.measure.curves import log_loss, separation
 from src.models.dlrm.network import DLRM
-from src.models.dlrm.plots import clicks_picture
 from src.printable import printable
 from src.system.tables import write_csv
 from src.training.prediction import (
@@ -141,5 +140,7 @@ def judge(
         Quality("base rate", base, "nats", always),
         Quality("NE", loss / base, "", "normalised entropy: log loss over that of the base rate; 1 is no better"),
     ]
+    from src.models.dlrm.plots import clicks_picture  # not at the top: matplotlib
+
     clicks_picture(scores, labels, curves, area, words, path)
     return quality, {"curves": path}

@@ -15,7 +15,6 @@ from src.datamodules.graphs.datamodule import GraphDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
-from src.models.se3_transformer.plots import parity_picture
 from src.system.tables import write_csv
 from src.training.prediction import (
     Prediction,
@@ -152,6 +151,8 @@ def write_values(
     words = split_in_words(len(true), "molecules", datamodule.predict, int(trained[is_known].sum()))
     quality = errors_of(predictions, true, quantity, words)
     files["parity"] = output.with_suffix(".png")
+    from src.models.se3_transformer.plots import parity_picture  # not at the top: matplotlib
+
     parity_picture(predictions, true, quantity.name, quality, files["parity"])
     return files, quality
 
