@@ -17,8 +17,8 @@ def write_docs(folder: Path) -> list[Path]:
     """Writes the generated files of a folder of results, and the pages of templates; returns those written.
 
     `folder`/rows.csv has a row for each of `folder`/records/*.json and for each published row of their models,
-    `folder`/beside.csv one for each side of `folder`/beside/*.json. src/report/pages.py says which templates make which
-    pages.
+    `folder`/beside.csv one for each side of `folder`/beside/*.json, and ratios.png all of their ratios.
+    src/report/pages.py says which templates make which pages.
 
     Raises UserError for a folder without records, a broken record or comparison, figures that contradict each other
     (`src.report.verify`), and a mistake in a template; nothing is written then.
@@ -40,6 +40,11 @@ def write_docs(folder: Path) -> list[Path]:
     refuse_wrong(verify([folder]))
     for path, text in written.items():
         write_text(path, text)
+    if comparisons:
+        from src.report.ratios import ratios_picture  # which needs matplotlib
+
+        ratios_picture(comparisons, folder / "ratios.png")
+        return [*written, folder / "ratios.png"]
     return list(written)
 
 
