@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
 from src.config.schema import TrainConfig
+from src.config.searched import as_searched
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -15,4 +16,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_entry_point(main)
+    run_entry_point(main, as_searched)

@@ -5,7 +5,8 @@ So two launchers never run one job at once, and a launcher that resumes after a 
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from src.system.masking import masked_overrides
 
 ENDED = ("done", "failed", "oom", "timeout")  # such a job is not run again unless its folder is deleted
 STATES = (*ENDED, "interrupted", "running", "waiting")
+LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e[-+]\d+)?|-?\d+(\.\d+)?e[-+]\d+")
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,26 @@ def job_folders(sweep: Path) -> dict[str, Path]:
     return {read_job(folder).key: folder for folder in sorted(folders, key=lambda folder: int(folder.name))}
 
 
-def differing_overrides(jobs: Sequence[SweepJob]) -> list[dict[str, str]]:
-    """Returns for each job the overrides whose values differ among the jobs, by key, in the given order."""
+def differing_overrides(jobs: Sequence[SweepJob], shown: Collection[str] = ()) -> list[dict[str, str]]:
+    """Returns for each job the overrides whose values differ among the jobs, by key, in the given order.
+
+    Args:
+        shown: keys that are always among them.
+    """
     by_job = [{text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in job.overrides} for job in jobs]
     keys = dict.fromkeys(key for overrides in by_job for key in overrides)
-    differing = [key for key in keys if len({overrides.get(key) for overrides in by_job}) > 1]
+    differing = [key for key in keys if key in shown or len({overrides.get(key) for overrides in by_job}) > 1]
     return [{key: overrides.get(key, "") for key in differing} for overrides in by_job]
 
 
 def label(overrides: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in overrides.items())
+    """Returns overrides as words of a line."""
+    return " ".join(f"{key}={rounded(value)}" for key, value in overrides.items())
+
+
+def rounded(value: str) -> str:
+    """Returns a value as it is shown: of a number that a search drew, four digits."""
+    return f"{float(value):.4g}" if LONG_NUMBER.fullmatch(value) else value
 
 
 def alive(folder: Path) -> bool:

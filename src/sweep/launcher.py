@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,20 @@ class IsolatedLauncher(Launcher):
         """The folder of the sweep."""
         return Path(self.config.hydra.sweep.dir)
 
-    def run(self, job_overrides: Sequence[Sequence[str]]) -> tuple[list[Path], dict[Path, SweepJob]]:
-        """Returns the folder of each job, and the ended jobs. After a signal, exits with 130 once they have ended."""
+    def run(
+        self, job_overrides: Sequence[Sequence[str]], shown: Collection[str] = ()
+    ) -> tuple[list[Path], dict[Path, SweepJob]]:
+        """Returns the folder of each job, and the ended jobs. After a signal, exits with 130 once they have ended.
+
+        Args:
+            shown: as for `Status`.
+        """
         setup_globals()
         if started_by() is not None:
             raise UserError("a sweep starts the processes of its jobs itself: run it without torchrun or srun")
         with sole_launcher(self.folder):
             folders, commands = self._folders(self.folder, job_overrides)
-            with Status() as status:
+            with Status(shown) as status:
                 runner = Runner(self.slots, status)
                 jobs = runner.run(list(dict.fromkeys(folders)), commands)
         if runner.interrupts:

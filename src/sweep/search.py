@@ -94,7 +94,7 @@ class SearchSweeper(Sweeper):
         from optuna.trial import TrialState
 
         jobs = [[*fixed, *as_overrides(params)] for params in trials.values()]
-        folders, ended = self.jobs.run(jobs)
+        folders, ended = self.jobs.run(jobs, {key for params in trials.values() for key in params})
         for number, folder in zip(trials, folders, strict=True):
             value = figure_of(folder, ended[folder], self.figure)
             study.tell(number, value, state=None if value is not None else TrialState.FAIL)

@@ -1,7 +1,7 @@
 """Prints the progress of a sweep: running jobs, each end with its reason, and the results."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -16,7 +16,7 @@ from src.report.compare.text import markdown
 from src.report.job import SweepJob, differing_overrides, label
 from src.report.load import load
 from src.sweep.outcome import last_line, record_of
-from src.sweep.table import as_csv, best_line, coloured, count_states, result_rows, result_table
+from src.sweep.table import as_csv, best_line, coloured, count_states, figures, result_rows, result_table
 from src.system.files import write_text
 
 REFRESH_S = 0.5
@@ -24,9 +24,14 @@ WIDTH = 200  # columns of the table where the output is not a terminal
 
 
 class Status:
-    """Called with all jobs: redraws the running ones on a terminal; elsewhere prints only each start and end."""
+    """Called with all jobs: redraws the running ones on a terminal; elsewhere prints only each start and end.
 
-    def __init__(self) -> None:
+    Args:
+        shown: keys of overrides that name a job in any case; others where the jobs differ in them.
+    """
+
+    def __init__(self, shown: Collection[str] = ()) -> None:
+        self.shown = shown
         self.console = Console(stderr=True)
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._states: dict[Path, str] = {}
@@ -41,7 +46,7 @@ class Status:
         self._live.stop()
 
     def __call__(self, jobs: Mapping[Path, SweepJob]) -> None:
-        labels = dict(zip(jobs, map(label, differing_overrides([*jobs.values()])), strict=True))
+        labels = dict(zip(jobs, map(label, differing_overrides([*jobs.values()], self.shown)), strict=True))
         first = not self._states
         for folder, job in jobs.items():
             if self._states.get(folder, "waiting") != job.state and not (first and job.ended):
@@ -56,6 +61,8 @@ class Status:
             return  # it is among the redrawn lines
         after = f" after {job.seconds:.0f} s" if job.seconds is not None else ""
         where = f" on GPU {','.join(job.devices)}" if job.state == "running" and job.devices else ""
+        if job.state == "done" and (measured := figures(record_of(folder))):
+            after += f": {next(iter(measured))} {next(iter(measured.values()))}"
         reason = f": {escape(job.reason)}; see {folder / 'log.txt'}" if job.reason else ""
         varied = f" ({escape(job_label)})" if job_label else ""
         self.console.print(f"job {folder.name}{varied} {coloured(job.state)}{after}{where}{reason}", soft_wrap=True)

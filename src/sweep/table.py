@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from src.report.job import STATES, SweepJob, differing_overrides, label
+from src.report.job import STATES, SweepJob, differing_overrides, label, rounded
 from src.report.record import Record
 from src.report.table import number
 from src.sweep.outcome import record_of
@@ -87,7 +87,7 @@ def result_table(rows: Sequence[Mapping[str, str]]) -> Table:
     for name in names:
         table.add_column(name, justify="left" if name == "state" else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(coloured(row[name]) if name == "state" else row[name] for name in names))
+        table.add_row(*(coloured(row[name]) if name == "state" else rounded(row[name]) for name in names))
     return table
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from src.report.job import SweepJob, write_job
+from src.report.job import SweepJob, label, write_job
 from src.report.record import Case, ReachedMetric, Record, write_record
 from src.sweep.status import write_comparison
 from src.sweep.table import best_line, result_rows
@@ -60,3 +60,20 @@ def test_a_sweep_ends_in_a_comparison_that_names_what_failed(tmp_path: Path) -> 
     for folder, job in other.items():
         write_job(folder, replace(job, key=folder.name))
     assert write_comparison(tmp_path / "other", other) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("0.06824078427098834", "0.06824"),
+        ("3.1622776601683795e-05", "3.162e-05"),
+        ("123456.78901", "1.235e+05"),
+        ("0.0005", "0.0005"),
+        ("1e-3", "0.001"),
+        ("65536", "65536"),
+        ("1x4", "1x4"),
+        ("'0.06824078427098834'", "'0.06824078427098834'"),
+    ],
+)
+def test_a_drawn_number_is_shown_by_four_digits(value: str, shown: str) -> None:
+    assert label({"hp.lr": value}) == f"hp.lr={shown}"
