@@ -22,6 +22,7 @@ from src.config.secrets import watch
 from src.config.values import check_sections
 from src.errors import UserError
 from src.launch.failures import is_told
+from src.measure import starting
 from src.printable import printable
 from src.system import openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
@@ -53,6 +54,7 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig, fields: typ
     Args:
         fields: the dataclass with the types of the config's values, which are then checked before torch is imported.
     """
+    starting.ended("config")
     watch(config)
     mask_process()
     try:
@@ -119,6 +121,7 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
 
 def begin(complete: Callable[[list[str]], list[str]]) -> None:
     """Prepares this process for Hydra, and checks and completes its arguments."""
+    starting.ended("interpreter")
     outlive_readers()
     watch_process()
     os.environ |= safe_path()

@@ -44,6 +44,7 @@ from src.launch.done import limits_reached, record_if_done
 from src.launch.ending import Ending, Interrupted
 from src.launch.going_on import way_on
 from src.launch.restoring import restoring
+from src.measure import starting
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.printable import printable
@@ -82,11 +83,13 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
     quieten()
     clock = Clock(run_begin_s() + searched_s)
     hydra_files, run = run_files(config), settle_loggers(complete(config))
+    starting.ended("config")
     status, error, job = "done", None, None
     with Ending() as ending, sole_run(Path(run.output_dir)) if group.rank() == 0 else nullcontext():
         try:
             try:
                 job = build(run, clock)
+                starting.ended("model")
                 if group.rank() == 0:
                     job.trainer.callbacks.append(HydraFiles(hydra_files))  # type: ignore[attr-defined]
                 ending.follow(job.trainer, job.task)

@@ -23,6 +23,7 @@ from src.config.settings import config_options, given_overrides
 from src.config.values import check_training
 from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
 from src.launch.stopped import stopped_ranks_ended
+from src.measure.starting import ended
 from src.system.group import ANSWERED_FOR, check_loopback, started_by
 from src.system.interpreter import ROOT
 from src.system.loading import loading
@@ -52,6 +53,7 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
         return
     with loading():
         from src.run import train
+    ended("imports")
     train(config, searched_s)
     if started_by() is None:  # else other ranks share the folder
         remove_unbegun()  # of a run that was done before

@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from src.callbacks.measuring import Measuring
+from src.measure.starting import ended
 from src.training.task import Task
 
 
@@ -15,6 +16,9 @@ class Phases(Measuring):
     def __init__(self) -> None:
         self._evaluation: AbstractContextManager[None] | None = None
         self._training = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: Task, stage: str) -> None:
+        ended("data")  # Lightning has prepared them, and ranks have met
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         pl_module.clock.mark("startup")  # start-up continues after this evaluation

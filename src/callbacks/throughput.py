@@ -1,6 +1,7 @@
 """Training rates over all ranks, and their share of the hardware's peaks."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,8 +11,10 @@ from torch import Tensor, distributed
 from src.callbacks.measuring import Measuring
 from src.config.ranges import Number
 from src.config.schema import Hardware, Precision
+from src.measure.clock import Clock
 from src.measure.rates import raw_times, steady_rates, token_rates, whole_rates
 from src.measure.roofline import peaks_of, utilisation
+from src.measure.starting import start_of
 from src.system import group
 from src.training.task import Task
 
@@ -56,11 +59,16 @@ class Throughput(Measuring):
             "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
             "ranks": ranks,
             "rates_over_ranks": known_of_ranks(over_ranks) if ranks > 1 else None,
+            "start": self._start(clock),
             "times": raw_times(clock.steps, self.warmup_steps, clock.training_s, clock.training_phases_s["evaluation"]),
             "utilisation": self._utilisation(task, best / ranks) if best else None,
             "communication": self._communication(task) if ranks > 1 else None,
             "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
         }
+
+    def _start(self, clock: Clock) -> dict[str, Any] | None:
+        start = start_of(clock.origin_s, clock.before_training_s, clock.step_ends_s, self.warmup_steps)
+        return start and asdict(start)
 
     def _communication(self, task: Task) -> dict[str, Any] | None:
         """Returns the exposed communication of the steady steps. Every rank calls it."""

@@ -22,6 +22,7 @@ import torch
 
 from src.measure.phases import PHASES
 
+STARTING = 1000  # steps of which it is known when they ended; more are never left out of steady rates
 # The phases of an iteration.
 IN_STEP = frozenset({"fetch", "decode", "transfer", "compute", "communication", "other"})
 
@@ -73,6 +74,8 @@ class Clock:
         self.origin_s = process_creation_s() if origin_s is None else origin_s
         self.totals_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.steps = StepTimes()
+        self.step_ends_s = array("d")  # of the first STARTING steps, from the origin on
+        self.before_training_s = 0.0  # from the origin on, of the last training
         self.training_s = 0.0  # host seconds between begin_training and end_training
         self.training_phases_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.waited_s: Callable[[], float] = lambda: 0.0  # part of the training's compute spent waiting for other ranks
@@ -133,6 +136,7 @@ class Clock:
             torch.cuda.synchronize(device)
         self.mark("startup")
         self._training_begin = self._last
+        self.before_training_s = self._last - self.origin_s
         self._totals_before = dict(self.totals_s)
         if device.type == "cuda":
             self._device_last = torch.cuda.Event(enable_timing=True)
@@ -197,4 +201,6 @@ class Clock:
             self.steps.iteration_s.append(self._iteration)
             self.steps.compute_s.append(self._compute)
             self.steps.samples.append(samples)
+            if len(self.steps) <= STARTING:
+                self.step_ends_s.append(sum(self.totals_s.values()))
             self._iteration = self._compute = 0.0

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.measure.reading import Reading
+from src.measure.starting import Start
 from src.report.free_form import CONFIG, ENVIRONMENT
 from src.report.json_files import read_json, within_use
 from src.report.typed import build, check_parts
@@ -235,7 +236,7 @@ class Times:
 # Keys that older records of this version lack. Add each new figure here, so that older records can still be read.
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
-    *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on", "times", "reading"),
+    *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on", "times", "reading", "start"),
     *(f"times.{f.name}" for f in fields(Times)),
 )
 
@@ -248,11 +249,10 @@ _RATES: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One run. A 'train' record has the training rates, a 'predict' record has throughput and latency instead.
-
     `phases_s` holds seconds by the names of PHASES, and 'wall'. `rates_over_ranks` holds {rate: {min, mean, max}}.
-    `ranks` is the world size, `reading` what became of a person's own data. `run` is an identity that a resumed run
-    keeps. `samples`, `e2e_time_s`, `phases_s`, `energy`, `p_whole`, `p_train` and `p_core` are of all `legs`, the other
-    figures of the last one.
+    `ranks` is the world size, `reading` what became of a person's own data, `start` the time to the first step. `run`
+    is an identity that a resumed run keeps. `samples`, `e2e_time_s`, `phases_s`, `energy`, `p_whole`, `p_train` and
+    `p_core` are of all `legs`, the other figures of the last one.
     Raises ValueError when a figure of the other kind or an unknown phase is given.
     """
 
@@ -285,6 +285,7 @@ class Record:
     rates_over_ranks: dict[str, dict[str, Figure]] | None = None
     times: Times | None = None
     reading: Reading | None = None
+    start: Start | None = None
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)  # of figures
@@ -355,8 +356,7 @@ def read_record(path: Path) -> Record:
     data.pop("digest", None)
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: "
-            "read it with the code that wrote it, or run again"
+            f"{file}: key 'schema_version' is {version!r}, this code reads {SCHEMA_VERSION}: use that which wrote it"
         )
     try:
         record = build(Record, data, optional=(*_keys_of_other_kind(data.get("kind")), *_ADDED_LATER))

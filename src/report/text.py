@@ -131,7 +131,9 @@ def _rates(record: Record) -> str:
     exposed = exchange.exposed_s.get("mean") if exchange and exchange.exposed_s else None
     unit, of_one = f"{record.unit}/s", of_one_rank(record)
     of_last = " of the last leg" if len(record.legs or ()) > 1 else ""
+    start = record.start
     rows: list[tuple[str, Figure, str, str]] = [
+        ("first step", start.first_step_s if start else None, "s", f"from the start of the command{of_last}"),
         ("p_whole", record.p_whole, unit, "from the first step to the end of training, evaluation included"),
         ("p_train", record.p_train, unit, "the same without evaluation"),
         ("p_core", record.p_core, unit, "over compute and exposed communication"),

@@ -193,6 +193,14 @@ def test_steady_rates_exclude_warm_up_evaluation_and_checkpoints(run: Run) -> No
     assert min(iterations) <= steady["step_time_s"]["p50"] <= max(iterations)
 
 
+def test_the_start_is_that_of_the_first_step_and_the_warm_up(run: Run) -> None:
+    start, clock = run.figures["start"], run.task.clock
+    first, *others = clock.steps.iteration_s[:WARMUP]
+    assert start["first_step_s"] == pytest.approx(clock.before_training_s + first)
+    assert start["steady_from_s"] == pytest.approx(start["first_step_s"] + sum(others))
+    assert sum(start["parts_s"].values()) == pytest.approx(start["steady_from_s"])
+
+
 def test_utilisation_is_the_steady_rate_over_the_peaks(run: Run) -> None:
     used, rate = run.figures["utilisation"], run.figures["steady"]["p_core"]
     assert used["flops_per_s"] == pytest.approx(6 * rate) and used["of_peak_flops"] == pytest.approx(6 * rate / 1e6)

@@ -101,6 +101,20 @@ def test_training_time_excludes_startup_and_final_evaluation(clock: Clock, time:
     assert clock.totals_s["evaluation"] == 43.0
 
 
+def test_the_first_steps_have_the_time_at_which_they_ended(clock: Clock, time: FakeTime) -> None:
+    time.s += 10.0
+    clock.begin_training(torch.device("cpu"))
+    for evaluation_s in (3.0, 0.0):
+        time.s += 0.5
+        clock.mark("fetch")
+        time.s += 2.0
+        clock.mark("compute", samples=8)
+        with clock.within("evaluation"):
+            time.s += evaluation_s
+    assert clock.before_training_s == 10.0
+    assert list(clock.step_ends_s) == [12.5, 18.0]
+
+
 def test_a_process_was_created_before_now() -> None:
     begin = real_time.perf_counter(), real_time.time()
     created_s = process_creation_s()

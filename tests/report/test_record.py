@@ -33,6 +33,7 @@ KEYS = {
         "rates_over_ranks",
         "times",
         "reading",
+        "start",
         "config",
         "environment",
     ),
