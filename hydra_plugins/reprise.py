@@ -1,6 +1,6 @@
 """Hydra's plugins of this project: Hydra finds them only in this package. The implementations are in src/sweep."""
 
-from src.config.hydra_files import GridSweeper
+from src.sweep.grid import GridSweeper
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.search import SearchSweeper
 

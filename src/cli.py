@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hydra.errors import HydraException
@@ -70,6 +70,11 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig, fields: typ
             remove_unbegun()
         end_if_interrupted()
         fail(explain(error), isinstance(error, Unmet))
+
+
+def failures() -> Sequence[Exception]:
+    """Returns the mistakes that have ended jobs of this process so far."""
+    return _failures
 
 
 def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], list[str]] = list) -> None:

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from src.config.ranges import Count
 from src.config.secrets import find
-from src.config.values import check_plugin
 from src.errors import UserError
 from src.system.files import check_free, check_regular, write_text
 from src.system.masking import Secrets
@@ -90,27 +86,3 @@ def is_of_a_mistake(record: Path) -> bool:
         return not content["samples"] and (content["error"] or {}).get("type") == "UserError"
     except (ValueError, KeyError, TypeError, OSError, UserError):
         return False
-
-
-class GridSweeper(Sweeper):
-    """Hydra's own sweeper; its `multirun.yaml` has no secrets. The launcher has its own config, with them.
-
-    Args:
-        max_batch_size, params: as Hydra's.
-    """
-
-    def __init__(self, max_batch_size: Count | None = None, params: dict[str, Any] | None = None) -> None:
-        # Here, because Hydra imports its plugins anew: a class of before would be another one.
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-        self.grid = BasicSweeper(max_batch_size, params)
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        check_plugin(config, "sweeper")
-        self.grid.setup(hydra_context=hydra_context, task_function=task_function, config=config)
-
-    def sweep(self, arguments: list[str]) -> Any:
-        """Runs the jobs of the grid that the arguments span."""
-        assert self.grid.config is not None
-        self.grid.config = without_secrets(self.grid.config)
-        return self.grid.sweep(arguments)

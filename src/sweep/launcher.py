@@ -105,28 +105,41 @@ class IsolatedLauncher(Launcher):
         if existing and not any(requested):
             check_secrets([*existing.values()])
             return [*existing.values()], {}
-        jobs = [self._job(overrides) for overrides in requested]
+        jobs = [sweep_job(self.context, self.config, overrides, OF_ONE_RUN, self.timeout_s) for overrides in requested]
         folders = register_jobs(sweep, jobs)
         return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
 
-    def _job(self, overrides: Sequence[str]) -> SweepJob:
-        for key in OF_ONE_RUN:
-            if any(text.startswith(f"{key}=") for text in overrides):
-                raise UserError(
-                    f"{key} is for one run; a sweep has hydra.sweep.dir=FOLDER, and sweep.resume=FOLDER resumes it"
-                )
-        config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-        entry_point = Path(sys.argv[0]).resolve()
-        hydra_overrides: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra)
-        kept = [text for text in hydra_overrides if not OF_THE_SWEEP.match(text)]
-        return SweepJob(
-            key=run_key(entry_point.name, config),
-            overrides=list(overrides),
-            command=python(str(entry_point), *overrides, *kept, *config_options(self.config.hydra)),
-            cwd=os.getcwd(),
-            needs=gpus_of(config),
-            timeout_s=self.timeout_s,
-        )
+
+def sweep_job(
+    context: HydraContext,
+    config: DictConfig,
+    overrides: Sequence[str],
+    refused: Sequence[str],
+    timeout_s: float | None = None,
+) -> SweepJob:
+    """Returns a job of a sweep with the command that runs it on this machine. Raises UserError for a key of `refused`.
+
+    Args:
+        config: that of the sweep.
+        refused: keys of one run that would have the jobs of a sweep share a folder or a checkpoint.
+    """
+    for key in refused:
+        if any(text.startswith(f"{key}=") for text in overrides):
+            raise UserError(
+                f"{key} is for one run; a sweep has hydra.sweep.dir=FOLDER, and sweep.resume=FOLDER resumes it"
+            )
+    composed = context.config_loader.load_sweep_config(config, list(overrides))
+    entry_point = Path(sys.argv[0]).resolve()
+    hydra_overrides: Any = OmegaConf.to_container(config.hydra.overrides.hydra)
+    kept = [text for text in hydra_overrides if not OF_THE_SWEEP.match(text)]
+    return SweepJob(
+        key=run_key(entry_point.name, composed),
+        overrides=list(overrides),
+        command=python(str(entry_point), *overrides, *kept, *config_options(config.hydra)),
+        cwd=os.getcwd(),
+        needs=gpus_of(composed),
+        timeout_s=timeout_s,
+    )
 
 
 def gpus_of(config: DictConfig) -> int:

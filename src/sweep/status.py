@@ -97,20 +97,24 @@ def write_comparison(sweep: Path, jobs: Mapping[Path, SweepJob]) -> Path | None:
 
 
 def print_results(sweep: Path, jobs: Mapping[Path, SweepJob], num_requested: int) -> None:
-    """Prints the results and writes `results.csv` in the sweep's folder; `num_requested` counts duplicate jobs too."""
+    """Prints the results, the best job and the page last; writes `results.csv` in the sweep's folder.
+
+    Args:
+        num_requested: the number of jobs with those that were asked for twice.
+    """
     rows, best = result_rows(jobs), best_line(jobs)
     write_text(sweep / "results.csv", as_csv(rows))
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
-    if best is not None:
-        console.print(best, markup=False, highlight=False, soft_wrap=True)
     console.print(result_table(rows))
     reasons: Sequence[Mapping[str, str]] = [row for row in rows if row["reason"]]
     for row in reasons:
         console.print(f"job {row['job']} {coloured(row['state'])}: {escape(row['reason'])}", soft_wrap=True)
-    if (page := write_comparison(sweep, jobs)) is not None:
-        console.print(f"comparison: {page}", soft_wrap=True, highlight=False)
     duplicates = num_requested - len(rows)
     note = f" ({duplicates} asked for again and not run again)" if duplicates else ""
     console.print(f"{count_states([*jobs.values()])}{note}; {sweep / 'results.csv'}", soft_wrap=True, highlight=False)
+    if best is not None:
+        console.print(best, markup=False, highlight=False, soft_wrap=True)
+    if (page := write_comparison(sweep, jobs)) is not None:
+        console.print(f"comparison: {page}", soft_wrap=True, highlight=False)

@@ -54,7 +54,7 @@ def ranks_of(jobs: Mapping[Path, SweepJob]) -> dict[Path, float]:
 
 
 def best_line(jobs: Mapping[Path, SweepJob]) -> str | None:
-    """Returns a line that names the best of several jobs; None where fewer than two can be compared."""
+    """Returns a line that names the best of several jobs and its folder; None where fewer than two can be compared."""
     ranks = ranks_of(jobs)
     if len(ranks) < 2:
         return None
@@ -62,7 +62,8 @@ def best_line(jobs: Mapping[Path, SweepJob]) -> str | None:
     varied = dict(zip(jobs, differing_overrides([*jobs.values()]), strict=True))[folder]
     record = record_of(folder)
     assert record is not None and record.final_metric is not None and record.final_metric.value is not None
-    return f"best: job {folder.name} ({label(varied)}), {record.final_metric.name} {number(record.final_metric.value)}"
+    metric = f"{record.final_metric.name} {number(record.final_metric.value)}"
+    return f"best: job {folder.name} ({label(varied)}), {metric}; {folder}"
 
 
 def figures(record: Record | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.started import LIMIT_S
+from tests.support.sweep_ends import assert_ends_in_best_and_page
 from tests.support.tiny_mobilenet import tiny_overrides
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +25,7 @@ def test_ray_runs_the_jobs_of_a_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "train.py", *overrides, *sweep]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
+    assert_ends_in_best_and_page(done.stdout, tmp_path / "sweep")
     for number in (0, 1):
         record = read_record(tmp_path / "sweep" / str(number))
         assert (record.status, record.config["seed"]) == ("done", number + 1)

@@ -11,6 +11,7 @@ from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.slurm import NODES, Slurm, free_ports, wait_until
 from tests.support.started import provoked, run
+from tests.support.sweep_ends import assert_ends_in_best_and_page
 from tests.support.tiny_mobilenet import tiny_overrides
 
 pytestmark = pytest.mark.cluster
@@ -119,6 +120,7 @@ def test_submitit_runs_the_jobs_of_a_sweep(slurm: Slurm, tmp_path: Path) -> None
     one_folder = f"output_dir={tmp_path / 'run'}"
     done = slurm.run(*(word for word in train(tmp_path, *sweep) if word != one_folder))
     assert done.returncode == 0, done.stderr
+    assert_ends_in_best_and_page(done.stdout, tmp_path / "sweep")
     for number in (0, 1):
         record = read_record(tmp_path / "sweep" / str(number))
         assert (record.status, record.ranks, record.config["seed"]) == ("done", 2, number + 1)

@@ -38,7 +38,7 @@ def test_the_best_job_comes_first(direction: str, order: str, tmp_path: Path) ->
     made = jobs(tmp_path, [5.0, 3.0, 90.5, None], direction)
     assert [row["job"] for row in result_rows(made)] == list(order)
     best = {"max": "best: job 2 (hp.lr=2), nuv 90.5", "min": "best: job 1 (hp.lr=1), nuv 3"}[direction]
-    assert best_line(made) == best
+    assert best_line(made) == f"{best}; {tmp_path / order[0]}"
 
 
 def test_jobs_that_cannot_be_compared_keep_their_order(tmp_path: Path) -> None:
