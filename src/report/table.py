@@ -5,6 +5,7 @@ in parentheses, and the reason below the table.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -142,14 +143,17 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[bool]) -> list[str]:
 
 
 def as_csv(all_tables: Sequence[Table]) -> str:
-    """Returns all rows as one csv: figures at full length in the record's units, corrections as 'name=value'."""
+    """Returns all rows as one csv: figures at full length in the record's units, corrections as 'name=value'.
+
+    What was not reported is empty, as null is in `as_json`.
+    """
     head = ("model", "kind", "unit", "source", "status", "config", "precision", "fix_hp", "batch", "metric")
     lines: list[list[Any]] = [[*head, *FIGURES, "corrected", "note"]]
     for table in all_tables:
         for row in table.rows:
             figures = [row.figures.get(name) for name in FIGURES]
             corrected = "; ".join(f"{name}={correction.value}" for name, correction in row.corrected.items())
-            labels = (getattr(row, name) for name in head[3:])
+            labels = (_given(getattr(row, name)) for name in head[3:])
             lines.append([table.model, table.kind, table.unit, *labels, *figures, corrected or None, row.note or None])
     return csv_text(lines)
 
@@ -160,7 +164,13 @@ def as_json(all_tables: Sequence[Table]) -> str:
     for table in plain:
         for row in table["rows"]:
             del row["case"]  # of use to compare rows alone
+            row |= {name: _given(row[name]) for name in ("fix_hp", "batch")}
     return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _given(text: str | None) -> str | None:
+    """Returns the text of a row, None for the '/' of what it has not got."""
+    return None if text == "/" else text
 
 
 def number(value: float | int) -> str:
@@ -169,6 +179,14 @@ def number(value: float | int) -> str:
         return str(int(value))
     size = abs(value)
     return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.4g}"
+
+
+def rounded(value: float | int, sd: float | None) -> float | int:
+    """Returns a figure with four significant digits if its standard deviation says nothing of the others."""
+    if not value or not sd:
+        return value
+    digits = 3 - math.floor(math.log10(abs(value)))
+    return round(value, digits) if 1 - math.floor(math.log10(sd)) <= digits else value  # the deviation has two digits
 
 
 def _columns(table: Table) -> list[Column]:

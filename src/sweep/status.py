@@ -1,7 +1,7 @@
 """Prints the progress of a sweep: running jobs, each end with its reason, and the results."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -15,6 +15,7 @@ from src.report.compare.page import page
 from src.report.compare.text import markdown
 from src.report.job import SweepJob, differing_overrides, label
 from src.report.load import load
+from src.report.table import number
 from src.sweep.outcome import last_line, record_of
 from src.sweep.table import as_csv, best_line, coloured, count_states, figures, result_rows, result_table
 from src.system.files import write_text
@@ -61,8 +62,8 @@ class Status:
             return  # it is among the redrawn lines
         after = f" after {job.seconds:.0f} s" if job.seconds is not None else ""
         where = f" on GPU {','.join(job.devices)}" if job.state == "running" and job.devices else ""
-        if job.state == "done" and (measured := figures(record_of(folder))):
-            after += f": {next(iter(measured))} {next(iter(measured.values()))}"
+        if job.state == "done":
+            after += "".join(f": {name} {number(value)}" for name, value in [*figures(record_of(folder)).items()][:1])
         reason = f": {escape(job.reason)}; see {folder / 'log.txt'}" if job.reason else ""
         varied = f" ({escape(job_label)})" if job_label else ""
         self.console.print(f"job {folder.name}{varied} {coloured(job.state)}{after}{where}{reason}", soft_wrap=True)
@@ -108,7 +109,7 @@ def print_results(sweep: Path, jobs: Mapping[Path, SweepJob], num_requested: int
     if not console.is_terminal:
         console.width = WIDTH
     console.print(result_table(rows))
-    reasons: Sequence[Mapping[str, str]] = [row for row in rows if row["reason"]]
+    reasons = [row for row in rows if row["reason"]]
     for row in reasons:
         console.print(f"job {row['job']} {coloured(row['state'])}: {escape(row['reason'])}", soft_wrap=True)
     duplicates = num_requested - len(rows)

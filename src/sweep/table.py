@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -26,7 +27,7 @@ def coloured(state: str) -> str:
     return f"[{COLOURS.get(state, 'red')}]{state}[/]"
 
 
-def result_rows(jobs: Mapping[Path, SweepJob]) -> list[dict[str, str]]:
+def result_rows(jobs: Mapping[Path, SweepJob]) -> list[dict[str, Any]]:
     """Returns one row per job: number, differing overrides, state, figures in the record's units, seconds, reason.
 
     The best job comes first and those without a final metric last, where all are judged by the same one.
@@ -36,10 +37,10 @@ def result_rows(jobs: Mapping[Path, SweepJob]) -> list[dict[str, str]]:
     for (folder, job), differing in sorted(every, key=lambda entry: ranks.get(entry[0][0], float("inf"))):
         rows.append(
             {"job": folder.name, **differing, "state": job.state, **figures(record_of(folder))}
-            | {"seconds": number(round(job.seconds, 1)) if job.seconds is not None else "", "reason": job.reason or ""}
+            | {"seconds": round(job.seconds, 1) if job.seconds is not None else None, "reason": job.reason}
         )
     keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "reason")))
-    return [{key: row.get(key, "") for key in (*keys, "seconds", "reason")} for row in rows]
+    return [{key: row.get(key) for key in (*keys, "seconds", "reason")} for row in rows]
 
 
 def ranks_of(jobs: Mapping[Path, SweepJob]) -> dict[Path, float]:
@@ -66,7 +67,7 @@ def best_line(jobs: Mapping[Path, SweepJob]) -> str | None:
     return f"best: job {folder.name} ({label(varied)}), {metric}; {folder}"
 
 
-def figures(record: Record | None) -> dict[str, str]:
+def figures(record: Record | None) -> dict[str, float]:
     """Returns the figures to compare jobs by: final metric, rates, memory; only those that were measured."""
     if record is None:
         return {}
@@ -78,20 +79,24 @@ def figures(record: Record | None) -> dict[str, str]:
         "throughput": record.throughput,
         "mem_gib": memory.peak_reserved_gib if memory else None,
     }
-    return {name: number(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def result_table(rows: Sequence[Mapping[str, str]]) -> Table:
+def result_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the rows as a table for a terminal, without the reasons, which are printed below it."""
     table = Table(box=None, pad_edge=False)
     names = [name for name in rows[0] if name != "reason"]
     for name in names:
         table.add_column(name, justify="left" if name == "state" else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(coloured(row[name]) if name == "state" else rounded(row[name]) for name in names))
+        table.add_row(*(coloured(row[name]) if name == "state" else _shown(row[name]) for name in names))
     return table
 
 
-def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """Returns rows of the same columns as csv."""
+def _shown(value: Any) -> str:
+    return "" if value is None else number(value) if isinstance(value, float | int) else rounded(value)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows of the same columns as csv, figures at full length."""
     return csv_text([[*rows[0]], *(list(row.values()) for row in rows)])

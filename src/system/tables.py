@@ -12,7 +12,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")  #
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a table as csv, None as '/'. Lines end in a line feed, those within a cell too."""
+    """Returns a table as csv, None as an empty cell. Lines end in a line feed, those within a cell too."""
     out = io.StringIO()
     _write(out, (map(_shown, row) for row in rows), "\n")
     return out.getvalue()
@@ -30,8 +30,6 @@ def _write(file: Any, rows: Iterable[Iterable[Any]], line_end: str) -> None:
 
 
 def _shown(value: Any) -> Any:
-    if value is None:
-        return "/"
     # Python's writer does not quote a carriage return here, and a spreadsheet begins a row after it.
     return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
 

@@ -11,7 +11,7 @@ import pytest
 from src.published import Correction, PublishedMetric, PublishedRow
 from src.report import rows
 from src.report.record import Case, Record, Steady
-from src.report.table import as_csv, as_json, markdown, number, section, tables
+from src.report.table import as_csv, as_json, markdown, number, rounded, section, tables
 
 WHY = "counts dropped samples"
 PUBLISHED = [
@@ -145,8 +145,8 @@ def test_cells_name_the_metric_if_there_are_two(trained: Record) -> None:
 def test_csv_has_figures_at_full_length(trained: Record, out_of_memory: Record) -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(tables([("a", trained), ("b", out_of_memory)])))))
     assert [line["status"] for line in lines] == ["done", "oom", "published"]
-    assert (lines[0]["p_steady"], lines[0]["mem_used_gib"], lines[0]["corrected"]) == ("10200.4321", "8.1234", "/")
-    assert lines[1]["p_whole"] == "/"
+    assert (lines[0]["p_steady"], lines[0]["mem_used_gib"], lines[0]["corrected"]) == ("10200.4321", "8.1234", "")
+    assert (lines[1]["p_whole"], lines[1]["fix_hp"]) == ("", "")
     assert (lines[2]["p_whole"], lines[2]["corrected"]) == ("5810.0", "p_whole=5748.8; precision=tf32")
 
 
@@ -154,6 +154,7 @@ def test_json_has_corrections_with_their_reason(trained: Record) -> None:
     [table] = json.loads(as_json(tables([("a", trained)])))
     run, row = table["rows"]
     assert (run["source"], run["figures"]["e2e_time_s"], run["figures"]["latency_s.p50"]) == ("a", 244.06, None)
+    assert run["fix_hp"] is None
     assert row["corrected"]["p_whole"] == {"value": 5748.8, "why": WHY}
 
 
@@ -204,3 +205,12 @@ def test_runs_of_different_commits_or_configs_have_no_ratio(trained: Record, cas
     assert "over full" not in section(mixed)
     [three] = tables([("a", trained), ("b", tf32), ("c", tf32)], published=False)
     assert "over full" not in section(three)
+
+
+@pytest.mark.parametrize(
+    ("value", "sd", "text"),
+    [(17312.45, 812.3, "17310"), (17312.45, 0.6, "17312"), (17312.45, None, "17312"), (0.0, 1.0, "0"),
+     (5.0, 0.0, "5"), (355142.3, 9000.0, "355100"), (90.123, 0.5, "90.12")],
+)  # fmt: skip
+def test_a_mean_has_no_more_digits_than_its_spread_allows(value: float, sd: float | None, text: str) -> None:
+    assert number(rounded(value, sd)) == text

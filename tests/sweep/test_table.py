@@ -1,5 +1,7 @@
 """The closing table of a sweep: the best job first."""
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from src.report.job import SweepJob, label, write_job
 from src.report.record import Case, ReachedMetric, Record, write_record
 from src.sweep.status import write_comparison
-from src.sweep.table import best_line, result_rows
+from src.sweep.table import as_csv, best_line, result_rows
 
 CASE = Case(
     model="moflow", datamodule="zinc250k", trainer="1x1", precision="fp32", fix_hp="/", hardware="cpu", batch_size=8,
@@ -39,6 +41,13 @@ def test_the_best_job_comes_first(direction: str, order: str, tmp_path: Path) ->
     assert [row["job"] for row in result_rows(made)] == list(order)
     best = {"max": "best: job 2 (hp.lr=2), nuv 90.5", "min": "best: job 1 (hp.lr=1), nuv 3"}[direction]
     assert best_line(made) == f"{best}; {tmp_path / order[0]}"
+
+
+def test_csv_has_figures_at_full_length_and_empty_cells(tmp_path: Path) -> None:
+    rows = result_rows(jobs(tmp_path, [100 / 3, None], "max"))
+    lines = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert [line["nuv"] for line in lines] == [repr(100 / 3), ""]
+    assert [line["seconds"] for line in lines] == ["", ""]
 
 
 def test_jobs_that_cannot_be_compared_keep_their_order(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def test_numbers_and_other_texts_stay_as_they_are(value: str | float) -> None:
     assert next(csv.reader([csv_text([["x", value]])])) == ["x", str(value)]
 
 
+def test_a_missing_value_is_empty() -> None:
+    assert csv_text([["x", None, "/"]]) == "x,,/\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["RUN"], ["compare", "RUN"], ["stability", "RUN"]])
 def test_no_csv_of_a_record_has_a_formula(
