@@ -38,7 +38,7 @@ if find_spec("beartype") and os.environ["TRITON_INTERPRET"] == "1":
     install_import_hook("src", "tests.support.shapes.check")
     sys.meta_path.insert(0, Unchecked())
 
-from tests.support.refusing import refused  # noqa: E402, F401 # a fixture; it imports `src`, so only now
+from tests.support.refusing import command, refused  # noqa: E402, F401 # fixtures; they import `src`, so only now
 
 
 @pytest.fixture(autouse=True)

@@ -51,20 +51,10 @@ def test_it_passes_the_type_checker(project: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["auto", "off", "[add]"])
-def test_it_trains_from_the_command_line(project: Path, tmp_path: Path, kernels: str) -> None:
+def test_it_trains_from_the_command_line(project: Path, tmp_path: Path) -> None:
     small = "hardware=cpu", "datamodule.image_size=32", "datamodule.num_classes=10", "hp.batch_size=16"
     short = "fit.max_steps=3", "datamodule.val_batches=1", f"output_dir={tmp_path / 'run'}", f"output_root={tmp_path}"
-    options = *small, *short, f"execution.kernels={kernels}"
+    options = *small, *short, "execution.kernels=[add]"
     assert "small_resnet" in run(project, sys.executable, "train.py", "model=small_resnet", *options)
     record = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert record["config"]["execution"]["kernels"] == (["add"] if kernels == "[add]" else kernels)
-
-
-@pytest.mark.slow
-def test_a_name_that_it_does_not_have_is_refused(project: Path) -> None:
-    options = "model=small_resnet", "hardware=cpu", "execution.kernels=[sum]"
-    ended = subprocess.run(
-        [sys.executable, "train.py", *options], cwd=project, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode != 0 and "execution.kernels has sum; expected auto, off or names of this" in ended.stderr
+    assert record["config"]["execution"]["kernels"] == ["add"]

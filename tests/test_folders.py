@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from src.run import train
 from tests.support import ROOT
-from tests.support.refusing import the_error_line
+from tests.support.refusing import EntryPoint, the_error_line
 from tests.support.started import LIMIT_S
-from tests.support.tiny_mobilenet import tiny_overrides, tiny_prediction
+from tests.support.tiny_mobilenet import tiny_mobilenet, tiny_overrides, tiny_prediction
 
 pytestmark = pytest.mark.slow
 
@@ -28,18 +29,18 @@ def line_of(*words: str) -> str:
     return the_error_line(ended.stderr)
 
 
-@pytest.mark.parametrize("mode", [0o555, 0o000])
-def test_a_folder_that_is_closed_to_a_run(mode: int, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir(mode=mode)
+def test_a_folder_that_is_closed_to_a_run(tmp_path: Path) -> None:
+    read_only, closed = tmp_path / "run", tmp_path / "closed"
+    read_only.mkdir(mode=0o555)
+    closed.mkdir(mode=0o000)
     why = "(Permission denied): choose another output folder"
-    assert line_of("train.py", *tiny_overrides(tmp_path)) == f"cannot write {folder}/train.log {why}"
-    predicted = *tiny_prediction(tmp_path, "model=moflow"), f"output_dir={folder}"
-    assert line_of("predict.py", *predicted) == f"cannot write {folder}/predict.log {why}"
+    assert line_of("train.py", *tiny_overrides(tmp_path)) == f"cannot write {read_only}/train.log {why}"
+    predicted = *tiny_prediction(tmp_path, "model=moflow"), f"output_dir={closed}"
+    assert line_of("predict.py", *predicted) == f"cannot write {closed}/predict.log {why}"
 
 
-def test_a_folder_of_the_kernel(tmp_path: Path) -> None:
-    line = line_of("train.py", *tiny_overrides(tmp_path), "output_dir=/proc/self/fd")
+def test_a_folder_of_the_kernel(tmp_path: Path, refused: EntryPoint) -> None:
+    line = refused("train.py", *tiny_overrides(tmp_path), "output_dir=/proc/self/fd")
     assert line == "cannot write /proc/self/fd/train.log (No such file or directory): choose another output folder"
 
 
@@ -50,12 +51,12 @@ def test_a_log_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.log", "hparams.yaml", "metrics.csv", "mllog.txt"])
-def test_a_link_in_the_place_of_a_run_file_is_not_followed(name: str, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_run_file_is_not_followed(name: str, tmp_path: Path, refused: EntryPoint) -> None:
     kept = tmp_path / "kept"
     kept.write_text("kept\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(kept)
-    line = line_of("train.py", *tiny_overrides(tmp_path), "logger=csv", "callbacks=mllog")
+    line = refused("train.py", *tiny_overrides(tmp_path), "logger=csv", "callbacks=mllog")
     assert line == f"{tmp_path}/run/{name} {NO_FILE}"
     assert kept.read_text() == "kept\n"
 
@@ -67,8 +68,7 @@ def test_links_in_the_place_of_files_that_are_written_aside_are_replaced(tmp_pat
     links = [tmp_path / "run" / name for name in ("result.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt")]
     for link in links:
         link.symlink_to(kept)
-    ended = subprocess.run([sys.executable, "train.py", *tiny_overrides(tmp_path)], cwd=ROOT, capture_output=True)
-    assert ended.returncode == 0, ended.stderr
+    train(tiny_mobilenet(tmp_path))
     assert kept.read_text() == "kept\n"
     assert not any(link.is_symlink() for link in links)
 

@@ -1,12 +1,10 @@
-"""The guides of own data: their commands, run from the command line on small generated data."""
+"""The guides of own data: their commands, run on small generated data."""
 
 import csv
-import os
 import random
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +14,26 @@ from rdkit import Chem
 from rdkit.Chem import Crippen, rdDistGeom
 
 from tests.support import ROOT
+from tests.support.refusing import Command
 from tests.test_docs import commands
 
 WORDS = {"sport": ["match", "goal", "team"], "food": ["bread", "soup", "cheese"], "music": ["song", "piano", "tune"]}
 OTHERS = [f"word{number}" for number in range(40)]
 
 
-def followed(page: str, home: Path, count: int, *training: str) -> list[str]:
-    """Runs the page's first `count` commands in `home`, train.py with `training` too; returns what each printed."""
-    (home / "conf").symlink_to(ROOT / "conf")
-    printed = []
-    for words in commands(ROOT / "docs" / "guides" / page)[:count]:
-        command = [sys.executable, str(ROOT / words[0]), *words[1:], "hardware=cpu"]
-        command += training if words[0] == "train.py" else ()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False, env=environment)
-        assert ended.returncode == 0, f"{shlex.join(command)}\n{ended.stdout}{ended.stderr}"
-        printed.append(ended.stdout)
-    return printed
+@pytest.fixture
+def followed(tmp_path: Path, command: Command) -> Callable[..., list[str]]:
+    """Runs a page's first `count` commands in tmp_path, train.py with `training` too; returns what each printed."""
+
+    def run(page: str, count: int, *training: str) -> list[str]:
+        printed = []
+        for script, *words in commands(ROOT / "docs" / "guides" / page)[:count]:
+            ended = command(script, *words, "hardware=cpu", *(training if script == "train.py" else ()), cwd=tmp_path)
+            assert ended.code == 0, f"{script} {shlex.join(words)}\n{ended.out}{ended.err}"
+            printed.append(ended.out)
+        return printed
+
+    return run
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -42,7 +42,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_own_sentences(tmp_path: Path) -> None:
+def test_own_sentences(tmp_path: Path, followed: Callable[..., list[str]]) -> None:
     source = random.Random(0)
     for name, count in (("reviews", 300), ("new", 20)):
         lines = ["comment,topic"]
@@ -51,7 +51,7 @@ def test_own_sentences(tmp_path: Path) -> None:
             text = source.choices(OTHERS, k=source.randint(2, 10)) + source.choices(WORDS[topic], k=2)
             lines.append(f"{' '.join(text) if row % 50 or count < 50 else ' '},{topic if (row + 1) % 61 else ''}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
-    trained, held_out, new = followed("own_sentences.md", tmp_path, 3)
+    trained, held_out, new = followed("own_sentences.md", 3)
     assert "300 rows read, 290 kept as written, 10 dropped" in trained
     assert "dropped 6: no text in column comment" in trained and "dropped 4: no label in column topic" in trained
     assert "accuracy" in held_out and "accuracy" in new
@@ -63,13 +63,13 @@ def test_own_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_molecules(tmp_path: Path) -> None:
+def test_own_molecules(tmp_path: Path, followed: Callable[..., list[str]]) -> None:
     rings = "c1ccccc1", "c1ccncc1", "C1CCCC1", "c1ccsc1", "C1CCNCC1", "c1ccoc1"
     links = "C", "CC", "O", "N", "C(=O)", "[Si](C)(C)", "S", "CO", "CN", "C(=O)N"
     ends = "C", "CO", "N", "F", "Cl", "C#N", "CC", "OC", "B(O)O", "C(C)C"
     smiles = [ring + link + end for ring in rings for link in links for end in ends]
     (tmp_path / "my.smiles").write_text("\n".join([*smiles, "C1CC", 30 * "C", ""]))
-    trained, new, _, judged = followed("own_molecules.md", tmp_path, 4, "fit.max_time_s=6")
+    trained, new, _, judged = followed("own_molecules.md", 4, "fit.max_time_s=2")
     assert (
         "my.smiles: 602 molecules read, 600 kept as written, 2 dropped" in trained
         and "small MoFlow on smiles_file" in trained
@@ -106,9 +106,9 @@ def write_in_space(home: Path) -> int:
 
 
 @pytest.mark.slow
-def test_own_molecules_in_space(tmp_path: Path) -> None:
+def test_own_molecules_in_space(tmp_path: Path, followed: Callable[..., list[str]]) -> None:
     count = write_in_space(tmp_path)
-    trained, held_out, new = followed("own_3d_molecules.md", tmp_path, 3, "datamodule.unit=log10")
+    trained, held_out, new = followed("own_3d_molecules.md", 3, "datamodule.unit=log10", "fit.max_epochs=8")
     assert "my.sdf: 264 molecules read, 264 kept" in trained and "on molecule_file, at most 4000 molecules" in trained
     assert re.search(r"MAE +[\d.]+ +log10 +mean absolute error, 26 molecules of the test split", held_out)
     assert f"1 of {count} molecules have no value of logp, and the errors are of the others" in new
@@ -123,7 +123,7 @@ def test_own_molecules_in_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_clicks(tmp_path: Path) -> None:
+def test_own_clicks(tmp_path: Path, followed: Callable[..., list[str]]) -> None:
     source = random.Random(0)
     for name, count in (("clicks", 2000), ("new", 200)):
         lines = ["clicked,age,price,site,device"]
@@ -134,7 +134,7 @@ def test_own_clicks(tmp_path: Path) -> None:
             is_labelled = (row + 1) % 500 if name == "clicks" else row % 2 == 0
             lines.append(f"{clicked if is_labelled else ''},{age},{source.random():.3f},{site},{device}")
         (tmp_path / f"{name}.csv").write_text("\n".join([*lines, ""]))
-    trained, _, new = followed("own_clicks.md", tmp_path, 3)
+    trained, _, new = followed("own_clicks.md", 3)
     assert "2,000 rows read, 1,996 kept as written, 4 dropped" in trained
     assert "dropped 4: no label in column clicked" in trained and "age 10.0%" in trained
     assert "AUC" in new
@@ -146,7 +146,7 @@ def test_own_clicks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_images(tmp_path: Path) -> None:
+def test_own_images(tmp_path: Path, followed: Callable[..., list[str]]) -> None:
     source = np.random.default_rng(0)
     for folder, count in (("photos/train", 12), ("photos/val", 4), ("new", 2)):
         for number, colour in enumerate(("blue", "green", "red")):
@@ -156,7 +156,7 @@ def test_own_images(tmp_path: Path) -> None:
                 pixels = source.integers(0, 80, (70, 80, 3), dtype=np.uint8)
                 pixels[..., 2 - number] += 170
                 Image.fromarray(pixels).save(target / f"{row}.png")
-    trained, judged, _ = followed("own_images.md", tmp_path, 3)
+    trained, judged, _ = followed("own_images.md", 3)
     assert "on image_folder" in trained and "synthetic" not in trained
     assert "photos: 48 files read, 48 kept as written\n  split: 36 train, 12 val" in trained
     assert "classes of val: blue 4, green 4, red 4" in trained

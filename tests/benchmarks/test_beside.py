@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -19,21 +19,25 @@ import torch
 import yaml
 
 from benchmarks.beside import collect
-from benchmarks.beside.__main__ import parsed
-from benchmarks.beside.cases import CASES, Peer
+from benchmarks.beside.__main__ import main, parsed
+from benchmarks.beside.cases import CASES, Case, Peer
 from benchmarks.beside.link import HANDLE, Link
 from benchmarks.beside.ours import CALLBACK
+from benchmarks.beside.peer import main as serve
 from benchmarks.beside.peers import graph_operations
 from benchmarks.beside.results import write_case, write_page
 from benchmarks.beside.rounds import attempt, order
-from benchmarks.beside.sides import OURS, Side, SideFailedError, Wanted, start
+from benchmarks.beside.sides import OURS, Side, SideFailedError, Wanted, our_command, peer_command, start
 from src.errors import UserError
 from src.published.tables import read
 from src.report.docs import write_docs
 from src.report.figures import Figures
 from src.report.in_turn import Ratio, ratio_of, read_comparison, typed
 from src.report.record import digest
+from src.training.prediction import TimedBatches
 from tests.support import ROOT
+from tests.support.composing import composed
+from tests.support.refusing import Command
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
 CASE = CASES["mobilenet_v1"][0]
@@ -170,75 +174,107 @@ def test_a_turn_is_as_many_steps_as_asked_for() -> None:
     link.connection.close()
 
 
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """The other end of the connection of a side in this process."""
+    here, there = socket.socketpair()
+    monkeypatch.setenv(HANDLE, str(there.detach()))
+    with Connection(here.detach()) as parent:
+        yield parent
+
+
+def answers(parent: Connection) -> tuple[Any, ...]:
+    """Returns what a side that has ended said at its start, after two turns, and at its end."""
+    said = [parent.recv() for _ in range(4) if parent.poll()]  # a side that has ended says nothing more
+    assert len(said) == 4, said
+    ready, *turns, ended = said
+    return ready["ready"], turns, ended["ended"]
+
+
 @pytest.mark.slow
-def test_ours_trains_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_trains_in_turns(tmp_path: Path, parent: Connection) -> None:
     from src.run import train
 
-    here, there = socket.socketpair()
-    parent = Connection(here.detach())
-    monkeypatch.setenv(HANDLE, str(there.fileno()))
-    answers: list[dict[str, Any]] = []
-
-    def ask() -> None:
-        for message in (None, {"steps": 2}, {"steps": 5}, {}):  # an epoch has 8 steps, so none ends with a turn
-            if message is not None:
-                parent.send(message)
-            answers.append(parent.recv())
-
-    thread = threading.Thread(target=ask, daemon=True)  # it must not keep a failed test's process
-    thread.start()
+    for message in ({"steps": 2}, {"steps": 5}, {}):  # an epoch has 8 steps, so none ends with a turn
+        parent.send(message)
     options = "fit.max_epochs=100", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", CALLBACK
-    config = tiny_mobilenet(tmp_path, *options)
-    record = train(config)
-    thread.join(timeout=60)
-    assert not thread.is_alive() and there.detach() and not parent.close()
-    assert "loading" in answers[0]["ready"]["includes"]
-    assert [(answer["steps"], answer["samples"]) for answer in answers[1:3]] == [(2, 16), (5, 40)]
+    record = train(tiny_mobilenet(tmp_path, *options))
+    ready, turns, _ = answers(parent)
+    assert "loading" in ready["includes"]
+    assert [(turn["steps"], turn["samples"]) for turn in turns] == [(2, 16), (5, 40)]
     assert record.status == "done" and record.samples == 56
 
 
-def command(model: str, case: str, peers: str, out: Path) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
-    """Rehearses a case with some of its peers; returns its beside.json and the ended process."""
-    words = [sys.executable, "-m", "benchmarks.beside", model, case, "--tiny", "--steps", "2", "--rounds", "2",
-             "--peers", peers, "--out", str(out)]  # fmt: skip
+def tiny(model: str, name: str) -> Case:
+    return next(case for case in CASES[model] if case.name == name).rehearsed()
+
+
+@pytest.mark.slow
+def test_ours_predicts_in_turns(
+    tmp_path: Path, parent: Connection, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimedBatches, "over", TimedBatches.over)  # which the side replaces
+    for message in ({"steps": 2}, {"steps": 1}, {}):
+        parent.send(message)
+    few = wanted(tmp_path, tiny=True, options=["num_samples=80"])  # which end a side that misses the end of its turn
+    words = our_command(tiny("moflow", "generate_512_amp"), few, tmp_path)
+    assert words[1:3] == ["-m", "benchmarks.beside.ours"]
+    assert command("benchmarks/beside/ours.py", *words[3:]).code == 0
+    ready, turns, _ = answers(parent)
+    assert "result" in ready["includes"] and [turn["samples"] for turn in turns] == [16, 8]
+
+
+@pytest.mark.slow
+def test_the_command_measures_ours_and_a_peer_and_says_which_peer_failed(tmp_path: Path) -> None:
+    case, packed_and_varlen = "train_packed_96_bf16", "*, [pv]a[cr][kl]e[dn]"
+    words = [sys.executable, "-m", "benchmarks.beside", "distilbert", case, "--tiny", "--steps", "2", "--rounds", "2",
+             "--peers", packed_and_varlen, "--out", str(tmp_path)]  # fmt: skip
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    return json.loads((out / case / "beside.json").read_text()), ended
-
-
-@pytest.mark.slow
-def test_the_command_measures_ours_and_says_which_peer_failed(tmp_path: Path) -> None:
-    content, ended = command("mobilenet_v1", CASE.name, "*channels_last", tmp_path)
-    ours, peer = content["sides"]
-    assert ours["throughput"] > 0 and (tmp_path / CASE.name / "ours/result.json").exists(), ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    content = json.loads((tmp_path / case / "beside.json").read_text())
+    ours, packed, varlen = content["sides"]
+    assert ours["throughput"] > 0 and (tmp_path / case / "ours/result.json").exists(), ended.stderr
     assert content["tiny"] and content["case"]["precision"] == "fp32"
-    if find_spec("timm") is None:
-        assert ended.returncode == 1 and "No module named" in peer["error"] and "failed" in ended.stdout
-    else:
-        assert ended.returncode == 0 and peer["ours_over_it"]["median"] > 0
+    assert packed["status"] == "done" and packed["ours_over_it"]["median"] > 0 and len(packed["throughputs"]) == 2
+    assert packed["final_loss"] != "not finite" and packed["includes"]
+    if find_spec("flash_attn") is None:
+        assert "FlashAttention2" in varlen["error"] and "varlen: failed" in ended.stdout
 
 
-@pytest.mark.slow
-def test_ours_predicts_in_turns_without_any_peer(tmp_path: Path) -> None:
-    content, ended = command("moflow", "generate_512_amp", "none", tmp_path)
-    (ours,) = content["sides"]
-    assert ended.returncode == 1 and ours["status"] == "done" and ours["throughput"] > 0, ended.stdout + ended.stderr
+def test_without_a_ratio_the_exit_code_is_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.beside.rounds.run_case", lambda *_: [finished(OURS, [300.0] * 3)])
+    assert main(["mobilenet_v1", CASE.name, "--peers", "none", "--out", str(tmp_path)]) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "case", "peers"),
+    ("model", "name", "peer"),
     [
-        ("distilbert", "train_packed_96_bf16", "*, packed"),
-        ("distilbert", "train_full_96_fp32", "*, sdpa"),
-        ("dlrm", "train_65536_amp", "TorchRec*eager"),
+        ("distilbert", "train_full_96_fp32", "Hugging Face DistilBERT, sdpa"),
+        ("dlrm", "train_65536_amp", "TorchRec with FBGEMM, eager"),
         ("se3_transformer", "convolution_8960_tf32", "e3nn"),
+        ("se3_transformer", "convolution_8960_tf32", OURS),
     ],
 )
-def test_peers_that_are_installed_run(model: str, case: str, peers: str, tmp_path: Path) -> None:
-    content, ended = command(model, case, peers, tmp_path)
-    assert ended.returncode == 0 and len(content["sides"]) == 2, ended.stdout + ended.stderr
-    assert all(side["status"] == "done" and len(side["throughputs"]) == 2 for side in content["sides"])
-    assert content["sides"][1]["final_loss"] != "not finite" and content["sides"][1]["includes"]
+def test_sides_that_are_installed_run(model: str, name: str, peer: str, tmp_path: Path, parent: Connection) -> None:
+    case, asked = tiny(model, name), wanted(tmp_path, tiny=True)
+    for message in ({"steps": 2}, {"steps": 1}, {}):
+        parent.send(message)
+    words = next((peer_command(case, other, asked) for other in case.peers if other.name == peer), None)
+    *_, description = words or our_command(case, asked, tmp_path)
+    serve(description)
+    ready, turns, ended = answers(parent)
+    assert ready["includes"] and [turn["samples"] for turn in turns] == [16, 8]
+    assert ended["final_loss"] != "not finite"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "name"), [("distilbert", "train_full_96_fp32"), ("dlrm", "train_65536_amp")])
+def test_ours_is_a_command(model: str, name: str, tmp_path: Path) -> None:
+    from src.run import train
+
+    *words, _ = our_command(tiny(model, name), wanted(tmp_path, tiny=True), tmp_path)
+    assert train(composed("train", *words[2:], "fit.max_steps=1")).status == "done"
 
 
 def test_the_operations_in_place_of_dgl_agree_with_sums_over_edges() -> None:

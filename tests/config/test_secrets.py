@@ -12,6 +12,7 @@ import pytest
 
 from src.system.masking import MASK
 from tests.support import ROOT
+from tests.support.refusing import Command, EntryPoint
 from tests.support.tiny_mobilenet import tiny_overrides
 
 pytestmark = pytest.mark.slow
@@ -84,15 +85,18 @@ def test_the_record_says_what_was_given_all_the_same(home: Path) -> None:
     assert "note: ${oc.env:REPRISE_TEST_NOTE}" in (home / "printed.txt").read_text()
 
 
-@pytest.mark.slow
-def test_a_prediction_is_given_again_what_its_checkpoint_leaves_out(home: Path, tmp_path: Path) -> None:
+def test_a_prediction_is_given_again_what_its_checkpoint_leaves_out(
+    home: Path, tmp_path: Path, refused: EntryPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a checkpoint names of the environment is not looked up: somebody else may have written it."""
     asked = ["model=mobilenet_v1", "datamodule=image_synthetic", "datamodule.image_size=32", "hardware=cpu",
              f"ckpt_path={home / 'run' / 'checkpoints' / 'last.ckpt'}", f"output_root={tmp_path}",
              "num_samples=8", "batch_size=8", "warmup_batches=0", "benchmark=true"]  # fmt: skip
-    lacks = run("predict.py", *asked, *tiny_sizes())
-    assert lacks.returncode == 2 and "Traceback" not in lacks.stderr
-    assert "give it again as model.task.network.width_multiplier=VALUE" in lacks.stderr
+    with monkeypatch.context() as patched:
+        for name, value in VARIABLES.items():
+            patched.setenv(name, value)
+        lacks = refused("predict.py", *asked, *tiny_sizes())
+    assert "give it again as model.task.network.width_multiplier=VALUE" in lacks
     done = run("predict.py", *asked, *tiny_sizes(), GIVEN[-1])
     assert done.returncode == 0, done.stderr
     assert leaks(tmp_path) == []
@@ -114,33 +118,42 @@ def test_an_error_of_a_rank_does_not_tell_a_secret(tmp_path: Path) -> None:
     assert leaks(tmp_path) == []
 
 
-def test_a_mistake_does_not_tell_a_secret(tmp_path: Path) -> None:
-    ended = run("train.py", *tiny(tmp_path, "hp.lr=${oc.env:REPRISE_TEST_NOTE}"))
-    assert ended.returncode == 2 and ended.stderr.startswith("error: ") and "REPRISE_TEST_NOTE" in ended.stderr
-    assert not any(word in ended.stdout + ended.stderr for word in SECRETS)
+def test_a_mistake_does_not_tell_a_secret(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRISE_TEST_NOTE", VARIABLES["REPRISE_TEST_NOTE"])
+    ended = command("train.py", *tiny(tmp_path, "hp.lr=${oc.env:REPRISE_TEST_NOTE}"))
+    assert ended.code == 2 and ended.err.startswith("error: ") and "REPRISE_TEST_NOTE" in ended.err
+    assert not any(word in ended.out + ended.err for word in SECRETS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [["seed=1,2"], ["hydra/sweeper=search", "hydra.sweeper.trials=1", "seed=1,2",
-                                                "hydra.sweeper.maximize=p_train"]], ids=["grid", "search"])  # fmt: skip
-def test_no_file_of_a_sweep_holds_a_secret_and_the_sweep_asks_for_it(tmp_path: Path, way: list[str]) -> None:
+def sweeping(home: Path, *overrides: str) -> list[str]:
+    mine = [text for text in tiny(home, *GIVEN, "seed=1") if not text.startswith("output_dir=")]
+    return ["-m", *mine, *overrides, f"hydra.sweep.dir={home / 'sweep'}"]
+
+
+def test_no_file_of_a_sweep_holds_a_secret_and_the_sweep_asks_for_it(tmp_path: Path, refused: EntryPoint) -> None:
     sweep = tmp_path / "sweep"
-    needed = ["+model.password=0.125", "model.task.network.width_multiplier=${model.password}"]  # else a job fails
-    mine = [text for text in tiny(tmp_path, *GIVEN, *needed) if not text.startswith("output_dir=")]
-    asked = ["-m", *mine, *way, f"hydra.sweep.dir={sweep}", "sweep.parallel=2"]
+    needed = "+model.password=0.125", "model.task.network.width_multiplier=${model.password}"  # else the job fails
+    asked = sweeping(tmp_path, *needed)
     ended = run("train.py", *asked)
     assert ended.returncode == 0, ended.stderr
     (tmp_path / "printed.txt").write_text(ended.stdout + ended.stderr)
-    assert (sweep / "multirun.yaml").exists() and (sweep / "0" / "job.json").exists()
-    assert leaks(tmp_path) == []
-    if "hydra/sweeper=search" in way:
-        return
+    assert (sweep / "multirun.yaml").exists() and leaks(tmp_path) == []
     file = sweep / "0" / "job.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"state": "waiting"}))
-    lacks = run("train.py", "-m", f"sweep.resume={sweep}")
-    assert lacks.returncode == 2
-    assert f"{file.parent}: the job was given a secret, which is not kept; give all overrides" in lacks.stderr
+    lacks = refused("train.py", "-m", f"sweep.resume={sweep}")
+    assert f"{file.parent}: the job was given a secret, which is not kept; give all overrides" in lacks
     again = run("train.py", *asked, f"sweep.resume={sweep}")
     assert again.returncode == 0, again.stderr
-    assert [json.loads((sweep / name / "job.json").read_text())["state"] for name in "01"] == ["done", "done"]
-    assert not (sweep / "2").exists() and leaks(tmp_path) == []
+    assert json.loads(file.read_text())["state"] == "done"
+    assert not (sweep / "1").exists() and leaks(tmp_path) == []
+
+
+def test_no_file_of_a_search_holds_a_secret(tmp_path: Path) -> None:
+    """Its job is refused at once."""
+    search = "hydra/sweeper=search", "hydra.sweeper.trials=1", "hydra.sweeper.maximize=p_train", "hp.lr=-1,-2"
+    ended = run("train.py", *sweeping(tmp_path, *search))
+    assert ended.returncode == 2 and "hp.lr=-" in ended.stdout, ended.stderr
+    (tmp_path / "printed.txt").write_text(ended.stdout + ended.stderr)
+    files = {path.name for path in (tmp_path / "sweep").rglob("*")}
+    assert {"multirun.yaml", "search.db", "job.json", "log.txt"} <= files
+    assert leaks(tmp_path) == []

@@ -49,7 +49,7 @@ from tests.fuzz import binary_readers
 from tests.support import ROOT
 from tests.support.fuzzing import damaged
 
-INPUTS = 200  # of each reader in the slow tests
+INPUTS = 100  # of each reader in the slow tests
 WORST_S = 20.0  # for one input
 
 XYZ = b"""3

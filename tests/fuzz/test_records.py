@@ -42,7 +42,7 @@ VALUES: tuple[Any, ...] = (
     GONE, None, True, 0, -1, 1.5, 2**62, 1e59, 5e-324, "", "x", "../x", "=1|x", "\x1b[31m", [], {}, [None], {"x": []},
     [[]], [{}], ["x"], {"": {"x": 1}}, [1.5], {"x": "y"},
 )  # fmt: skip
-COUNT = 5  # of each half
+COUNT = 3  # of each half
 LONG = 2  # items of a list that are mutated
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("RUN",), ("RUN", "OTHER", "--format", "csv"), ("RUN", "--format", "json"),

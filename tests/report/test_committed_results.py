@@ -38,7 +38,7 @@ def pages(root: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_generated_pages_are_what_their_records_and_templates_say(tmp_path: Path) -> None:
-    """After a change here: `python report.py --docs`. Records of every age must be readable."""
+    """After a change here: `python report.py --docs`. Records of every age must be readable, and listed by digest."""
     for name in ("results", "templates"):
         shutil.copytree(ROOT / "docs" / name, tmp_path / "docs" / name)
     for file in pages(tmp_path):

@@ -1,9 +1,12 @@
-"""Runs a command that must be refused: one line on stderr, exit code 2."""
+"""Runs commands in this process, which saves the two seconds in which another one imports torch."""
 
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -14,26 +17,53 @@ from tests.support import ROOT
 EntryPoint = Callable[..., str]
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> EntryPoint:
-    """Runs an entry point in this process, checks how it ends, and returns its line without `error: `."""
+class Ended(NamedTuple):
+    """How a command ended: its exit code and what it printed."""
 
-    def run(script: str, *arguments: str) -> str:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs an entry point in this process, in `cwd`."""
+
+    def run(script: str, *arguments: str, cwd: Path = ROOT) -> Ended:
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
             monkeypatch.setenv(name, os.environ.get(name, ""))  # entry points set these: undone after the test
         monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # this too
         monkeypatch.setattr(cli, "_failures", [])
         monkeypatch.setattr(sys, "argv", [script, *arguments])
-        monkeypatch.chdir(ROOT)
+        monkeypatch.chdir(cwd)
         capfd.readouterr()
+        code: object = 0
+        interrupt = signal.getsignal(signal.SIGINT)
         try:
-            with pytest.raises(SystemExit) as ended:
-                runpy.run_path(str(ROOT / script), run_name="__main__")
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code or 0
         finally:
             GlobalHydra.instance().clear()
+            signal.signal(signal.SIGINT, interrupt)
+        assert isinstance(code, int)
         printed = capfd.readouterr()
-        assert ended.value.code == 2, printed.err
-        return the_error_line(printed.err)
+        return Ended(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Command) -> EntryPoint:
+    """Runs a command, checks that it is refused, and returns its line without `error: `."""
+
+    def run(script: str, *arguments: str) -> str:
+        ended = command(script, *arguments)
+        assert ended.code == 2, ended.err
+        return the_error_line(ended.err)
 
     return run
 

@@ -1,8 +1,5 @@
 """`+fix_hp=auto`: which batches it tries, what it finds, and that it trains with that."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +8,8 @@ from omegaconf import OmegaConf
 from src.errors import UserError
 from src.report.record import read_record
 from src.sweep.largest import Trial, largest, predicted_batch, read_rows, settle_batch, split_limit
-from tests.support import ROOT
 from tests.support.composing import composed
+from tests.support.refusing import Command
 from tests.support.tiny_mobilenet import tiny_overrides
 
 
@@ -95,7 +92,7 @@ def test_a_search_that_cannot_be_is_refused_before_it_begins(wrong: str, told: s
 
 
 @pytest.mark.slow
-def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
+def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path, command: Command) -> None:
     mine = [text for text in tiny_overrides(tmp_path) if not text.startswith("output_dir=")]
     mine += [
         "+fix_hp=auto", "fix_hp.most=18", "fix_hp.multiple=1", "fix_hp.steps=3", "hp.batch_size=16", "fit.max_steps=2",
@@ -103,15 +100,12 @@ def test_a_run_finds_its_batch_and_trains_with_it(tmp_path: Path) -> None:
         "+callbacks.limit={_target_:tests.support.sweep_faults.Limit,batch_size:${hp.batch_size},most:17}",
     ]  # fmt: skip
     run = tmp_path / "run"
-    ended = subprocess.run(
-        [sys.executable, "train.py", *mine, f"hydra.run.dir={run}"], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    ended = command("train.py", *mine, f"hydra.run.dir={run}")
+    assert ended.code == 0, ended.err
     record = read_record(run)
     assert (record.status, record.case.batch_size, record.samples) == ("done", 17, 2 * 17)
     assert record.config["hp"]["lr"] == pytest.approx(0.05 * (17 / 16) ** 0.5, rel=1e-5)
-    assert "fix_hp=auto: hp.batch_size=17" in ended.stdout
+    assert "fix_hp=auto: hp.batch_size=17" in ended.out
     trials = {folder.name: read_record(folder) for folder in sorted((run / "fix_hp").iterdir()) if folder.is_dir()}
     assert [(t.case.batch_size, t.status) for t in trials.values()] == [(16, "done"), (18, "oom"), (17, "done")]
 

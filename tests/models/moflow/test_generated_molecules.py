@@ -300,7 +300,7 @@ def test_other_temperatures_than_a_least_and_a_greatest_are_refused(temperatures
 @pytest.mark.slow
 def test_training_with_it_lowers_the_defects(tmp_path: Path) -> None:
     """Against the same training in which they weigh next to nothing: the likelihood lowers them too."""
-    options = "fit.max_epochs=6", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "measure.window=1"
+    options = "fit.max_epochs=4", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "measure.window=1"
     parts = ("orphans", 0.5), ("wrong_elements", 0.85)  # at most that share: few steps change the elements less
     ends = []
     for bits in (30, 1e-9):
