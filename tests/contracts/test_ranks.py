@@ -4,6 +4,7 @@ Several ranks with batches of `BATCH` are compared with one rank that takes as m
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from tests.support.ranks_contract import BATCH, OTHER_DATA, RUNS, Seen, as_one_o
 pytestmark = pytest.mark.slow
 STEPS, HELD_OUT = 2, 5
 OWN_STATISTICS = ("mobilenet_v1",)  # of each batch on a device, which running statistics follow one after the other
-REMAINDERS = [(world, rest) for world in (2, 4) for rest in range(world * BATCH)]
+# Nothing is left over; a sample for one rank, for each rank; as many as some ranks have whole batches of.
+REMAINDERS = [(2, 0), (2, 3), (4, 1), (4, 4), (4, 6)]
 Groups = dict[int, Ranks]
 
 
@@ -35,22 +37,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-def alone(model: str, home: Path, samples: int, world: int) -> Seen:
+def alone(model: str, home: Path, samples: int, world: int, epochs: int) -> Seen:
     """Trains on one rank with as many samples a step as `world` ranks take."""
     if model in OWN_STATISTICS:
-        whole_steps = samples // (BATCH * world)  # of batches that are left over there is a shorter step
+        whole_steps = epochs * (samples // (BATCH * world))  # of batches that are left over there is a shorter step
         step = f"hp.accumulate={world}", f"fit.max_steps={whole_steps}"
     else:
         step = (f"hp.batch_size={BATCH * world}",)
-    return seen(model, home, samples, HELD_OUT, *step, f"output_dir={home / 'one'}")
+    return seen(model, home, samples, HELD_OUT, *step, f"fit.max_epochs={epochs}", f"output_dir={home / 'one'}")
 
 
 @pytest.mark.parametrize(("world", "rest"), REMAINDERS)
 @pytest.mark.parametrize("model", RUNS)
 def test_ranks_train_like_one_rank(model: str, world: int, rest: int, ranks: Groups, home: Path) -> None:
     home, samples = home / model, STEPS * world * BATCH + rest
-    one = alone(model, home, samples, world)
-    many: list[Seen] = ranks[world](as_one_of_many, seen, model, home, samples, HELD_OUT, f"output_dir={home / 'many'}")
+    epochs = 1 if rest else 2
+    one = alone(model, home, samples, world, epochs)
+    run = model, home, samples, HELD_OUT, f"fit.max_epochs={epochs}", f"output_dir={home / 'many'}"
+    many: list[Seen] = ranks[world](as_one_of_many, seen, *run)
     first = many[0]
     differing = [name for name, value in one.start.items() if not torch.equal(first.start[name], value)]
     assert [name for name in differing if "actnorm" not in name] == []  # which begins with sums over the first batch
@@ -71,6 +75,12 @@ def test_ranks_train_like_one_rank(model: str, world: int, rest: int, ranks: Gro
         assert first.metrics == pytest.approx(one.metrics, rel=1e-3, abs=1e-5)
 
 
+def test_two_nodes_train_like_one(ranks: Groups, home: Path) -> None:
+    run = "mobilenet_v1", home / "mobilenet_v1", STEPS * 4 * BATCH, HELD_OUT, f"output_dir={home / 'nodes'}"
+    one, two = (ranks[4](partial(as_one_of_many, nodes=nodes), seen, *run) for nodes in (1, 2))
+    assert_close([rank._asdict() for rank in two], [rank._asdict() for rank in one], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("model", ["mobilenet_v1", "moflow"])
 def test_an_evaluation_has_the_mean_of_the_ranks_statistics(model: str, ranks: Groups, home: Path) -> None:
     many: list[Seen] = ranks[2](as_one_of_many, seen, model, home / model, 8, HELD_OUT, f"output_dir={home / 'mean'}")
@@ -82,14 +92,12 @@ def test_an_evaluation_has_the_mean_of_the_ranks_statistics(model: str, ranks: G
             assert_close(rank.end[name], mean)
 
 
-@pytest.mark.parametrize(("world", "held_out"), [(2, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("data", [*(model for model in RUNS if model != "moflow"), *OTHER_DATA])
-def test_ranks_evaluate_any_number_of_samples(data: str, world: int, held_out: int, ranks: Groups, home: Path) -> None:
+def test_ranks_evaluate_any_number_of_samples(data: str, ranks: Groups, home: Path) -> None:
     """Ranks without a sample take part: all have the metrics of one process with the same weights."""
-    if data == "image_folder":
-        held_out = 3  # one of each class
-    arguments = home / data, 3 * world * BATCH, held_out
-    many: list[Seen] = ranks[world](as_one_of_many, seen, data, *arguments, f"output_dir={home / 'few'}")
+    held_out = 3 if data == "image_folder" else 1  # one of each class
+    arguments = home / data, 12 * BATCH, held_out
+    many: list[Seen] = ranks[4](as_one_of_many, seen, data, *arguments, f"output_dir={home / 'few'}")
     metrics = evaluated(data, *arguments, many[0].end)
     assert metrics
     for rank in many:

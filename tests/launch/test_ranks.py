@@ -5,88 +5,106 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from src.errors import UserError
 from src.report.record import read_record
+from src.train import train_here_or_on_ranks
+from tests.launch.test_two_nodes import run_on_two_nodes
 from tests.support import ROOT
 from tests.support.noting import noted
 from tests.support.started import LONG, begin, ended, provoked, run
+from tests.support.tiny_mobilenet import tiny_mobilenet
 
 pytestmark = pytest.mark.slow
+WINDOW = "measure.window=1"
 
 
-@pytest.mark.slow
-def test_the_history_and_metrics_csv_are_of_all_ranks(tmp_path: Path) -> None:
-    noting = f"+callbacks.noting={{_target_:tests.support.noting.Noting,folder:{tmp_path}}}"
-    code, _, err = run(tmp_path, "trainer=1x2", "logger=csv", "measure.window=1", noting)
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run on two ranks of one node, and what it printed."""
+    home = tmp_path_factory.mktemp("two_ranks")
+    noting = f"+callbacks.noting={{_target_:tests.support.noting.Noting,folder:{home}}}"
+    code, out, err = run(home, "trainer=1x2", "logger=csv", WINDOW, noting, "note='a note, with ${trainer.name}'")
     assert code == 0, err
-    ranks = [noted(tmp_path, rank) for rank in range(2)]
-    history = [row for row in read_record(tmp_path / "run").history if "loss" in row]
+    return home, out + err
+
+
+def test_one_command_trains_on_its_ranks_and_leaves_one_record(two_ranks: tuple[Path, str]) -> None:
+    home, printed = two_ranks
+    assert printed.count("train done: mobilenet_v1 on image_synthetic, cpu 1x2") == 1
+    assert printed.count("note: a note, with 1x2") == 1
+    record = read_record(home / "run")
+    assert (record.status, record.ranks, record.samples) == ("done", 2, 2 * 8 * 8)
+    assert record.case.trainer == record.config["trainer"]["name"] == "1x2"
+    assert {"trainer=1x2", "note='a note, with ${trainer.name}'"} <= set(record.environment["overrides"])
+
+
+def test_every_line_is_printed_once(two_ranks: tuple[Path, str]) -> None:
+    printed = [line for line in two_ranks[1].splitlines() if line.strip()]
+    assert not [line for line, times in Counter(printed).items() if times > 1]
+    assert not [line for line in printed if "[INFO]" in line or "Warning" in line]
+
+
+def test_the_record_has_the_rates_and_the_communication_of_all_ranks(two_ranks: tuple[Path, str]) -> None:
+    record = json.loads((two_ranks[0] / "run" / "result.json").read_text())
+    for rate in ("p_whole", "p_train", "p_core"):
+        spread = record["rates_over_ranks"][rate]
+        assert 0 < spread["min"] <= spread["mean"] <= spread["max"]
+        assert record[rate] == pytest.approx(2 * spread["mean"])
+    exposed = record["communication"]["exposed_s"]
+    assert 0 < exposed["min"] <= exposed["mean"] <= exposed["max"]
+    assert 0 < record["communication"]["share"] < 1
+    assert record["phases_s"]["communication"] > 0
+
+
+def test_the_history_and_metrics_csv_are_of_all_ranks(two_ranks: tuple[Path, str]) -> None:
+    home, _ = two_ranks
+    ranks = [noted(home, rank) for rank in range(2)]
+    history = [row for row in read_record(home / "run").history if "loss" in row]
     losses = [(one["loss"] + other["loss"]) / 2 for one, other in zip(*ranks, strict=True)]  # of 8 images each
     assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-12)
     assert [row["samples"] for row in history] == [16 * step for step in range(1, 9)]
-    with (tmp_path / "run" / "metrics.csv").open() as file:
+    with (home / "run" / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["loss"]]
     assert [float(row["loss"]) for row in rows] == [row["loss"] for row in history]
     assert any(one["loss"] != other["loss"] for one, other in zip(*ranks, strict=True))
 
 
-@pytest.mark.slow
-def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_a_record(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="fails", step=3, rank=1))
-    assert code == 1
-    _, _, told = err.partition("rank 1 of 2 failed and ended the others")
-    assert "in fails" in told and "ArithmeticError: this rank is broken" in told
-    record = read_record(tmp_path / "run")
-    assert record.status == "failed" and record.error is not None
-    assert (record.error.type, record.error.message) == ("ArithmeticError", "rank 1: this rank is broken")
+def test_two_nodes_train_as_one_with_as_many_ranks(tmp_path: Path, two_ranks: tuple[Path, str]) -> None:
+    for code, _, err in run_on_two_nodes(tmp_path, WINDOW):
+        assert code == 0, err
+    one, two = (read_record(home / "run") for home in (two_ranks[0], tmp_path))
+    assert one.ranks == two.ranks == 2 and one.samples == two.samples
+    losses = [[row["loss"] for row in record.history if "loss" in row] for record in (one, two)]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+    torch.testing.assert_close(final_weights(tmp_path), final_weights(two_ranks[0]), rtol=0, atol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 3)])
-def test_a_rank_that_is_killed_ends_the_run_with_a_record(ranks: int, rank: int, tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, f"trainer=1x{ranks}", LONG, provoked(what="dies", step=3, rank=rank))
-    assert code == 1
-    assert f"rank {rank} of {ranks} failed and ended the others\nended by SIGKILL" in err
-    record = read_record(tmp_path / "run")
-    assert record.status == "failed" and record.error is not None
-    assert (record.error.type, record.error.message) == ("RankDied", f"rank {rank}: ended by SIGKILL (lack of memory?)")
+def final_weights(home: Path) -> dict[str, torch.Tensor]:
+    return torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_is_stopped_ends_the_run_with_a_record(ranks: int, tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_ends_the_run_with_a_record(tmp_path: Path) -> None:
     stopped = provoked(what="stops", step=3, rank=1)
-    code, _, err = run(tmp_path, f"trainer=1x{ranks}", "trainer.patience_s=3", LONG, stopped)
+    code, _, err = run(tmp_path, "trainer=1x2", "trainer.patience_s=1", LONG, stopped)
     assert code == 1
-    why = "ended because it was stopped for 3 s (SIGSTOP or a debugger; trainer.patience_s)"
-    assert f"rank 1 of {ranks} failed and ended the others\n{why}" in err
+    why = "ended because it was stopped for 1 s (SIGSTOP or a debugger; trainer.patience_s)"
+    assert f"rank 1 of 2 failed and ended the others\n{why}" in err
     record = read_record(tmp_path / "run")
     assert record.status == "failed" and record.error is not None
     assert (record.error.type, record.error.message) == ("RankDied", f"rank 1: {why}")
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
-    paused = provoked(what="pauses", step=3, rank=1)
-    code, _, err = run(tmp_path, "trainer=1x4", "trainer.patience_s=30", paused)
-    assert code == 0, err
-    assert read_record(tmp_path / "run").status == "done"
+def test_a_users_mistake_is_refused_before_ranks_are_started(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^nowhere.ckpt: there is no such checkpoint; give the path of a last.ckpt"):
+        train_here_or_on_ranks(tiny_mobilenet(tmp_path, "trainer=1x2", "ckpt_path=nowhere.ckpt"))
 
 
-def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "trainer=1x2", "ckpt_path=nowhere.ckpt")
-    assert code == 2
-    assert [line for line in err.splitlines() if line.startswith("error:")] == [
-        "error: nowhere.ckpt: there is no such checkpoint; give the path of a last.ckpt or best.ckpt"
-    ]
-    assert "Traceback" not in err
-
-
-@pytest.mark.slow
 def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """It prepares the data; the other rank loses its connection."""
     data = ("datamodule=smiles_file", f"datamodule.source.file={tmp_path}/none.smi", f"output_root={tmp_path}/outputs")
@@ -97,28 +115,14 @@ def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_pat
     assert not list(tmp_path.rglob("*.*")) and not list(tmp_path.glob("outputs/*"))
 
 
-@pytest.mark.parametrize(("what", "name"), [("interrupts_its_launcher", "SIGINT"), ("warns_its_launcher", "SIGUSR1")])
-def test_a_signal_ends_all_ranks_after_one_step_with_a_checkpoint(what: str, name: str, tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "trainer=1x2", LONG, provoked(what=what, step=3))
-    assert code == 128 + signal.Signals[name], err
+def test_ctrl_c_ends_all_ranks_after_one_step_with_a_checkpoint(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "trainer=1x2", LONG, provoked(what="interrupts_its_launcher", step=3))
+    assert code == 130, err
     assert "Traceback" not in err
     assert out.count("train interrupted") == 1
-    check_interrupted(tmp_path, name)
+    check_interrupted(tmp_path, "SIGINT")
 
 
-@pytest.mark.slow
-def test_a_rank_that_was_asked_once_is_interrupted_where_another_ends_at_once(tmp_path: Path) -> None:
-    """Its next collective fails, as the other rank was asked twice."""
-    once = provoked(what="is_terminated", step=3, same_s=0)
-    twice = provoked(what="'is_terminated is_terminated'", step=3, rank=1, same_s=0).replace(".at=", ".other=")
-    code, _, err = run(tmp_path, "trainer=1x2", LONG, once, twice)
-    assert code == 143, err
-    record = read_record(tmp_path / "run")
-    assert record.status == "interrupted" and record.error is not None
-    assert (record.error.type, record.error.message) == ("Interrupted", "SIGTERM as another rank had ended at once")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_asked_again_while_all_end_together_is_not_waited_for(rank: int, tmp_path: Path) -> None:
     """It takes no part in the step, the checkpoint and the figures that the other has begun."""
@@ -130,33 +134,27 @@ def test_a_rank_that_is_asked_again_while_all_end_together_is_not_waited_for(ran
     assert record.status == "interrupted" and record.error is not None
     when = "before the next step" if rank == 0 else "as another rank had ended at once"
     assert (record.error.type, record.error.message) == ("Interrupted", f"SIGINT {when}")
+    assert "Traceback" not in err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_ends_after_training_alone_is_no_error_of_the_other(rank: int, tmp_path: Path) -> None:
+def test_a_rank_that_fails_after_training_is_no_error_of_the_other(tmp_path: Path) -> None:
     """Which waits for its figures, and says only that it has lost it."""
-    what = "is_terminated" if rank == 0 else "fails"
-    after = provoked(what=what, hook="on_test_end", rank=rank)
-    code, _, err = run(tmp_path, "trainer=1x2", "fit.max_steps=5", after)
+    after = provoked(what="fails", hook="on_test_end", rank=1)
+    code, _, err = run(tmp_path, "trainer=1x2", "fit.max_steps=2", after)
+    assert code == 1 and "peer" not in err and err.count("Traceback") == 1
+    _, _, told = err.partition("rank 1 of 2 failed and ended the others")
+    assert "in fails" in told and "ArithmeticError: this rank is broken" in told
     record = read_record(tmp_path / "run")
-    assert record.error is not None and "peer" not in err
-    if rank == 0:
-        assert (code, record.status, record.error.message) == (143, "interrupted", "SIGTERM outside of training")
-        assert "Traceback" not in err
-    else:
-        assert (code, record.status, record.error.message) == (1, "failed", "rank 1: this rank is broken")
-        assert err.count("Traceback") == 1
+    assert record.status == "failed" and record.error is not None
+    assert (record.error.type, record.error.message) == ("ArithmeticError", "rank 1: this rank is broken")
 
 
-@pytest.mark.slow
 def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
     assert code == -9
     check_interrupted(tmp_path, "SIGTERM")
 
 
-@pytest.mark.slow
 def test_ranks_whose_launcher_died_while_they_started_end(tmp_path: Path) -> None:
     """They kill it in the first line that they run, so that they never see it alive."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from src.errors import UserError
 from src.report.record import read_record
 from src.run import train
 from tests.support import ROOT
+from tests.support.gloo_ranks import Ranks
+from tests.support.ranks_contract import as_one_of_many, train_with
 from tests.support.same import assert_same_bits, lasting_state
 from tests.support.started import provoked, run
 from tests.support.tiny_mobilenet import tiny_mobilenet, tiny_overrides
@@ -62,6 +65,7 @@ TO_GO_ON = {
 def test_a_run_that_is_done_says_so_and_stays_as_it_is(
     ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One that was killed before its record ends as it was to."""
     overrides = (*ENDINGS[ending], "logger=csv")
     first = train(tiny_mobilenet(tmp_path, *overrides))
     before, folder = state_of(tmp_path / "run"), tmp_path / "run"
@@ -73,37 +77,44 @@ def test_a_run_that_is_done_says_so_and_stays_as_it_is(
     assert first.legs is not None
     done = f"the run in {folder} is done, after {first.legs[-1].last_step} steps, and stays as it is; to go on, give "
     assert line.startswith(f"{done}{TO_GO_ON[ending]}") and line.count("\n") == 1
+    if ending != "time":
+        expected = outcome(folder)
+        (folder / "result.json").unlink()  # as a kill before its last write leaves the folder
+        train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
+        assert_same_bits(outcome(folder), expected)
 
 
-@pytest.mark.parametrize("ending", [name for name in ENDINGS if name != "time"])
-def test_a_run_that_is_killed_before_its_record_ends_as_it_was_to(ending: str, tmp_path: Path) -> None:
-    train(tiny_mobilenet(tmp_path, *ENDINGS[ending]))
-    expected = outcome(tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()  # as a kill before its last write leaves the folder
-    train(tiny_mobilenet(tmp_path, *ENDINGS[ending], "resume=true"))
-    assert_same_bits(outcome(tmp_path / "run"), expected)
+TWICE = ("fit.max_epochs=2", *BY_STEPS)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run of two epochs leaves that nothing ends on the way."""
+    home = tmp_path_factory.mktemp("straight")
+    train(tiny_mobilenet(home, *TWICE))
+    return outcome(home / "run")
 
 
 @pytest.mark.parametrize("step", [7, 10, 12])
-def test_an_evaluation_within_an_epoch_is_in_the_checkpoint_that_follows_it(step: int, tmp_path: Path) -> None:
+def test_an_evaluation_within_an_epoch_is_in_the_checkpoint_that_follows_it(
+    step: int, straight: dict[str, Any], tmp_path: Path
+) -> None:
     """Saved before it, a checkpoint would be gone on from without the evaluation and what that decides."""
-    overrides = ("fit.max_epochs=2", *BY_STEPS)
-    train(tiny_mobilenet(tmp_path, *overrides, f"output_dir={tmp_path / 'straight'}"))
     with pytest.raises(ArithmeticError):
-        train(tiny_mobilenet(tmp_path, *overrides, provoked(what="fails", step=step)))
-    train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
-    assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
+        train(tiny_mobilenet(tmp_path, *TWICE, provoked(what="fails", step=step)))
+    train(tiny_mobilenet(tmp_path, *TWICE, "resume=true"))
+    assert_same_bits(outcome(tmp_path / "run"), straight)
 
 
 @pytest.mark.parametrize(("what", "step"), [("is_terminated", 6), ("is_interrupted", 5), ("is_interrupted", 7)])
-def test_a_signal_neither_loses_nor_adds_an_evaluation(what: str, step: int, tmp_path: Path) -> None:
+def test_a_signal_neither_loses_nor_adds_an_evaluation(
+    what: str, step: int, straight: dict[str, Any], tmp_path: Path
+) -> None:
     """The run ends after the step after it: 6 has an evaluation; 8 ends an epoch, where Lightning would make one."""
-    overrides = ("fit.max_epochs=2", *BY_STEPS)
-    train(tiny_mobilenet(tmp_path, *overrides, f"output_dir={tmp_path / 'straight'}"))
     with pytest.raises(SystemExit):
-        train(tiny_mobilenet(tmp_path, *overrides, provoked(what=what, step=step)))
-    train(tiny_mobilenet(tmp_path, *overrides, "resume=true"))
-    assert_same_bits(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))
+        train(tiny_mobilenet(tmp_path, *TWICE, provoked(what=what, step=step)))
+    train(tiny_mobilenet(tmp_path, *TWICE, "resume=true"))
+    assert_same_bits(outcome(tmp_path / "run"), straight)
 
 
 @pytest.mark.parametrize(
@@ -150,19 +161,18 @@ def test_no_new_folder_is_left_of_a_run_that_is_done(tmp_path: Path) -> None:
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    """A run that is done stays as it is; one that is killed before its record gets it; a larger limit goes on."""
-    overrides = ("trainer=1x2", *PLATEAU, *BY_STEPS)
-    code, _, err = run(tmp_path, *overrides)
-    assert code == 0, err
-    folder, expected = tmp_path / "run", outcome(tmp_path / "run")
-    before = state_of(folder)
-    code, out, err = run(tmp_path, *overrides, "resume=true")
-    assert code == 0 and state_of(folder) == before, err
-    assert out.count("\n") == 1 and f"the run in {folder} is done, after " in out, out
-    (folder / "result.json").unlink()
-    code, _, err = run(tmp_path, *overrides, "resume=true")
-    assert code == 0, err
-    assert_same_bits(outcome(folder), expected)
-    code, _, err = run(tmp_path, *overrides, "resume=true", "fit.stop_after_plateau=null", "fit.max_epochs=3")
-    assert code == 0, err
+    """One that is killed before its record gets it; a run that is done stays as it is; a larger limit goes on."""
+    overrides, folder = (*tiny_overrides(tmp_path), *PLATEAU, *BY_STEPS), tmp_path / "run"
+    with closing(Ranks(2, tmp_path)) as ranks:
+        ranks(as_one_of_many, train_with, *overrides)
+        expected = outcome(folder)
+        (folder / "result.json").unlink()
+        ranks(as_one_of_many, train_with, *overrides, "resume=true")
+        assert_same_bits(outcome(folder), expected)
+        before = state_of(folder)
+        code, out, err = run(tmp_path, "trainer=1x2", *PLATEAU, *BY_STEPS, "resume=true")
+        assert code == 0 and state_of(folder) == before, err
+        assert out.count("\n") == 1 and f"the run in {folder} is done, after " in out, out
+        more = "resume=true", "fit.stop_after_plateau=null", "fit.max_epochs=3"
+        ranks(as_one_of_many, train_with, *overrides, *more)
     assert read_record(folder).history[-1]["step"] == 24

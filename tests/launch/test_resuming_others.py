@@ -1,5 +1,6 @@
 """A checkpoint is not gone on from with other data, another batch or optimizer unless that is accepted."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from src.errors import UserError
 from src.report.record import read_record
 from src.run import train
 from tests.launch.test_resuming_ended import state_of
+from tests.support.gloo_ranks import Ranks
+from tests.support.ranks_contract import as_one_of_many, train_with
 from tests.support.started import begin, ended
-from tests.support.tiny_mobilenet import tiny_mobilenet, write_folders
+from tests.support.tiny_mobilenet import tiny_mobilenet, tiny_overrides, write_folders
 
 pytestmark = pytest.mark.slow
 GIVEN = "fit.max_epochs=1", "hp.batch_size=4"  # 9 steps
@@ -80,10 +83,18 @@ def test_two_ranks(images: tuple[str, ...], tmp_path: Path) -> None:
     code, out, err = ended(begin(tmp_path, *GIVEN, *ON, "trainer=1x2", data=images))
     assert code == 2 and "with trainer=1x1, this run has trainer=1x2; give trainer=1x1, accept" in err, out + err
     assert err.count("\n") == 1 and state_of(tmp_path / "run") == before
-    code, out, err = ended(begin(tmp_path, *GIVEN, *ON, "trainer=1x2", "accept_changes=true", data=images))
-    assert code == 0, err
-    replace_an_image(tmp_path)
-    before = state_of(tmp_path / "run")
-    code, out, err = ended(begin(tmp_path, *GIVEN, "resume=true", "fit.max_epochs=3", "trainer=1x2", data=images))
-    assert code == 2 and "last.ckpt was trained with other data: 36 train and 15 val samples with the hash" in err, err
-    assert err.count("\n") == 1 and state_of(tmp_path / "run") == before
+    overrides = *tiny_overrides(tmp_path, images), *GIVEN, "resume=true"
+    with closing(Ranks(2, tmp_path)) as ranks:
+        ranks(as_one_of_many, train_with, *overrides, "fit.max_epochs=2", "accept_changes=true")
+        assert read_record(tmp_path / "run").ranks == 2
+        replace_an_image(tmp_path)
+        before = state_of(tmp_path / "run")
+        for said in ranks(as_one_of_many, refusal, *overrides, "fit.max_epochs=3"):
+            assert "last.ckpt was trained with other data: 36 train and 15 val samples with the hash" in said
+        assert state_of(tmp_path / "run") == before
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as raised:
+        train_with(*overrides)
+    return str(raised.value)

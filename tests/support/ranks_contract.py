@@ -21,7 +21,7 @@ from src.datamodules.images.cifar10_files import CLASSES
 from src.measure.clock import Clock
 from src.models.moflow.network import MoFlow
 from src.models.moflow.task import MoFlowTask
-from src.run import Job, build, fit, quieten
+from src.run import Job, build, fit, quieten, train
 from src.system.files import locked
 from tests.support import tiny_distilbert, tiny_dlrm, tiny_mobilenet, tiny_run, tiny_se3
 from tests.support.composing import composed
@@ -128,17 +128,24 @@ RUNS: dict[str, Callable[[Path, int, int], list[str]]] = {
 OTHER_DATA = {"image_folder": image_folder, "own_clicks": own_clicks}
 
 
-def as_rank(rank: int, world: int) -> dict[str, str]:
-    """Returns the environment of a rank of torchrun on one machine."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": 1}
+def as_rank(rank: int, world: int, nodes: int = 1) -> dict[str, str]:
+    """Returns the environment of a rank of torchrun."""
+    node, local = divmod(rank, world // nodes)
+    numbers = {"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": node, "WORLD_SIZE": world, "MASTER_PORT": 1}
+    numbers["LOCAL_WORLD_SIZE"] = world // nodes
     return {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "localhost"} | {k: str(v) for k, v in numbers.items()}
 
 
-def as_one_of_many(function: Callable[..., Any], name: str, home: Path, *arguments: Any) -> Any:
+def as_one_of_many(function: Callable[..., Any], *arguments: Any, nodes: int = 1) -> Any:
     """Calls a function with the config of a run on all ranks of this process's gloo group; returns what it returns."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    with mock.patch.dict(os.environ, as_rank(rank, world)):
-        return function(name, home, *arguments, f"trainer=1x{world}")
+    with mock.patch.dict(os.environ, as_rank(rank, world, nodes)):
+        return function(*arguments, f"trainer={nodes}x{world // nodes}")
+
+
+def train_with(*overrides: str) -> None:
+    """Trains with these overrides and leaves a record."""
+    train(composed("train", *overrides))
 
 
 def config_of(name: str, home: Path, samples: int, held_out: int, *overrides: str) -> DictConfig:
