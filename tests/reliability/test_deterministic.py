@@ -1,6 +1,9 @@
 """`execution.deterministic=true` on a CPU: the same bits twice, and what it sets before anything is computed."""
 
 import os
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,12 @@ from src.cli import MISTAKES
 from src.errors import UserError
 from src.launch.devices import set_execution, without_order
 from src.run import train
-from tests.reliability.deterministic import FLAG, MODELS, assert_twice_the_same
+from tests.reliability.deterministic import FLAG, MODELS, TRAINED, assert_twice_the_same, figures
+from tests.support import ROOT
 from tests.support.composing import composed
+from tests.support.gloo_ranks import Ranks
+from tests.support.ranks_contract import as_one_of_many, train_with
+from tests.support.same import assert_same_bits
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
 HERE = "tests.reliability.test_deterministic"
@@ -76,5 +83,12 @@ def test_two_processes_give_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_same_bits(tmp_path: Path) -> None:
-    assert_twice_the_same(tmp_path, ["dlrm", "distilbert"], "trainer=1x2")
+def test_two_ranks_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as ranks of train.py, once of this process, which has another hash of strings."""
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    one, other = tmp_path / "one", tmp_path / "other"
+    commands = [[*MODELS["dlrm"](home), *TRAINED, FLAG, f"output_dir={home / 'trained'}"] for home in (one, other)]
+    subprocess.run([sys.executable, "train.py", *commands[0], "trainer=1x2"], cwd=ROOT, check=True, capture_output=True)
+    with closing(Ranks(2, tmp_path)) as ranks:
+        ranks(as_one_of_many, train_with, *commands[1])
+    assert_same_bits(figures(other), figures(one))

@@ -75,8 +75,8 @@ def test_a_hostile_config_is_refused_or_nothing_comes_of_it(
 @pytest.mark.slow
 def test_hostile_checkpoints_end_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.reliability.hostile", "15", "mobilenet_v1", "distilbert", "se3_transformer"],
+        [sys.executable, "-m", "tests.reliability.hostile", "10", "distilbert"],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(", 0 faults") == 3
+    assert done.stdout.count(", 0 faults") == 1

@@ -10,11 +10,11 @@ from tests.support import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("models", [("mobilenet_v1", "moflow"), ("dlrm", "distilbert", "se3_transformer")])
-def test_killed_runs_end_as_undisturbed_ones(models: tuple[str, ...]) -> None:
+def test_killed_runs_end_as_undisturbed_ones() -> None:
+    """Of two models, whose data are molecules and tables; the others' checkpoints: `TaskContract`."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.reliability.kills", "3", *models],
+        [sys.executable, "-m", "tests.reliability.kills", "3", "moflow", "dlrm"],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": 3 kills survived") == len(models)
+    assert done.stdout.count(": 3 kills survived") == 2

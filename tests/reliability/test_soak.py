@@ -24,7 +24,6 @@ def test_growth_is_told_from_what_is_kept() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["dlrm", "mobilenet_v1"])
-def test_a_hundred_epochs_do_not_grow(model: str, tmp_path: Path) -> None:
-    rows = soak(model, tmp_path, 100, None)
+def test_a_hundred_epochs_do_not_grow(tmp_path: Path) -> None:
+    rows = soak("dlrm", tmp_path, 100, None)
     assert len(rows) > 90 and judge(rows) == ""

@@ -25,17 +25,13 @@ class Refused(Exception):
 
 
 class Talker(pl.Callback):
-    """Prints, logs and warns of environment variables and texts when training begins, or fails with them."""
+    """Prints, logs and warns of environment variables and texts when training begins; may fail with them."""
 
     def __init__(self, variables: list[str], texts: list[str], fails: bool = False) -> None:
         self.told = [*(os.environ[name] for name in variables), *texts]
         self.fails = fails
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.fails:
-            error = Refused(self.told)
-            error.add_note(" ".join(self.told))
-            raise error
         for text in self.told:
             print("printed", text)
             print("printed", repr(text), file=sys.stderr)
@@ -45,6 +41,10 @@ class Talker(pl.Callback):
             raise KeyError(*self.told)
         except KeyError:
             logging.getLogger("talker").exception("logged with its traceback")
+        if self.fails:
+            error = Refused(self.told)
+            error.add_note(" ".join(self.told))
+            raise error
 
 
 class SocketLogger(Logger):

@@ -50,34 +50,44 @@ def test_each_line_is_out_at_once_where_nothing_is_buffered(unbuffered: str) -> 
     assert done.stdout == ("x\n" if unbuffered else ""), done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["1x1", "1x2"])
-def test_a_training_that_nobody_reads_ends_with_its_record(trainer: str, tmp_path: Path) -> None:
-    plain = "+callbacks.lines={_target_:src.callbacks.progress.Progress,every_s:0}"
-    assert unread("train.py", *tiny_overrides(tmp_path), plain, f"trainer={trainer}") == (0, "")
-    record = read_record(tmp_path / "run")
-    assert (record.status, record.samples) == ("done", 8 * 8 * int(trainer[-1]))
+CLOSED, FULL = "<&- >&- 2>&-", ">/dev/full 2>/dev/full"
+WRITES = """
+import os, sys
+from src.system.pipes import outlive_readers
+outlive_readers()
+file = open(sys.argv[1], "w")
+print("printed", file=sys.stderr)
+print("printed", flush=True)
+file.write("mine")
+"""
+
+
+@pytest.mark.parametrize("streams", [">&- 2>&-", "2>&-", CLOSED, FULL])
+def test_the_first_file_is_no_stream(streams: str, tmp_path: Path) -> None:
+    done = started("sh", "-c", f'exec python -c "$@" {streams}', "sh", WRITES, str(tmp_path / "file"))
+    assert (done.returncode, (tmp_path / "file").read_text()) == (0, "mine")
+
+
+def test_signs_that_the_output_cannot_hold_are_written_out() -> None:
+    code = "from src.system.pipes import outlive_readers; outlive_readers(); print('\\xdcbung')"
+    assert started("python", "-c", code, environment={"PYTHONIOENCODING": "ascii"}).stdout == "\\xdcbung\n"
 
 
 @pytest.mark.slow
-def test_a_preparation_and_a_prediction_that_nobody_reads_end_well(tmp_path: Path) -> None:
+def test_commands_that_nobody_reads_end_well(tmp_path: Path) -> None:
     mine = [text for text in tiny_molecules(tmp_path) if text.startswith(("datamodule", "+datamodule", "data_root"))]
     assert unread("prepare.py", *mine, f"output_root={tmp_path}", "hydra/job_logging=none")[0] == 0
-    assert unread("train.py", *tiny_overrides(tmp_path)) == (0, "")
+    plain = "+callbacks.lines={_target_:src.callbacks.progress.Progress,every_s:0}"
+    assert unread("train.py", *tiny_overrides(tmp_path), plain, "trainer=1x2") == (0, "")
+    record = read_record(tmp_path / "run")
+    assert (record.status, record.samples) == ("done", 8 * 8 * 2)
     checkpoint = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
     assert unread("predict.py", *tiny_prediction(tmp_path, checkpoint, "num_samples=8")) == (0, "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", [">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize("streams", [CLOSED, FULL])
 def test_a_training_without_streams_ends_with_its_record(streams: str, tmp_path: Path) -> None:
     done = started("sh", "-c", f'exec python train.py "$@" {streams}', "sh", *tiny_overrides(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert read_record(tmp_path / "run").status == "done"
-
-
-@pytest.mark.slow
-def test_signs_that_the_output_cannot_hold_are_written_out(tmp_path: Path) -> None:
-    command = [sys.executable, "train.py", *tiny_overrides(tmp_path), "note='Übung'"]
-    done = started(*command, environment={"PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0 and "note: \\xdcbung" in done.stdout, done.stderr
