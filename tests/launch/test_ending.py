@@ -84,10 +84,9 @@ def test_submitits_handler_is_called_when_the_record_is_there(tmp_path: Path) ->
     assert [(record.status, record.samples) for record in records] == [("interrupted", 4 * 8)]
 
 
-@pytest.mark.parametrize(("step", "accumulate"), [(3, 1), (STEPS, 1), (STEPS + 2, 1), (2, 3)])
-def test_going_on_does_what_the_run_would_have_done(tmp_path: Path, step: int, accumulate: int) -> None:
-    same = "fit.max_epochs=2", f"hp.accumulate={accumulate}"
-    interrupted(tmp_path / "a", provoked(what="is_interrupted", step=step), *same)
+def test_going_on_does_what_the_run_would_have_done(tmp_path: Path) -> None:
+    same = "fit.max_epochs=2", "hp.accumulate=3"
+    interrupted(tmp_path / "a", provoked(what="is_interrupted", step=2), *same)
     last = tmp_path / "a" / "run" / "checkpoints" / "last.ckpt"
     train(tiny_mobilenet(tmp_path / "b", f"ckpt_path={last}", *same))
     train(tiny_mobilenet(tmp_path / "c", *same))

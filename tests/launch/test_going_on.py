@@ -12,8 +12,10 @@ import pytest
 from src.config.schema import Topology, TrainConfig
 from src.launch.going_on import command_with, quoted
 from src.report.record import Record, read_record
+from src.run import train
 from tests.support import ROOT
-from tests.support.started import LONG, begin, ended, provoked, run
+from tests.support.composing import composed
+from tests.support.started import LONG, provoked, run
 from tests.support.tiny_mobilenet import tiny_overrides
 
 TWO = "fit.max_epochs=2"
@@ -74,25 +76,11 @@ def test_the_limit_of_time_is_doubled(tmp_path: Path) -> None:
     assert code == 0, err
     record = read_record(home)
     assert record.status == "done" and record.go_on is not None and record.go_on.command is not None
-    assert record.go_on.command.endswith(" resume=true fit.max_time_s=0.6")
+    more = [*tiny_overrides(tmp_path), *overrides[:2], "resume=true", "fit.max_time_s=0.6"]
+    assert shlex.split(record.go_on.command) == ["python", "train.py", *more]
     assert out.rstrip().splitlines()[-1].startswith("To go on from ")
-    done = go_on(record)
-    whole = read_record(home)
-    assert done.returncode == 0 and whole.legs is not None
-    assert whole.legs[1].last_step > whole.legs[0].last_step
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_under_torchrun(tmp_path: Path) -> None:
-    """Rank 0 tells how to go on, by the same torchrun."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    dying = "trainer=1x2", TWO, "fit.checkpoint_every_n_steps=1", provoked(what="dies", step=5, rank=1)
-    _, out, _ = ended(begin(tmp_path, *dying, by=torchrun))
-    record = read_record(tmp_path / "run")
-    assert record.go_on is not None and record.go_on.command is not None, out
-    expected = ["python", *torchrun, "train.py", *tiny_overrides(tmp_path), *dying, "resume=true"]
-    assert shlex.split(record.go_on.command) == expected
-    assert f": {record.go_on.command}\n" in out
+    whole = train(composed("train", *more))
+    assert whole.legs is not None and whole.legs[1].last_step > whole.legs[0].last_step
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from src.run import train
 from tests.launch.test_resuming_ended import state_of
 from tests.support.gloo_ranks import Ranks
 from tests.support.ranks_contract import as_one_of_many, train_with
-from tests.support.started import begin, ended
 from tests.support.tiny_mobilenet import tiny_mobilenet, tiny_overrides, write_folders
 
 pytestmark = pytest.mark.slow
@@ -80,11 +79,11 @@ def test_replaced_images_are_refused_or_accepted(images: tuple[str, ...], tmp_pa
 
 def test_two_ranks(images: tuple[str, ...], tmp_path: Path) -> None:
     before = state_of(tmp_path / "run")
-    code, out, err = ended(begin(tmp_path, *GIVEN, *ON, "trainer=1x2", data=images))
-    assert code == 2 and "with trainer=1x1, this run has trainer=1x2; give trainer=1x1, accept" in err, out + err
-    assert err.count("\n") == 1 and state_of(tmp_path / "run") == before
     overrides = *tiny_overrides(tmp_path, images), *GIVEN, "resume=true"
     with closing(Ranks(2, tmp_path)) as ranks:
+        for said in ranks(as_one_of_many, refusal, *overrides, "fit.max_epochs=2"):
+            assert "with trainer=1x1, this run has trainer=1x2; give trainer=1x1, accept" in said
+        assert state_of(tmp_path / "run") == before
         ranks(as_one_of_many, train_with, *overrides, "fit.max_epochs=2", "accept_changes=true")
         assert read_record(tmp_path / "run").ranks == 2
         replace_an_image(tmp_path)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -96,11 +95,6 @@ class At(pl.Callback):
     def stops(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def pauses(self) -> None:
-        """Is stopped for a second, as by a machine that has something else to do."""
-        subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({os.getpid()}, 18)"])
-        self.stops()
-
     def is_terminated(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -118,10 +112,6 @@ class At(pl.Callback):
 
     def interrupts_its_launcher(self) -> None:
         os.kill(os.getppid(), signal.SIGINT)
-
-    def warns_its_launcher(self) -> None:
-        """As SLURM does before the time limit, with --signal=USR1@90."""
-        os.kill(os.getppid(), signal.SIGUSR1)
 
     def kills_its_launcher(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
