@@ -83,14 +83,14 @@ EVERY = 8  # of these, one is among the fast tests
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("typed", "expected"),
     [
         pytest.param(*mistake, id=mistake[0], marks=[pytest.mark.slow] if number % EVERY else [])
         for number, mistake in enumerate(MISTAKES)
     ],
 )
 def test_a_mistake(
-    command: str,
+    typed: str,
     expected: str,
     tmp_path: Path,
     refused: EntryPoint,
@@ -101,7 +101,7 @@ def test_a_mistake(
 
     for name in ("download._wheel", "url.download"):
         monkeypatch.setattr(f"src.datamodules.{name}", download)
-    script, *words = command.split()
+    script, *words = typed.split()
     output, data = tmp_path / "outputs", tmp_path / "data"
     folders = [f"data_root={data}", f"output_root={output}", "hydra/job_logging=none"]
     claimed = set(ROOT.glob("outputs/*/*"))  # by a value that another replaces
