@@ -15,7 +15,17 @@ from src.errors import UserError
 from src.published.row import FIGURES, Correction, PublishedMetric, PublishedRow
 from src.published.tables import read
 
-__all__ = ["FIGURES", "Correction", "PublishedMetric", "PublishedRow", "about", "nearest_rows", "paper_table", "rows"]
+__all__ = [
+    "FIGURES",
+    "Correction",
+    "PublishedMetric",
+    "PublishedRow",
+    "about",
+    "is_of_case",
+    "nearest_rows",
+    "paper_table",
+    "rows",
+]
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER / "papers"
@@ -64,6 +74,12 @@ def nearest_rows(case: Mapping[str, Any], kind: str) -> list[PublishedRow]:
         return (not trainer, not (batch and precision), not batch, not precision, not hardware)
 
     return sorted(rows(case["model"], kind), key=distance)
+
+
+def is_of_case(row: PublishedRow, case: Mapping[str, Any]) -> bool:
+    """Returns whether a row of the case's model has its trainer, batch over all devices, and precision."""
+    same = row.trainer == case.get("trainer") and _same_batch(row, case)
+    return same and case.get("precision") in (row.precision, row.true_precision)
 
 
 def _same_batch(row: PublishedRow, case: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from src.published import Correction, PublishedRow, nearest_rows
+from src.published import Correction, PublishedRow, is_of_case, nearest_rows
 from src.report.keys import compared_config, environment
 from src.report.record import Figure, Record, changed_hp
 
@@ -124,6 +124,25 @@ def published_rows(records: list[Record]) -> list[Row]:
         every = nearest_rows(asdict(record.case), record.kind)
         published += [row for row in every if row.trainer == record.case.trainer] or every
     return [published_row(row) for i, row in enumerate(published) if row not in published[:i]]
+
+
+def same_case_rows(records: Sequence[Record], most: int = 3) -> list[Row]:
+    """Returns at most `most` published rows of the records' model, devices, batch and precision.
+
+    These are the fastest row of each precision and batch, then the next fastest. Rows that are not comparable are left
+    out, and notes have no command.
+    """
+    published: list[PublishedRow] = []
+    for record in records:
+        nearest = nearest_rows(asdict(record.case), record.kind)
+        published += [row for row in nearest if row.comparable and is_of_case(row, asdict(record.case))]
+    rows = [
+        published_row(replace(row, command="", measured=False)) for i, row in enumerate(published)
+        if row not in published[:i]
+    ]  # fmt: skip
+    rows.sort(key=lambda row: -(_rate(row) or ("", 0.0))[1])
+    fastest = {(row.precision, row.batch): row for row in reversed(rows)}
+    return sorted(rows, key=lambda row: row is not fastest[row.precision, row.batch])[:most]
 
 
 def over_full(rows: Sequence[Row]) -> list[Row]:

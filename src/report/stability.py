@@ -8,8 +8,7 @@ from statistics import fmean, median, stdev
 from omegaconf import OmegaConf
 
 from src.errors import UserError
-from src.report.compare.quantities import figures, quantities
-from src.report.compare.text import header
+from src.report.compare.quantities import figures, header, quantities
 from src.report.keys import compared_config
 from src.report.load import Loaded
 from src.report.record import Figure, Record

@@ -146,7 +146,7 @@ def test_a_sweep_stands_for_its_jobs_and_those_without_a_record_are_told(make: M
             )
     comparison = compared(tmp_path / "sweep")
     assert [group.name for group in comparison.groups] == ["lr=0", "lr=1"]
-    assert comparison.best == 1 and "Best: lr=1 (nuv 51" in markdown(comparison)
+    assert comparison.best == 1 and "nuv is 51 against 50" in markdown(comparison)
     [failure] = comparison.failures
     assert (failure.varied, failure.status, failure.reason) == ("hp.lr=2", "failed", "no file x")
 

@@ -45,6 +45,7 @@ LOOK = """(() => {
 
 STATIC = "document.querySelectorAll('figure > svg').length"
 HELP = "document.querySelector('#help').offsetHeight > 0"
+OPEN = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 FRAME = "new Promise(requestAnimationFrame)"
 DRAWN = f"(async () => {{ while ({STATIC}) await {FRAME} }})()"
 POINT = """(selector => {
@@ -80,6 +81,8 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
             ]:  # fmt: skip
                 await browser.look(width, scheme, media)
                 await browser.goto(file)
+                if media == "screen":  # print shows what is folded
+                    await browser.value(OPEN)
                 values[width, scheme, media] = await browser.value(LOOK)
         return values, browser
 
@@ -93,7 +96,7 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
 def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javascript(
     sweep: Path, tmp_path: Path
 ) -> None:
-    file, chart = tmp_path / "page.html", "#chart-0 .vega-embed"
+    file, chart = tmp_path / "page.html", "#chart-2 .vega-embed"
     assert main(["compare", str(sweep), "--format", "html", "--interactive", "--output", str(file)]) == 0
 
     async def try_out() -> dict[str, Any]:
@@ -101,10 +104,12 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
         async with tab() as browser:
             await browser.look(1280)
             await browser.goto(file)
+            values["folded"] = await browser.value(STATIC)
+            await browser.value(OPEN)
             await browser.value(DRAWN)
             values["static"] = await browser.value(STATIC)
             values["charts"] = await browser.value("document.querySelectorAll('.vega-embed svg').length")
-            await browser.value("document.querySelector('#chart-0').scrollIntoView()")
+            await browser.value("document.querySelector('#chart-2').scrollIntoView()")
             at = await browser.value(f"{POINT}('{chart} .mark-symbol path[aria-roledescription=point]')")
             await browser.send("Input.dispatchMouseEvent", type="mouseMoved", **at)
             values["tooltip"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
@@ -114,7 +119,7 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
                 "Input.dispatchMouseEvent", type="mouseMoved", **await browser.value(f"{POINT}('{scatter}')")
             )
             values["group"] = await browser.value("document.querySelector('.vg-tooltip.visible')?.innerText")
-            await browser.value("document.querySelector('#chart-0').scrollIntoView()")
+            await browser.value("document.querySelector('#chart-2').scrollIntoView()")
             labels = f"document.querySelector('{chart}').textContent"
             before, wheel = await browser.value(labels), {"type": "mouseWheel", "deltaX": 0, "deltaY": -300, **at}
             await browser.send("Input.dispatchMouseEvent", **wheel, modifiers=8)  # Shift
@@ -133,7 +138,7 @@ def test_an_interactive_page_shows_values_and_zooms_and_is_static_without_javasc
         return values
 
     results = asyncio.run(try_out())
-    assert results["static"] == 0 and results["charts"] > 10
+    assert results["folded"] > 8 and results["static"] == 0 and results["charts"] > 10
     assert "nuv" in results["tooltip"] and "hp.batch_size" in results["tooltip"]
     assert "batch_size=1 " in results["group"] and "p_steady" in results["group"]
     assert results["help"] and not results["zoomed again"]

@@ -7,21 +7,20 @@ from statistics import fmean
 from src.errors import UserError
 from src.measure.phases import PHASES
 from src.report.compare.differences import differing, joined
+from src.report.compare.hindrances import count, hindered
 from src.report.compare.pictures import pictures
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
-from src.report.compare.varied import as_number, axes, parallel
+from src.report.compare.varied import axes, parallel, short_value
 from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record
-from src.report.rows import published_rows
+from src.report.rows import same_case_rows
 from src.report.scaling import Point, published_points, speed_ups, suspicions
 
 Runs = Sequence[tuple[str, Record]]
-DECIDING = ("gpus", "driver", "cuda", "cudnn", "torch", "triton", "cpu", "commit")  # of a speed
 NAMES = {"train": "training", "predict": "prediction"}
 PERCENTILES = ("p50", "p90", "p95", "p99")
-LONG = 8  # characters of a number that stands in a name as it is
 NOT_A_CURVE = ("step", "epoch", "time_s", "samples", "seconds")
 
 
@@ -29,7 +28,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     """Returns the comparison of records of one kind and unit, the first one's group as the baseline.
 
     Args:
-        published: whether published rows of the same cases stand beside them.
+        published: whether at most three published rows of the same cases stand beside them.
         curves: the metrics to draw; None: the final metric, the losses and the rate.
 
     Raises UserError where kinds, units or final metrics differ: their figures cannot stand in one column.
@@ -53,6 +52,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     varied, best = axes(config, naming(config)), _best(groups, metric)
     drawn, left_out = pictures(groups, best)
     points = _scaling(runs, published)
+    hindrances, notes = hindered(members, groups, config, machine, partial)
     return Comparison(
         title=_title(runs, groups),
         models=list(dict.fromkeys(record.case.model for _, record in runs)),
@@ -65,10 +65,11 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
         best=best,
         config=config,
         environment=machine,
-        warnings=[*_warnings(members, groups, config, machine, partial), *suspicions(points)],
+        warnings=[*notes, *suspicions(points)],
+        hindrances=hindrances,
         failures=_failures(loaded, groups),
         curves=_curves(members, curves),
-        published=published_rows(done) if published and done else [],
+        published=same_case_rows(done) if published and done else [],
         axes=varied,
         parallel=parallel(varied, groups, measured),
         scaling=points,
@@ -120,13 +121,8 @@ def _names(config: Sequence[Difference], count: int) -> list[str]:
     """Returns the groups' names, of the values that tell them apart; long numbers are rounded if that still does."""
     keys = [(difference.key.rpartition(".")[2], difference.values) for difference in naming(config)]
     full = [" ".join(f"{key}={values[i]}" for key, values in keys) for i in range(count)]
-    rounded = [" ".join(f"{key}={_rounded(values[i])}" for key, values in keys) for i in range(count)]
+    rounded = [" ".join(f"{key}={short_value(values[i])}" for key, values in keys) for i in range(count)]
     return rounded if len(set(rounded)) == len(set(full)) else full
-
-
-def _rounded(value: str) -> str:
-    number = as_number(value)
-    return value if number is None or len(value) <= LONG else f"{number:.4g}"
 
 
 def _with_differences(group: Group, base: Group) -> Group:
@@ -143,57 +139,9 @@ def _best(groups: Sequence[Group], metric: Quantity | None) -> int | None:
     means = {i: group.estimates["metric"].mean for i, group in enumerate(groups) if "metric" in group.estimates}
     if metric is None or metric.better is None or len(means) < 2:
         return None
-    return (max if metric.better == "max" else min)(means, key=lambda i: means[i])
-
-
-def _warnings(
-    members: Sequence[Runs], groups: Sequence[Group], config: Sequence[Difference], machine: Sequence[Difference],
-    partial: Sequence[str],
-) -> list[str]:  # fmt: skip
-    warnings = []
-    keys = {difference.key for difference in config}
-    deciding = [difference.key for difference in machine if difference.key in DECIDING]
-    if deciding:
-        warnings.append(f"The groups ran with different {', '.join(deciding)}: a difference in speed may be of these.")
-    for group, runs in zip(groups, members, strict=True):
-        inside, _ = differing([environment(record) for _, record in runs])
-        mixed = [difference.key for difference in inside if difference.key in DECIDING]
-        if mixed:
-            warnings.append(f"The runs of '{group.name}' differ in {', '.join(mixed)}.")
-    if "datamodule" in keys:
-        warnings.append("The groups were trained on different data sets: their metrics cannot be compared.")
-    several = [
-        group.name for group in groups[1:] if sum(_varies(difference, group, groups[0]) for difference in config) > 1
-    ]
-    if several:
-        differ = "differs" if len(several) == 1 else "differ"
-        which = f"{len(several)} of the {len(groups) - 1} other groups {differ}"
-        warnings.append(
-            f"{which if len(groups) > 2 else 'The second group differs'} from the first in more than one key of the "
-            f"config ({', '.join(difference.key for difference in config)}): the difference cannot be put "
-            "down to one of them."
-        )
-    single = [group for group in groups if group.done == 1]
-    if single:
-        who = "Each group is" if len(single) == len(groups) else f"{_count(len(single), 'group')} {_be(len(single))}"
-        warnings.append(f"{who} a single run: without a spread, a difference may be chance.")
-    if any((record.environment.get("git") or {}).get("dirty") for runs in members for _, record in runs):
-        warnings.append("Some runs were made of code with uncommitted changes.")
-    unknown = sum((record.environment.get("git") or {}).get("dirty") is None for runs in members for _, record in runs)
-    if unknown:
-        warnings.append(f"{_count(unknown, 'run')} cannot tell whether the code had uncommitted changes.")
-    for group, runs in zip(groups, members, strict=True):
-        used = [record.utilisation for _, record in runs if record.utilisation]
-        for name in dict.fromkeys(name for utilisation in used for name in utilisation.impossible):
-            warnings.append(f"Runs of '{group.name}' are above the {name}: an error of measurement, no share.")
-    if partial:
-        some = ", ".join(partial[:6]) + (f" and {len(partial) - 6} more" if len(partial) > 6 else "")
-        warnings.append(f"Only some runs have the config keys {some}: they are of different versions of the code.")
-    return warnings
-
-
-def _varies(difference: Difference, group: Group, base: Group) -> bool:
-    return group.varied[difference.key] != base.varied[difference.key]
+    best = (max if metric.better == "max" else min)(means.values())
+    tied = [i for i, mean in means.items() if mean == best]
+    return tied[0] if len(tied) == 1 else None
 
 
 def _failures(loaded: Loaded, groups: Sequence[Group]) -> list[Failure]:
@@ -272,13 +220,5 @@ def _usual_curves(members: Sequence[Runs]) -> list[str]:
 def _title(runs: Runs, groups: Sequence[Group]) -> str:
     models = list(dict.fromkeys(record.case.model for _, record in runs))
     data = list(dict.fromkeys(record.case.datamodule for _, record in runs))
-    counts = [_count(len(runs), "run"), *([_count(len(groups), "group")] if len(groups) > 1 else [])]
+    counts = [count(len(runs), "run"), *([count(len(groups), "group")] if len(groups) > 1 else [])]
     return f"{', '.join(models)} on {', '.join(data)}: {', '.join(counts)}"
-
-
-def _be(number: int) -> str:
-    return "is" if number == 1 else "are each"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -6,9 +6,9 @@ from typing import Any
 
 from src.errors import UserError
 from src.measure.phases import PHASES
-from src.report.axes import unit_of, wants_log
-from src.report.compare.structure import Comparison, Curve
-from src.report.compare.text import header
+from src.report.compare.axes import value_axis
+from src.report.compare.quantities import header
+from src.report.compare.structure import Comparison
 from src.report.phases import TITLES
 from src.system.colours import CURVES
 from src.system.colours import PHASES as PHASE_COLOURS
@@ -21,6 +21,8 @@ GLYPHS = ("●", "■", "▲")  # those of the first SHAPES, for the key
 DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names for them
 SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of a mark, for readers of the screen
 PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
+PADDING = {"left": 20, "right": 20, "top": 5, "bottom": 5}  # fonts of readers may be wider than those here
+WIDTH = 360  # of a plot without its labels
 LONG = re.compile(r"(\d\.\d\d)\d+")
 CONFIG = {
     "background": "transparent",
@@ -40,7 +42,13 @@ def plain(text: str) -> str:
 
 def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the spec with its schema, the usual width and the page's look."""
-    return {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "width": 420, "config": CONFIG, **spec}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "width": WIDTH,
+        "padding": PADDING,
+        "config": CONFIG,
+        **spec,
+    }
 
 
 def svg(spec: Mapping[str, Any]) -> str:
@@ -55,14 +63,19 @@ def svg(spec: Mapping[str, Any]) -> str:
 
 
 def names(comparison: Comparison) -> list[str]:
-    """Returns what charts call each group: short, since the page has a key with the whole names."""
-    return [f"group {i}" for i in range(1, len(comparison.groups) + 1)]
+    """Returns the groups' names, of what differs, as charts show them."""
+    return [plain(group.name) for group in comparison.groups]
 
 
 def look(group: int) -> tuple[str, str, str]:
     """Returns a group's colour, glyph and dash by its position: 21 groups are told apart without their numbers."""
     turn = group // len(CURVES) % len(GLYPHS)
     return CURVES[group % len(CURVES)], GLYPHS[turn], list(DASHES)[turn]
+
+
+def shape_of(group: int) -> str:
+    """Returns the shape of a group's points, that of its glyph."""
+    return SHAPES[group // len(CURVES) % len(GLYPHS)]
 
 
 def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[str, Any] | None:
@@ -72,7 +85,7 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     if metric is None or rate is None:
         return None
     values = [
-        {"x": x * rate.factor, "y": y * metric.factor, "group": label, "number": label.split()[-1]}
+        {"x": x * rate.factor, "y": y * metric.factor, "group": label}
         for group, label in zip(comparison.groups, names(comparison), strict=True)
         for run in group.runs
         if run.status == "done"
@@ -81,10 +94,44 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     ]
     if not values:
         return None
-    axes = {"x": number_axis("x", header(rate)), "y": number_axis("y", plain(header(metric)))}
+    x = value_axis("x", header(rate), [point["x"] for point in values], rate)
+    y = value_axis("y", plain(header(metric)), [point["y"] for point in values], metric)
     mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
-    points = {"mark": mark, "encoding": {**axes, **_look(comparison, "shape")}}
-    return {"height": 260, "data": {"values": values}, "layer": [points, *_numbers(comparison, values, axes)]}
+    looks = _look(comparison, "shape")
+    if 1 < len(comparison.groups) <= len(CURVES):
+        looks["color"] = {**looks["color"], "legend": {"columns": 1}}
+    points = {"mark": mark, "encoding": {"x": x, "y": y, **looks}}
+    return {"height": 240, "data": {"values": values}, "layer": [points, *_labels(comparison, values, x, y)]}
+
+
+def _labels(comparison: Comparison, values: Sequence[Mapping[str, Any]], x: Any, y: Any) -> list[dict[str, Any]]:
+    """Returns the names of groups beside points, where colours alone do not tell them apart; none over another."""
+    if len(comparison.groups) <= len(CURVES):
+        return []
+    wide, high = (max(point[axis] for point in values) - min(point[axis] for point in values) or 1 for axis in "xy")
+    kept: list[Mapping[str, Any]] = []
+    best = names(comparison)[comparison.best] if comparison.best is not None else None
+    for point in sorted(values, key=lambda point: point["group"] != best):
+        near = [abs(point["x"] - o["x"]) < 0.4 * wide and abs(point["y"] - o["y"]) < 0.08 * high for o in kept]
+        if not any(near):
+            kept.append(point)
+    middle = min(point["x"] for point in values) + wide / 2
+    text = {"field": "group", "type": "nominal"}
+    return [
+        {
+            "data": {"values": [point for point in kept if (point["x"] > middle) == is_right]},
+            "mark": {
+                "type": "text",
+                "align": side,
+                "dx": 8 - 16 * is_right,
+                "fontSize": 11,
+                "limit": 190,
+                "color": INK,
+            },
+            "encoding": {"x": x, "y": y, "text": text},
+        }
+        for is_right, side in ((False, "left"), (True, "right"))
+    ]
 
 
 def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -123,7 +170,8 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
     percentiles = list(dict.fromkeys(point["percentile"] for point in values))
     scale = {"domain": percentiles, "range": list(SHAPES[: len(percentiles)])}
     y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}}
-    x = number_axis("ms", "ms of a step" if comparison.kind == "train" else "ms of a batch")
+    title = "ms of a step" if comparison.kind == "train" else "ms of a batch"
+    x = {"field": "ms", "type": "quantitative", "title": title, "scale": {"zero": True}}
     ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
     shape = {"field": "percentile", "type": "nominal", "scale": scale, "legend": {"direction": "horizontal"}}
     return {
@@ -134,56 +182,6 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
              "encoding": {"y": y, "x": x, "shape": shape, "color": _colour(comparison)}},
         ],
     }  # fmt: skip
-
-
-def curve_spec(comparison: Comparison, metric: str, over: str) -> dict[str, Any] | None:
-    """Returns the curves of a metric, a line for each run, over 'samples' or 'seconds'; None without lines."""
-    curves = [curve for curve in comparison.curves if curve.metric == metric]
-    labels = names(comparison)
-    values = [
-        {"x": x, "y": y, "group": labels[curve.group], "run": i}
-        for i, curve in enumerate(curves)
-        for x, y in zip(_places(curve, over), curve.values, strict=True)
-        if x is not None
-    ]
-    if len(values) <= len({point["run"] for point in values}):
-        return None
-    title = f"{comparison.unit} trained on" if over == "samples" else "seconds since the first step"
-    unit = unit_of(metric, comparison.unit)
-    y = number_axis("y", plain(f"{metric}, {unit}" if unit else metric))
-    if wants_log([point["y"] for point in values]):
-        y["scale"] = {"type": "log", "nice": False, "padding": 8}
-    axes = {"x": number_axis("x", plain(title)), "y": y}
-    lines = {
-        "mark": {"type": "line", "strokeWidth": 1.3, "point": len(curves) == 1},
-        "encoding": {**axes, **_look(comparison, "strokeDash"), "detail": {"field": "run", "type": "nominal"}},
-    }
-    ends = {point["run"]: {**point, "number": point["group"].split()[-1]} for point in values}
-    return {
-        "height": 220,
-        "data": {"values": values},
-        "layer": [lines, *_numbers(comparison, list(ends.values()), axes)],
-    }
-
-
-def _places(curve: Curve, over: str) -> Sequence[float | None]:
-    return curve.samples if over == "samples" else curve.seconds
-
-
-def number_axis(field: str, title: str) -> dict[str, Any]:
-    """Returns the encoding of a number on an axis that need not begin at zero."""
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "padding": 8}}
-
-
-def _numbers(
-    comparison: Comparison, values: Sequence[Mapping[str, Any]], axes: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Returns the groups' numbers beside these points, where colours alone do not tell the groups apart."""
-    if len(comparison.groups) <= len(CURVES):
-        return []
-    mark = {"type": "text", "align": "left", "dx": 6, "fontSize": 10, "color": INK}
-    encoding = {**axes, "text": {"field": "number", "type": "nominal"}}
-    return [{"data": {"values": list(values)}, "mark": mark, "encoding": encoding}]
 
 
 def _look(comparison: Comparison, channel: str) -> dict[str, Any]:

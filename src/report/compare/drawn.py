@@ -1,13 +1,16 @@
 """Which charts a comparison's page has, in their order, with their titles and alternative texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from src.report.compare import charts
-from src.report.compare.quantities import RATES
+from src.report.compare.answer import Answer
+from src.report.compare.answer_charts import means_spec, ratio_spec
+from src.report.compare.curves import curve_spec, panels
+from src.report.compare.quantities import RATES, spread
 from src.report.compare.structure import Comparison
-from src.report.compare.text import result, spread
+from src.report.compare.text import result
 from src.report.compare.varied import responses
 from src.report.compare.varied_charts import axis_spec, parallel_spec, scaling_spec
 from src.report.scaling import Kind
@@ -25,13 +28,17 @@ SCALING: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart: its section of the page, its title, its Vega-Lite spec, and its figures in words."""
+    """A chart: its section of the page, its title, its Vega-Lite spec, and its figures in words.
+
+    `inside` names it in the summary of its section; its title does where it is empty.
+    """
 
     section: str
     title: str
     spec: Mapping[str, Any]
     words: str
     is_wide: bool = False
+    inside: str = ""
 
 
 def varied(comparison: Comparison) -> list[Chart]:
@@ -58,12 +65,8 @@ def varied(comparison: Comparison) -> list[Chart]:
 
 
 def measured(comparison: Comparison) -> list[Chart]:
-    """Returns the charts of the runs' figures: speed and accuracy, phases, step times, curves."""
-    lines, _ = result(comparison)
-    words = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in zip(lines[0], line, strict=True) if value != "/")
-        for line in lines[1:]
-    )
+    """Returns the charts of the runs' figures: speed and accuracy, phases, step times, scaling."""
+    words = result_words(comparison)
     section = "Speed, accuracy and memory, a point for each run"
     drawn = [
         Chart(section=section, title=title, spec=spec, words=words)
@@ -83,12 +86,68 @@ def measured(comparison: Comparison) -> list[Chart]:
         for kind, title in SCALING.items()
         if (spec := scaling_spec(comparison, kind))
     ]
-    return drawn + [
-        Chart(section="Curves", title=f"{metric} over {over}", spec=spec, words=words)
-        for metric in dict.fromkeys(curve.metric for curve in comparison.curves)
+    return drawn
+
+
+def curves(comparison: Comparison) -> list[Chart]:
+    """Returns the charts of the curves over samples and over seconds."""
+    words = result_words(comparison)
+    return [
+        Chart(
+            section="Curves",
+            title=f"{_both(metrics)} over {over}",
+            spec=spec,
+            words=words,
+            inside=" and ".join(metrics),
+        )
+        for metrics in panels(comparison)
         for over in ("samples", "seconds")
-        if (spec := charts.curve_spec(comparison, metric, over))
+        if (spec := curve_spec(comparison, metrics, over))
     ]
+
+
+def answers(comparison: Comparison, answered: Answer) -> list[Chart]:
+    """Returns the picture of the answer: ratios of two groups, or metric and speed of each of several."""
+    words = result_words(comparison)
+    if spec := ratio_spec(comparison, answered):
+        has_interval = any(ratio.interval for ratio in answered.ratios)
+        title = "Ratios with 95% intervals" if has_interval else "Ratios of single runs: no intervals"
+        return [Chart(section="", title=title, spec=spec, words=words)]
+    order = _by_metric(comparison)
+    has_interval = any(group.done > 1 for group in comparison.groups)
+    title = "mean with 95% interval, a tick for each run" if has_interval else "single runs: no intervals"
+    return [
+        Chart(section="", title=f"{quantity.title}: {title}", spec=spec, words=words)
+        for quantity in responses(comparison.quantities)
+        if (spec := means_spec(comparison, quantity, order))
+    ]
+
+
+def _by_metric(comparison: Comparison) -> list[int]:
+    """Returns the groups from the best to the worst of the final metric, else of the speed; those without one last."""
+    first = next(iter(responses(comparison.quantities)), None)
+    if first is None:
+        return list(range(len(comparison.groups)))
+
+    def place(i: int) -> tuple[bool, float]:
+        estimate = comparison.groups[i].estimates.get(first.name)
+        mean = estimate.mean if estimate else 0.0
+        return estimate is None, mean if first.better == "min" else -mean
+
+    return sorted(range(len(comparison.groups)), key=place)
+
+
+def _both(metrics: Sequence[str]) -> str:
+    return metrics[0] if len(metrics) == 1 else f"{metrics[0]} (thin) and {', '.join(metrics[1:])} (thick)"
+
+
+def result_words(comparison: Comparison) -> str:
+    """Returns the figures of all groups, for readers of the screen."""
+    lines, _ = result(comparison)
+    return "; ".join(
+        ", ".join(f"{name} {value}" for name, value in zip(lines[0], line, strict=True) if value != "/")
+        for line in lines[1:]
+    )
 
 
 def _seconds(comparison: Comparison) -> str:

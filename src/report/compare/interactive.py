@@ -9,22 +9,26 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from src.report.compare.charts import VL_VERSION, complete, plain
+from src.report.compare.charts import VL_VERSION, complete
 
 HELP = "Point at a mark for its values. Zoom with Shift and the wheel, drag to move, double-click to go back."
 # An image is replaced only when its chart is drawn: where that fails it stays.
 DRAW = """
 document.getElementById("help").hidden = false;
 for (const [i, spec] of SPECS.entries()) {
-  const figure = document.getElementById(`chart-${i}`), image = figure.querySelector("svg");
-  const view = document.createElement("div");
-  spec.description = [...image.querySelectorAll("title,desc")].map(text => text.textContent).join(": ");
-  spec.width = Math.max(figure.clientWidth, figure.classList.contains("long") ? 576 : 0);
-  spec.autosize = {type: "fit-x", contains: "padding"};
-  figure.append(view);
-  vegaEmbed(view, spec, {renderer: "svg", actions: false, ast: true})
-    .then(() => image.remove())
-    .catch(error => { view.remove(); console.error(error); });
+  const figure = document.getElementById(`chart-${i}`), folded = figure.closest("details");
+  const draw = () => {
+    const image = figure.querySelector("svg"), view = document.createElement("div");
+    spec.description = [...image.querySelectorAll("title,desc")].map(text => text.textContent).join(": ");
+    spec.width = Math.max(figure.clientWidth, figure.classList.contains("long") ? 576 : 0);
+    spec.autosize = {type: "fit-x", contains: "padding"};
+    figure.append(view);
+    vegaEmbed(view, spec, {renderer: "svg", actions: false, ast: true})
+      .then(() => image.remove())
+      .catch(error => { view.remove(); console.error(error); });
+  };
+  if (folded && !folded.open) folded.addEventListener("toggle", draw, {once: true});  // it has a width then
+  else draw();
 }
 """
 ZOOM = {
@@ -37,33 +41,29 @@ ZOOM = {
 }  # fmt: skip
 
 
-def script(specs: Sequence[Mapping[str, Any]], groups: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the text of the page's script, and its hash as the page's policy names it.
-
-    Args:
-        groups: whole names of the groups by those in the charts.
-    """
+def script(specs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns the text of the page's script, and its hash as the page's policy names it."""
     import vl_convert
 
-    data = json.dumps([_interactive(complete(spec), groups) for spec in specs])
+    data = json.dumps([_interactive(complete(spec)) for spec in specs])
     data = data.replace("<", "\\u003c")  # so that no text ends the script
     bundle = vl_convert.javascript_bundle(DRAW, vl_version=VL_VERSION)  # minified: it would put "<" back into the data
     text = f"const SPECS={data};\n{bundle}".replace("</script", "<\\/script").replace("\r\n", "\n")
     return text, f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _interactive(spec: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
+def _interactive(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the spec with tooltips, and with zoom where both axes are numbers."""
-    layers = [_with_tooltip(layer, groups) for layer in spec.get("layer", ())]
-    view = {**spec, "layer": layers} if layers else _with_tooltip(spec, groups)
+    layers = [_with_tooltip(layer) for layer in spec.get("layer", ())]
+    view = {**spec, "layer": layers} if layers else _with_tooltip(spec)
     encoding = (layers[0] if layers else view)["encoding"]
     if all(encoding[axis].get("type") == "quantitative" for axis in ("x", "y")):
         (layers[0] if layers else view)["params"] = [ZOOM]
     return view
 
 
-def _with_tooltip(view: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the view with tooltips of its values, and of the group's whole name where it draws single values."""
+def _with_tooltip(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the view with tooltips of its values, and of the group's name where it draws single values."""
     view_mark, encoding = view["mark"], view["encoding"]
     mark = {**(view_mark if isinstance(view_mark, Mapping) else {"type": view_mark}), "tooltip": True}
     if mark["type"] == "line" and not mark.get("point"):
@@ -71,7 +71,7 @@ def _with_tooltip(view: Mapping[str, Any], groups: Mapping[str, str]) -> dict[st
     drawn = {
         channel["field"]: channel
         for channel in encoding.values()
-        if isinstance(channel, Mapping) and "field" in channel
+        if isinstance(channel, Mapping) and "field" in channel and "type" in channel
     }
     if "group" not in drawn or "tooltip" in encoding or any("aggregate" in channel for channel in drawn.values()):
         return {**view, "mark": mark}
@@ -80,7 +80,5 @@ def _with_tooltip(view: Mapping[str, Any], groups: Mapping[str, str]) -> dict[st
         for field, channel in drawn.items()
         if field not in ("group", "run", "order")
     ]
-    told.append({"field": "name", "type": "nominal", "title": "group"})
-    names = [{"group": short, "name": plain(name)} for short, name in groups.items()]
-    whole = {"lookup": "group", "from": {"data": {"values": names}, "key": "group", "fields": ["name"]}}
-    return {**view, "mark": mark, "transform": [whole], "encoding": {**encoding, "tooltip": told}}
+    told.append({"field": "group", "type": "nominal", "title": "group"})
+    return {**view, "mark": mark, "encoding": {**encoding, "tooltip": told}}

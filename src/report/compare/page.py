@@ -1,71 +1,42 @@
-"""A comparison as one HTML file: tables and inline SVG, without scripts and without a network."""
+"""A comparison as one HTML file: its answer first, then folded tables and inline SVG; no script and no network."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from src.measure.reading import Reading, Remark
 from src.report.compare import charts
-from src.report.compare.drawn import Chart, measured, varied
+from src.report.compare.answer import Answer, answer
+from src.report.compare.drawn import Chart, answers, curves, measured, varied
+from src.report.compare.hindrances import count, verdict
+from src.report.compare.html import folded, listed, table, text
 from src.report.compare.interactive import HELP, script
+from src.report.compare.quantities import header, spread
+from src.report.compare.readings import readings
 from src.report.compare.structure import Comparison
+from src.report.compare.style import STYLE
 from src.report.compare.text import (
     INTERVALS,
     LEGEND,
     PRINTED,
-    best_line,
+    RULE,
     best_runs,
     change,
     changes,
-    header,
+    differing_values,
     key_table,
     result,
-    spread,
     upright,
 )
-from src.report.table import Table, cells
+from src.report.rows import Row
+from src.report.table import number
+from src.system.colours import CURVES
 from src.system.reading import read_bytes
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-MOST_CLASSES = 100  # of a reading that are counted
 BLACK = "#000000"  # of a group; white in the dark
-STYLE = """
-:root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--note:#fff6e0}
-@media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--note:#33290f}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:70rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);
-background:var(--back);overflow-wrap:anywhere}
-h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2rem 0 .5rem}h3{font-size:1rem;margin:1rem 0 .25rem}
-.best{font-weight:600}.notes{background:var(--note);padding:.6rem .8rem .6rem 2rem;border-radius:4px}
-.wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.875rem}
-caption{text-align:left;color:var(--faint);padding:.25rem 0}
-caption span{position:sticky;left:0;display:inline-block;max-width:min(68rem,calc(100vw - 2rem))}
-th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
-.text{text-align:left}td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
-td.text:first-child{min-width:min(17rem,40vw)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr));gap:1rem}
-figure{margin:0;max-width:44rem}figure svg,img{display:block;width:100%;height:auto}img{background:#fff}
-figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
-figure.long{max-width:54rem;overflow-x:auto}figure.long svg{width:auto;min-width:36rem;max-width:54rem}
-svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
-svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
-svg [stroke="#e6e6e6"]{stroke:var(--line)}
-.long text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
-.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
-text-align:center;border-bottom:3px solid;print-color-adjust:exact}
-summary{cursor:pointer}details td.text{white-space:pre-line}
-a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
-@media print{@page{size:landscape;margin:12mm}:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;
---back:#fff;--note:#fff6e0}body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
-h2,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}.wide,figure.long{overflow:visible}
-figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}
-details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}h3{font-size:.8rem}
-table{font-size:.6rem}th,td{padding:.15rem .3rem}
-th,td.text,td.text:first-child{white-space:normal;min-width:0}}
-"""
+KEYED = ("Curves", "Step times", "Latency")  # sections whose charts may leave out names of groups
 
 
 def page(comparison: Comparison, interactive: bool = False) -> str:
@@ -74,28 +45,30 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
     Args:
         interactive: whether charts get tooltips and zoom by a script in the file, which is 0.9 MB larger.
     """
-    title, best = _text(comparison.title), best_line(comparison)
-    above, below = varied(comparison), measured(comparison)
-    parts = [f"<h1>{title}</h1>", f'<p class="best">{_text(best)}</p>' if best else ""]
-    parts.append(f"<p><code>{_text(runs)}</code></p>" if (runs := best_runs(comparison)) else "")
-    if comparison.warnings:
-        parts.append(f'<ul class="notes">{"".join(f"<li>{_text(text)}</li>" for text in comparison.warnings)}</ul>')
+    title, answered = text(comparison.title), answer(comparison)
+    first = answers(comparison, answered)
+    folds = [*varied(comparison), *curves(comparison), *measured(comparison)]
+    parts = [f"<h1>{title}</h1>", f'<p class="answer">{text(answered.sentence)}</p>', *_fair(comparison)]
+    pictures = "".join(_figure(i, chart, "h2") for i, chart in enumerate(first))
+    beside = f"<div>{_keys(comparison)}{_values(comparison, answered)}</div>"
     parts += [
+        f'<div class="first"><div class="charts">{pictures}</div>{beside}</div>',
         _result(comparison),
         _failures(comparison),
-        _readings(comparison),
-        _charts(above, 0),
+        *_charts(comparison, folds, len(first)),
+        _figures(comparison),
+        _pictures(comparison),
+        readings(comparison),
+        *_differences(comparison),
         _published(comparison),
+        _runs(comparison),
     ]
-    parts += [_key(comparison) if below and len(comparison.groups) > 1 else "", _charts(below, len(above))]
-    parts += [_pictures(comparison), _figures(comparison), *_ends(comparison)]
     policy = POLICY
     if interactive:
-        whole = dict(zip(charts.names(comparison), (group.name for group in comparison.groups), strict=True))
-        text, allowed = script([chart.spec for chart in (*above, *below)], whole)
+        content, allowed = script([chart.spec for chart in (*first, *folds)])
         policy = f"{POLICY}; script-src {allowed}"
-        parts.append(f"<script>{text}</script>")
-        parts.insert(1, f'<p id="help" hidden>{HELP}</p>')
+        parts.append(f"<script>{content}</script>")
+        parts.insert(3, f'<p id="help" hidden>{HELP}</p>')
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -106,97 +79,85 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
     return f"{head}<body><main>{body}</main></body></html>\n"
 
 
+def _fair(comparison: Comparison) -> list[str]:
+    """Returns the line that says whether the groups are comparable, and the notes on it, folded."""
+    line = verdict(comparison)
+    kind = "hindered" if comparison.hindrances else "fair"
+    notes = listed(comparison.warnings)
+    if not notes:
+        return [f'<p class="verdict {kind}">{text(line)}</p>' if line else ""]
+    noted = count(len(comparison.warnings), "note")
+    summary = f"<summary>{text(line)} <span>{noted}</span></summary>"
+    return [f'<details class="verdict {kind}">{summary}{notes}</details>']
+
+
+def _keys(comparison: Comparison) -> str:
+    """Returns the keys that the groups differ in, with their values."""
+    pairs = differing_values(comparison)
+    pairs += [(difference.key, ", ".join(dict.fromkeys(difference.values))) for difference in comparison.environment]
+    terms = "".join(f"<div><dt>{text(key)}</dt><dd>{text(values)}</dd></div>" for key, values in pairs)
+    return f'<dl aria-label="What differs">{terms}</dl>' if terms else ""
+
+
+def _values(comparison: Comparison, answered: Answer) -> str:
+    """Returns the means that the ratios of two groups are of; '' for another number of groups."""
+    if not answered.ratios:
+        return ""
+    quantities = [comparison.quantity(ratio.quantity) for ratio in answered.ratios]
+    groups = [comparison.groups[i] for i in (answered.ratios[0].group, answered.ratios[0].base)]
+    lines = [
+        [header(quantity), *(spread(group.estimates[quantity.name], quantity) for group in groups)]
+        for quantity in quantities
+    ]
+    counts = ["runs", *(str(group.done) for group in groups)]
+    has_spread = max(group.done for group in groups) > 1
+    head = ["mean ± sd" if has_spread else "figure", *(group.name for group in groups)]
+    return table([head, counts, *lines], 1, "The figures that the ratios are of.")
+
+
 def _result(comparison: Comparison) -> str:
     lines, texts = result(comparison)
-    parts = ["<h2>Result</h2>", _table(lines, texts, LEGEND)]
+    parts = [table(lines, texts, LEGEND)]
     if len(comparison.groups) > 1:
-        parts.append(_table(*changes(comparison), INTERVALS))
-    return "".join(parts)
+        parts.append(table(*changes(comparison), INTERVALS))
+    if runs := best_runs(comparison):
+        parts.append(f"<p>Best by the mean: <code>{text(runs)}</code></p>")
+    return folded("Result", "".join(parts), f"{count(len(lines) - 1, 'group')}, {len(lines[0]) - 2} figures")
 
 
 def _failures(comparison: Comparison) -> str:
     if not comparison.failures:
         return ""
     lines = [[failure.varied, failure.status, failure.reason, failure.source] for failure in comparison.failures]
-    table = _table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
-    return f"<h2>Not done</h2>{table}"
-
-
-def _readings(comparison: Comparison) -> str:
-    """Returns what became of a person's own data, folded; runs that read the same share a section."""
-    readers: dict[str, tuple[Reading, list[str]]] = {}
-    for group in comparison.groups:
-        for run in group.runs:
-            if run.reading is not None:
-                readers.setdefault(repr(run.reading), (run.reading, []))[1].append(run.source)
-    folded = "".join(_reading(reading, sources) for reading, sources in readers.values())
-    return f"<h2>Data that was read</h2>{folded}" if folded else ""
-
-
-def _reading(reading: Reading, sources: Sequence[str]) -> str:
-    """Returns the parts of `Reading.lines` with all examples; counts of splits and classes are tables."""
-    kept = [("read", reading.read), ("kept as written", reading.as_written), ("kept changed", reading.changed_items)]
-    counts = [*kept, ("dropped", reading.dropped_items)]
-    whole = f"What became of the {reading.unit}"
-    parts = [_table([[name for name, _ in counts], [f"{number:,}" for _, number in counts]], 0, whole)]
-    parts += [_remarks("Kept changed", reading.changed), _remarks("Dropped", reading.dropped)]
-    splits = list(dict.fromkeys([*reading.splits, *reading.classes]))
-    if splits:
-        classes = list(dict.fromkeys(name for split in reading.classes.values() for name in split))
-        lines = [["", *splits], [reading.unit, *(_count(reading.splits.get(split)) for split in splits)]]
-        per_class = [
-            [
-                name,
-                *(
-                    _count(reading.classes[split].get(name, 0) if split in reading.classes else None)
-                    for split in splits
-                ),
-            ]
-            for name in classes[:MOST_CLASSES]
-        ]
-        more = len(classes) - len(per_class)
-        shared = [f"{reading.shared:,} outside of train are in train too"] if reading.shared else []
-        notes = [reading.split, *shared, *([f"{more:,} more classes"] if more else [])]
-        parts.append(_table([*lines, *per_class], 1, "; ".join(["Splits", *filter(None, notes)])))
-    parts.append(_listed(reading.notes))
-    summary = f"{reading.source}: {reading.read:,} {reading.unit} read, {reading.as_written:,} kept as written"
-    runs = f"<p>Runs: {_text(', '.join(sources))}</p>"
-    return f"<details><summary>{_text(summary)}</summary>{runs}{''.join(parts)}</details>"
-
-
-def _remarks(title: str, remarks: Sequence[Remark]) -> str:
-    if not remarks:
-        return ""
-    lines = [[remark.what, "\n".join(remark.examples), f"{remark.count:,}"] for remark in remarks]
-    return _table([["what" if title != "Dropped" else "why", "examples", "count"], *lines], 2, title)
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>" if texts else ""
-
-
-def _count(number: int | None) -> str:
-    return "/" if number is None else f"{number:,}"
+    rows = table([["of", "state", "reason", "run"], *lines], 4, "Runs that did not end normally; no figure has them.")
+    return folded("Not done", rows, count(len(lines), "run"))
 
 
 def _published(comparison: Comparison) -> str:
+    more = ", ".join(f"<code>report.py published {text(model)}</code>" for model in comparison.models)
     if not comparison.published:
         return ""
-    lines, notes = cells(Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published))
-    caption = "Published rows as printed, a correction in parentheses with its reason below; '/' is not reported."
-    listed = "".join(f"<li>{_text(note.replace('`', ''))}</li>" for note in notes)
-    counts = [sum(line[i] != "/" for line in lines[1:]) for i in range(len(lines[0]) - 1)]
-    # what most rows report is in view without scrolling
-    kept = [0, 1, 2, *sorted((i for i in range(3, len(counts)) if counts[i]), key=lambda i: -counts[i])]
-    lines = [[line[-1], *(line[i] for i in kept)] for line in lines]  # the source first, in view on a phone
-    return "".join(
-        [
-            "<h2>Published rows</h2>",
-            _table(lines, 4, caption),
-            f"<ul>{listed}</ul>" if listed else "",
-            _sources(comparison),
-        ]
-    )
+    shown = [
+        ("source", lambda row: row.source), ("hardware", lambda row: row.config),
+        ("precision", lambda row: row.precision), ("batch", lambda row: row.batch),
+        (f"speed, {comparison.unit}/s", lambda row: _printed(row, "p_steady", "throughput", "p_core", "p_train")),
+        ("final metric", lambda row: " ".join(filter(None, [row.metric, _printed(row, "final_metric")]))
+         if row.metric else "/"),
+        ("memory, GiB", lambda row: _printed(row, "mem_used_gib")),
+    ]  # fmt: skip
+    lines = [[name for name, _ in shown], *([shows(row) for _, shows in shown] for row in comparison.published)]
+    caption = f"{RULE} As printed, a correction in parentheses; '/' is not reported."
+    links = _sources(comparison)
+    return folded("Published rows", f"{table(lines, 4, caption)}<p>All rows: {more}.</p>{links}", f"{len(lines) - 1}")
+
+
+def _printed(row: Row, *names: str) -> str:
+    """Returns the first of some figures of a published row as printed, with its correction."""
+    for name in names:
+        if (value := row.figures.get(name)) is not None:
+            fixed = row.corrected.get(name)
+            return f"{value:,.12g}" + (f" ({number(float(fixed.value))})" if fixed else "")
+    return "/"
 
 
 def _sources(comparison: Comparison) -> str:
@@ -206,62 +167,61 @@ def _sources(comparison: Comparison) -> str:
     for url, source in urls:
         by_url.setdefault(url, []).append(source)
     lines = [
-        f'<li><a href="{_text(url)}" rel="noreferrer">{_text(url)}</a>: {_text("; ".join(sources))}</li>'
+        f'<li><a href="{text(url)}" rel="noreferrer">{text(url)}</a>: {text("; ".join(sources))}</li>'
         for url, sources in by_url.items()
     ]
     return f"<h3>Sources</h3><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _pictures(comparison: Comparison) -> str:
-    """Returns the models' own pictures, embedded, each with its group and run."""
+    """Returns the models' own pictures, embedded."""
     drawn = []
     for picture in comparison.pictures:
+        data = b64encode(read_bytes(Path(picture.file))).decode()
         group = comparison.groups[picture.group]
-        try:
-            data = b64encode(read_bytes(Path(picture.file))).decode()
-        except OSError:
-            continue  # removed since the comparison was built
-        alt = _text(f"{picture.name} of {group.name}, drawn by the run: {picture.file}")
-        title = _text(f"{picture.name}, {group.name}")
+        alt = text(f"{picture.name} of {group.name}, drawn by the run: {picture.file}")
+        title = text(f"{picture.name}, {group.name}")
         drawn.append(f'<figure><h3>{title}</h3><img alt="{alt}" src="data:image/png;base64,{data}"></figure>')
     files = ", ".join(comparison.left_out)
-    left_out = f"<p>Pictures left out, for size or number: {_text(files)}</p>" if files else ""
+    left_out = f"<p>Pictures left out, for size or number: {text(files)}</p>" if files else ""
     shown = f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
-    return f"<h2>The models' own pictures</h2>{shown}{left_out}" if drawn or left_out else ""
+    return folded("The models' own pictures", shown + left_out, f"{len(drawn)} of their results")
 
 
 def _key(comparison: Comparison) -> str:
-    """Returns the key of all charts: colour, point, line and whole name of each group."""
+    """Returns the key of charts: colour, point, line and name of each group."""
     lines = []
-    for i, (label, group) in enumerate(zip(charts.names(comparison), comparison.groups, strict=True)):
+    for i, label in enumerate(charts.names(comparison)):
         colour, glyph, dash = charts.look(i)
         style = f"color:{'var(--ink)' if colour == BLACK else colour};border-bottom-style:{dash}"
-        lines.append(f'<li><span aria-hidden="true" style="{style}">{glyph}</span>{label}: {_text(group.name)}</li>')
-    return f'<h2>Groups in the charts</h2><ul class="key">{"".join(lines)}</ul>'
+        lines.append(f'<li><span aria-hidden="true" style="{style}">{glyph}</span>{text(label)}</li>')
+    return f'<ul class="key">{"".join(lines)}</ul>'
 
 
-def _charts(drawn: Sequence[Chart], first: int) -> str:
-    """Returns the sections of charts, whose numbers begin at `first`."""
+def _charts(comparison: Comparison, drawn: Sequence[Chart], start: int) -> list[str]:
+    """Returns the folded sections of charts, whose numbers begin at `start`."""
     parts = []
-    for section, group in groupby(enumerate(drawn, first), lambda pair: pair[1].section):
+    for section, group in groupby(enumerate(drawn, start), lambda pair: pair[1].section):
         members = list(group)
         narrow = "".join(_figure(i, chart) for i, chart in members if not chart.is_wide)
         wide = "".join(_figure(i, chart) for i, chart in members if chart.is_wide)
-        parts.append(f'<h2>{_text(section)}</h2><div class="charts">{narrow}</div>{wide}')
-    return "".join(parts)
+        key = _key(comparison) if section in KEYED and len(comparison.groups) > len(CURVES) else ""
+        inside = ", ".join(dict.fromkeys(chart.inside or chart.title.partition(":")[0] for _, chart in members))
+        parts.append(folded(section, f'{key}<div class="charts">{narrow}</div>{wide}', inside))
+    return parts
 
 
-def _figure(number: int, chart: Chart) -> str:
+def _figure(index: int, chart: Chart, heading: str = "h3") -> str:
     wide = ' class="long" tabindex="0"' if chart.is_wide else ""
     image = _svg(chart.spec, chart.title, chart.words)
-    return f'<figure id="chart-{number}"{wide}><h3>{_text(chart.title)}</h3>{image}</figure>'
+    return f'<figure id="chart-{index}"{wide}><{heading}>{text(chart.title)}</{heading}>{image}</figure>'
 
 
 def _svg(spec: Mapping[str, Any], title: str, description: str) -> str:
     """Returns the chart as one image with an alternative text, instead of a text for each of its marks."""
     start, _, rest = charts.svg(spec).partition(">")
-    start = start.replace("<svg", f'<svg role="img" aria-label="{_text(title)}"', 1)
-    return f"{start}><title>{_text(title)}</title><desc>{_text(description)}</desc>{rest}"
+    start = start.replace("<svg", f'<svg role="img" aria-label="{text(title)}"', 1)
+    return f"{start}><title>{text(title)}</title><desc>{text(description)}</desc>{rest}"
 
 
 def _figures(comparison: Comparison) -> str:
@@ -280,39 +240,25 @@ def _figures(comparison: Comparison) -> str:
                 "/" if estimate is None else spread(estimate, quantity) + (f" ({moved})" if moved != "/" else "")
             )
         lines.append(line)
-    table = _table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
-    return f"<h2>Other figures</h2>{table}"
+    rows = table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
+    return folded("Other figures", rows, ", ".join(quantity.title for quantity in quantities))
 
 
-def _ends(comparison: Comparison) -> list[str]:
+def _differences(comparison: Comparison) -> list[str]:
     parts = []
     for name, keys in (("Config", comparison.config), ("Environment", comparison.environment)):
         if keys:
             lines = key_table(comparison, keys)
-            table = _table(lines, len(lines[0]), "Keys that the groups differ in.")
-            parts.append(f"<h2>{name}: what differs</h2>{table}")
+            rows = table(lines, len(lines[0]), "Keys that the groups differ in.")
+            parts.append(folded(f"{name}: what differs", rows, count(len(keys), "key")))
+    return parts
+
+
+def _runs(comparison: Comparison) -> str:
     runs = [
-        f"<li>{_text(group.name)}: {_text(run.source)}"
-        + (f"<br><code>{_text(run.command)}</code></li>" if run.command else "</li>")
+        f"<li>{text(group.name)}: {text(run.source)}"
+        + (f"<br><code>{text(run.command)}</code></li>" if run.command else "</li>")
         for group in comparison.groups
         for run in group.runs
     ]
-    return [*parts, f"<h2>Runs and their commands</h2><ol>{''.join(runs)}</ol>"]
-
-
-def _table(lines: Sequence[Sequence[str]], texts: int, caption: str) -> str:
-    """Returns a table in a box that scrolls; the first of `lines` are headers, the first `texts` columns text."""
-    kinds = [' class="text"' if i < texts else "" for i in range(len(lines[0]))]
-    head = "".join(f'<th scope="col"{kind}>{_text(cell)}</th>' for kind, cell in zip(kinds, lines[0], strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, line, strict=True)) + "</tr>"
-        for line in lines[1:]
-    )
-    return (
-        f'<div class="wide" tabindex="0"><table><caption><span>{_text(caption)}</span></caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _text(text: str) -> str:
-    return escape(charts.plain(text))
+    return folded("Runs and their commands", f"<ol>{''.join(runs)}</ol>", count(len(runs), "run"))

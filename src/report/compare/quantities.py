@@ -1,5 +1,6 @@
 """The figures of a record that runs are compared by, with their units and which values are better."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -8,6 +9,7 @@ from typing import Any
 from src.measure.intervals import welch_interval
 from src.report.compare.structure import Direction, Estimate, Quantity
 from src.report.record import Figure, Record
+from src.report.table import number
 
 RATES = ("p_steady", "throughput")  # the first that runs have is their speed
 
@@ -125,3 +127,19 @@ def samples_of(record: Record, row: Mapping[str, Any]) -> float | None:
     last = max((entry.get("step") or 0 for entry in record.history), default=0)
     step = row.get("step")
     return None if step is None or not last or record.samples is None else record.samples * step / last
+
+
+def header(quantity: Quantity) -> str:
+    """Returns a quantity's title with its unit, unless the title has it already."""
+    return quantity.title if quantity.unit in (*quantity.title.split(" "), "") else f"{quantity.title}, {quantity.unit}"
+
+
+def spread(estimate: Estimate, quantity: Quantity) -> str:
+    """Returns 'mean ± sd' in the printed unit, the deviation with two digits and the mean with as many decimals."""
+    mean, sd = estimate.mean * quantity.factor, (estimate.sd or 0.0) * quantity.factor
+    if estimate.sd is None:
+        return number(mean)
+    if sd == 0:
+        return f"{number(mean)} ± 0"
+    decimals = max(0, 1 - math.floor(math.log10(sd)))
+    return f"{mean:.{decimals}f} ± {sd:.{decimals}f}"

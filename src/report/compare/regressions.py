@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from src.errors import UserError
-from src.report.compare.quantities import against, estimates, figures, quantities
+from src.report.compare.quantities import against, estimates, figures, header, quantities, spread
 from src.report.compare.structure import Estimate, Quantity
-from src.report.compare.text import change, header, spread
+from src.report.compare.text import change
 from src.report.keys import compared_config
 from src.report.load import Loaded
 from src.report.record import Record

@@ -171,9 +171,10 @@ class Comparison:
         quantities: the columns, those that at least one run has.
         metric: the name of the final metric's quantity; None where the runs have none.
         config, environment: the keys that the groups differ in.
-        warnings: what hinders a fair comparison, a sentence each.
-        published: rows to compare with, as printed and corrected.
-        best: the group with the best mean of the metric; None where there is none to compare.
+        warnings: what a reader has to know of the comparison, a sentence each.
+        hindrances: why the groups are not comparable, some words each; empty where they are.
+        published: rows of the same model, devices, batch and precision, as printed and corrected.
+        best: the group with the best mean of the metric; None where there is none to compare, and for a tie.
         axes: the keys that three or more groups vary.
         scaling: speed-ups of runs on several devices over those on one, then published ones.
         pictures, left_out: the models' own pictures, and the files of those that are too large or too many.
@@ -192,6 +193,7 @@ class Comparison:
     config: Sequence[Difference] = ()
     environment: Sequence[Difference] = ()
     warnings: Sequence[str] = ()
+    hindrances: Sequence[str] = ()
     failures: Sequence[Failure] = ()
     curves: Sequence[Curve] = ()
     published: Sequence[Row] = ()

@@ -1,14 +1,19 @@
 """A comparison as Markdown, csv, JSON and LaTeX."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from src.report.compare.answer import answer
+from src.report.compare.hindrances import verdict
+from src.report.compare.quantities import header, spread
 from src.report.compare.structure import Comparison, Difference, Estimate, Group, Quantity
-from src.report.table import Table, aligned, number, section
+from src.report.compare.varied import short_value
+from src.report.table import Table, aligned, section
 from src.system.tables import csv_text
 
+KEYS, VALUES = 6, 8  # that a line of differing keys names
 # The columns of a printed table; csv, JSON and the page have all quantities.
 PRINTED = (
     *("metric", "seconds_to_target", "samples_to_target", "p_steady", "p_train", "throughput", "with_loading"),
@@ -16,6 +21,10 @@ PRINTED = (
 )
 COMPARED = ("metric", "seconds_to_target", "p_steady", "p_train", "throughput", "latency_p50", "e2e_time_s", "mem")
 LEGEND = "Mean ± standard deviation over the n runs that ended normally; '/' was not measured."
+RULE = (
+    "Of the same model, number of devices, batch and precision, three at most: the fastest of each precision and "
+    "batch, then the next fastest."
+)
 INTERVALS = (
     "Difference of the means in percent of the first group's mean, with Welch's 95% interval in brackets where both "
     "groups have several runs."
@@ -23,10 +32,15 @@ INTERVALS = (
 
 
 def markdown(comparison: Comparison) -> str:
-    """Returns the comparison as Markdown: best group, warnings, then the sections."""
-    parts = [f"# {comparison.title}", *filter(None, [best_line(comparison), best_runs(comparison)])]
+    """Returns the comparison as Markdown: the answer, whether it is fair, what differs, notes, then the sections."""
+    parts = [f"# {comparison.title}", opening(comparison), *filter(None, [best_runs(comparison)])]
     parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
     return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections(comparison))]) + "\n"
+
+
+def opening(comparison: Comparison) -> str:
+    """Returns the Markdown that a comparison begins with: its answer, whether it is fair, the keys that differ."""
+    return "\n\n".join(filter(None, [f"**{answer(comparison).sentence}**", verdict(comparison), keys_line(comparison)]))
 
 
 def sections(comparison: Comparison) -> list[tuple[str, str]]:
@@ -36,7 +50,7 @@ def sections(comparison: Comparison) -> list[tuple[str, str]]:
         parts.append(("Difference from the first group", f"{_markdown_table(*changes(comparison))}\n\n{INTERVALS}"))
     if comparison.published:
         rows = Table(comparison.models[0], comparison.kind, comparison.unit, comparison.published)
-        parts.append(("Published rows", section(rows).rstrip()))
+        parts.append(("Published rows", f"{RULE} {more_rows(comparison)}\n\n{section(rows).rstrip()}"))
     if comparison.failures:
         lines = [[failure.source, failure.varied, failure.status, failure.reason] for failure in comparison.failures]
         parts.append(("Not done", _markdown_table([["run", "of", "state", "reason"], *lines], 4)))
@@ -67,7 +81,8 @@ def as_csv(comparison: Comparison) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Returns the whole comparison as JSON, values in the records' units."""
-    return json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    plain = {"answer": asdict(answer(comparison)), "verdict": verdict(comparison)} | comparison.to_dict()
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def latex(comparison: Comparison) -> str:
@@ -88,22 +103,34 @@ VIEWS: Mapping[str, Callable[[Comparison], str]] = {
 }  # fmt: skip
 
 
-def best_line(comparison: Comparison) -> str:
-    """Returns a sentence that names the best group by the final metric; '' where there is none to compare."""
-    if comparison.best is None or comparison.metric is None:
-        return ""
-    group, quantity = comparison.groups[comparison.best], comparison.quantity(comparison.metric)
-    estimate = group.estimates[comparison.metric]
-    value = f"{quantity.title} {spread(estimate, quantity)}, n = {estimate.n}"
-    return f"Best: {group.name} ({value}), of {len(comparison.groups)} groups."
-
-
 def best_runs(comparison: Comparison) -> str:
     """Returns the overrides of the best group and its runs; '' where no key is varied."""
     if comparison.best is None or not comparison.axes:
         return ""
     overrides = " ".join(f"{axis.key}={axis.labels[comparison.best]}" for axis in comparison.axes)
     return f"{overrides}: {', '.join(run.source for run in comparison.groups[comparison.best].runs)}"
+
+
+def keys_line(comparison: Comparison) -> str:
+    """Returns the keys that the groups differ in with their values; '' without any."""
+    return "; ".join(f"{key}: {values}" for key, values in differing_values(comparison))
+
+
+def differing_values(comparison: Comparison) -> list[tuple[str, str]]:
+    """Returns the keys of the config that the groups differ in, and their distinct values, a few of many."""
+    lines = []
+    for difference in comparison.config[:KEYS]:
+        values = list(dict.fromkeys(map(short_value, difference.values)))
+        more = f" and {len(values) - VALUES} more" if len(values) > VALUES else ""
+        lines.append((difference.key, ", ".join(values[:VALUES]) + more))
+    if len(comparison.config) > KEYS:
+        lines.append(("more keys", str(len(comparison.config) - KEYS)))
+    return lines
+
+
+def more_rows(comparison: Comparison) -> str:
+    """Returns how to see the other published rows."""
+    return "All rows: " + ", ".join(f"`report.py published {model}`" for model in comparison.models) + "."
 
 
 def result(comparison: Comparison) -> tuple[list[list[str]], int]:
@@ -133,22 +160,6 @@ def changes(comparison: Comparison) -> tuple[list[list[str]], int]:
             ]
         )
     return lines, 1
-
-
-def header(quantity: Quantity) -> str:
-    """Returns a quantity's title with its unit, unless the title has it already."""
-    return quantity.title if quantity.unit in (*quantity.title.split(" "), "") else f"{quantity.title}, {quantity.unit}"
-
-
-def spread(estimate: Estimate, quantity: Quantity) -> str:
-    """Returns 'mean ± sd' in the printed unit, the deviation with two digits and the mean with as many decimals."""
-    mean, sd = estimate.mean * quantity.factor, (estimate.sd or 0.0) * quantity.factor
-    if estimate.sd is None:
-        return number(mean)
-    if sd == 0:
-        return f"{number(mean)} ± 0"
-    decimals = max(0, 1 - math.floor(math.log10(sd)))
-    return f"{mean:.{decimals}f} ± {sd:.{decimals}f}"
 
 
 def change(estimate: Estimate | None, base: Estimate | None) -> str:

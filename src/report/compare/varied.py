@@ -5,13 +5,16 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from src.report.compare.axes import short
 from src.report.compare.quantities import RATES
+from src.report.compare.ratios import rounded
 from src.report.compare.structure import Axis, Coordinate, Difference, Group, Quantity
-from src.report.table import number
 
 FEWEST = 3  # groups: with two there is no course to draw
 MOST = 6  # keys: of more, only those that tell the groups apart
 LEVELS = 8  # values that are labelled one by one
+LONG = 8  # characters of a number that stands as it is
+APART = 0.06  # of an axis: labels that are closer cover each other
 
 
 def axes(config: Sequence[Difference], naming: Sequence[Difference]) -> list[Axis]:
@@ -73,11 +76,19 @@ def as_number(value: str) -> float | None:
     return float(parsed) if is_number else None
 
 
+def short_value(value: str) -> str:
+    """Returns a value of the config, a long number rounded to four digits."""
+    number = as_number(value)
+    return value if number is None or len(value) <= LONG else f"{number:.4g}"
+
+
 def _log(values: Sequence[float]) -> bool:
-    """Returns whether the values are spread more evenly on a logarithmic scale."""
+    """Returns whether the values are spread more evenly on a logarithmic scale; two, whether one is ten times more."""
     levels = sorted(set(values))
-    if len(levels) < 3 or levels[0] <= 0:
+    if len(levels) < 2 or levels[0] <= 0:
         return False
+    if len(levels) == 2:
+        return levels[1] >= 10 * levels[0]
     return _largest_gap([math.log(value) for value in levels]) < _largest_gap(levels)
 
 
@@ -87,16 +98,20 @@ def _largest_gap(levels: Sequence[float]) -> float:
 
 
 def _coordinate(title: str, numbers: Sequence[float] | None, labels: Sequence[str], log: bool) -> Coordinate:
-    """Returns the parallel axis of a key: few values stand at equal distances, many numbers at their places."""
+    """Returns the parallel axis of a key: numbers at their places, with few labelled one by one; words in order."""
     levels = list(dict.fromkeys(labels))
-    if numbers is None or len(levels) <= LEVELS:
-        if numbers is not None:
-            value = dict(zip(labels, numbers, strict=True))
-            levels.sort(key=lambda label: value[label])
+    if numbers is None:
         place = {label: i / max(1, len(levels) - 1) for i, label in enumerate(levels)}
         shown = levels[:: max(1, -(-len(levels) // LEVELS))]
         return Coordinate(title=title, places=[place[x] for x in labels], ticks=[(place[x], x) for x in shown])
-    return _measured(title, numbers, log)
+    axis = _measured(title, numbers, log)
+    if len(levels) > LEVELS:
+        return axis
+    ticks: list[tuple[float, str]] = []
+    for place, value in sorted(zip((place or 0.0 for place in axis.places), numbers, strict=True)):
+        if not ticks or place - ticks[-1][0] > APART:
+            ticks.append((place, short(value)))
+    return Coordinate(title=title, places=axis.places, ticks=ticks)
 
 
 def _measured(title: str, values: Sequence[float | None], log: bool = False) -> Coordinate:
@@ -105,10 +120,16 @@ def _measured(title: str, values: Sequence[float | None], log: bool = False) -> 
     low, high = min(present), max(present)
     if low == high:
         places = [None if value is None else 0.5 for value in values]
-        return Coordinate(title=title, places=places, ticks=[(0.5, number(low))])
+        return Coordinate(title=title, places=places, ticks=[(0.5, short(low))])
     to, back = (math.log, math.exp) if log else (float, float)
     width = to(high) - to(low)
-    ticks = [(i / 4, number(back(to(low) + i / 4 * width))) for i in range(5)]
+    values_at = [back(to(low) + i / 4 * width) for i in range(5)]
+    shown = [short(value) for value in values_at] if log else [_trimmed(x) for x in rounded(values_at, width / 4)]
+    ticks = [(i / 4, label) for i, label in enumerate(shown)]
     return Coordinate(
         title=title, places=[None if value is None else (to(value) - to(low)) / width for value in values], ticks=ticks
     )
+
+
+def _trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text

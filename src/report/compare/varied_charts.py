@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from src.report.compare.charts import DASHES, INK, SHAPES, look, number_axis, plain
+from src.report.compare.axes import SHORT, number_axis, value_axis
+from src.report.compare.charts import DASHES, INK, SHAPES, look, plain
+from src.report.compare.quantities import header
 from src.report.compare.structure import Axis, Comparison, Quantity
-from src.report.compare.text import header
 from src.report.compare.varied import LEVELS
 from src.report.scaling import Kind
 from src.system.colours import CURVES
@@ -36,7 +37,8 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
     scale = {"domain": lines, "range": list(CURVES[: len(lines)])}
     shapes = {"domain": lines, "range": [SHAPES[i % len(SHAPES)] for i in range(len(lines))]}
     x = _key_axis(axis, [mean["x"] for mean in means])
-    y = number_axis("y", plain(header(quantity)))
+    values = [row["y"] for row in (*means, *runs)]
+    y = value_axis("y", plain(header(quantity)), values, quantity)
     colour = (
         {"field": "line", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 24}}
         if named
@@ -119,7 +121,7 @@ def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
     devices = sorted({row["devices"] for row in (*rows, *published)})
     x = {**number_axis("devices", "devices"), "scale": {"type": "log", "base": 2, "padding": 12, "nice": False},
          "axis": {"values": devices, "labelExpr": "format(datum.value, '~g')"}}  # fmt: skip
-    y = number_axis("efficiency", "speed-up per device, %")
+    y = {"field": "efficiency", "type": "quantitative", "title": "speed-up per device, %", "scale": {"zero": True}}
     names, looks = list(ours), [look(i) for i in range(len(ours))]
     scale = {"domain": names, "range": [colour for colour, _, _ in looks]}
     dashes = {"domain": names, "range": [DASHES[dash] for _, _, dash in looks]}
@@ -153,9 +155,10 @@ def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     levels = sorted(set(values))
     encoding = number_axis("x", title)
     if axis.log:
-        encoding["scale"] = {"type": "log", "nice": False, "padding": 12}
+        encoding |= {"title": f"{title} (log axis)", "scale": {"type": "log", "nice": False, "padding": 12}}
+    encoding["axis"] = {"labelExpr": SHORT, "labelOverlap": True}
     if len(levels) <= LEVELS:
-        encoding["axis"] = {"values": levels, "labelExpr": "format(datum.value, '~g')", "labelOverlap": True}
+        encoding["axis"]["values"] = levels
     return encoding
 
 

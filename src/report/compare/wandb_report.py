@@ -9,7 +9,7 @@ from typing import Any
 
 from src.errors import UserError
 from src.report.compare.structure import Comparison
-from src.report.compare.text import COMPARED, best_line, sections
+from src.report.compare.text import COMPARED, opening, sections
 from src.report.record import Case
 from src.report.wandb_run import FIGURES
 from src.system.colours import CURVES
@@ -39,7 +39,7 @@ def report(
         online: whether W&B is asked for the project, which must exist; else the run sets name no entity.
     """
     wr = workspaces()
-    blocks: list[Any] = [wr.MarkdownBlock(text=best)] if (best := best_line(comparison)) else []
+    blocks: list[Any] = [wr.MarkdownBlock(text=opening(comparison))]
     if comparison.warnings:
         blocks.append(wr.MarkdownBlock(text="\n".join(f"- **Note:** {text}" for text in comparison.warnings)))
     for number, (title, text) in enumerate(sections(comparison)):

@@ -1,0 +1,55 @@
+"""The style of a comparison's page: light, dark, on a phone and in print."""
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
+@media(prefers-color-scheme:dark){
+:root{--ink:#eee;--faint:#aaa;--line:#3a3a3a;--back:#151515;--fair:#4cc79b;--hindered:#ff9d5c}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:84rem;padding:1rem;font:16px/1.45 system-ui,sans-serif;color:var(--ink);
+background:var(--back)}
+p,li,dd,summary,h1,h2,h3{overflow-wrap:anywhere}
+h1{font-size:1rem;font-weight:400;color:var(--faint);margin:0}h2{font-size:1.05rem;display:inline;margin:0}
+h3,figure h2{display:block;font-size:.95rem;margin:.5rem 0 .25rem}
+.answer{font-size:1.4rem;line-height:1.35;font-weight:600;margin:.4rem 0 .6rem;max-width:64rem}
+.verdict{border-left:4px solid var(--fair);padding:.15rem .7rem;margin:0 0 .8rem}.hindered{border-color:var(--hindered)}
+.verdict summary span,.inside{color:var(--faint);font-size:.875rem}
+.first{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start;margin-bottom:1rem}
+.first .charts{flex:1 1 30rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
+.first figure{max-width:34rem}
+dl{margin:.5rem 0;font-size:.9rem}.first>div:last-child{flex:0 1 24rem}
+.first td.text:first-child{min-width:0}dl div{border-bottom:1px solid var(--line);padding:.25rem 0}
+dt{font-weight:600}dd{margin:0;color:var(--faint)}
+main>details:not(.verdict){border-top:1px solid var(--line);padding:.5rem 0}summary{cursor:pointer}
+.wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.85rem;margin:.5rem 0}
+caption{text-align:left;color:var(--faint);padding:.25rem 0}
+caption span{position:sticky;left:0;display:inline-block;max-width:min(80rem,calc(100vw - 2rem))}
+th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
+th{white-space:normal;vertical-align:bottom}.text{text-align:left}
+td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--back)}
+td.text:first-child{min-width:min(11rem,36vw);max-width:min(28rem,40vw)}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,28rem),1fr));gap:1rem}
+figure{margin:0;max-width:44rem;overflow-x:auto}figure svg,img{display:block;width:100%;height:auto}
+details figure svg{min-width:26rem}img{background:#fff}
+figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
+figure.long{max-width:64rem}figure.long svg{width:auto;min-width:36rem;max-width:64rem}
+svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
+svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
+svg [stroke="#e6e6e6"]{stroke:var(--line)}
+figure text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
+.key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
+text-align:center;border-bottom:3px solid;print-color-adjust:exact}
+details td.text{white-space:pre-line}
+a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
+@media(max-width:600px){.answer{font-size:1.1rem}h1{font-size:.85rem}.verdict{font-size:.9rem}}
+@media print{@page{size:landscape;margin:12mm}
+:root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
+body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
+summary{break-after:avoid}summary,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}
+.first .charts{grid-template-columns:repeat(2,1fr)}
+.wide,figure,figure.long{overflow:visible}details figure svg{min-width:0}
+figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}
+details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}h3{font-size:.8rem}
+table{font-size:.65rem}th,td{padding:.15rem .3rem}th:first-child,td:first-child{position:static}
+th,td,td.text,td.text:first-child{white-space:normal;min-width:0}}
+"""
