@@ -30,7 +30,7 @@ case $what in
     done
     ;;
   screenshots)
-    "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_wide.png" 1280 2440
-    "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_phone.png" 360 4400 dark
+    "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_wide.png" 1440 900
+    "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_phone.png" 390 844 dark
     ;;
 esac

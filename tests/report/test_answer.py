@@ -172,3 +172,11 @@ def test_the_terminal_begins_with_the_answer_and_its_verdict(runs: Runs) -> None
     lines = markdown(runs.comparison()).splitlines()
     assert lines[2].startswith("**lr=amp is 1.43 times") and lines[4].startswith("Comparable: hp.lr alone differs")
     assert lines[6] == "hp.lr: tf32, amp"
+
+
+def test_many_values_of_a_key_are_a_range(runs: Runs) -> None:
+    for i in range(10):
+        runs.add(0.00013471245580917 * 2**i, [100.0 + i], [50.0 + i])
+    lines = markdown(runs.comparison()).splitlines()
+    assert lines[2].startswith("**Cannot be told from single runs (n=1). Best score: lr=0.06897, 59. Fastest:")
+    assert lines[6] == "hp.lr: 10 values from 1.3e-4 to 0.069"

@@ -242,3 +242,23 @@ def test_the_page_needs_no_network_and_is_the_same_when_built_again(
     assert "url(" not in written and "@import" not in written
     assert "default-src 'none'" in written
     assert page(comparison) == written
+
+
+def test_the_first_screen_answers_and_all_else_is_folded(tmp_path: Path, trained: Record, case: Case) -> None:
+    written = page(compare(load(records(tmp_path, trained, case))))
+    before, _, after = written.partition("<details><summary><h2>")
+    assert '<p class="answer">' in before and "Comparable: " in before and "<dt>hp.batch_size</dt>" in before
+    assert before.count("<figure") == 1 and after.count("<figure") > 3
+    outside = re.sub("<details.*?</details>", "", f"<details>{after}", flags=re.DOTALL)
+    assert "<table" not in outside and "<figure" not in outside
+
+
+def test_published_rows_are_three_at_most_of_the_same_case_without_commands(
+    tmp_path: Path, trained: Record, case: Case
+) -> None:
+    comparison = compare(load(records(tmp_path, trained, case)))
+    assert 0 < len(comparison.published) <= 3
+    assert {(row.precision, row.batch) for row in comparison.published} <= {("amp", "512"), ("amp", "1024")}
+    assert all(row.comparable and "benchmarks/" not in row.note for row in comparison.published)
+    written = page(comparison)
+    assert "report.py published moflow" in written and "Of the same model, number of devices, batch" in written

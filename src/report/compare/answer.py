@@ -123,12 +123,16 @@ def _better(base: Group, group: Group, metric: Quantity) -> str:
 
 
 def _of_several(groups: Sequence[Group], rate: Quantity | None, metric: Quantity | None) -> str:
-    told, is_single = [], False
+    told: list[str] = []
+    single: set[int] = set()
+    compared: set[int] = set()
     for quantity in (metric, rate):
         if quantity is not None and (first := first_of(groups, quantity)):
             told.append(_leading(groups, quantity, first, is_speed=quantity is rate))
-            is_single = is_single or bool(first.single)
-    cannot = "Cannot be told where a group is a single run (n=1). " if is_single else ""
+            single |= {*first.single}
+            compared |= {*first.compared}
+    which = "from single runs" if single == compared else "where a group is a single run"
+    cannot = f"Cannot be told {which} (n=1). " if single else ""
     return f"{cannot}{'. '.join(told)}" if told else ""
 
 

@@ -1,7 +1,7 @@
 """The axes of charts: from zero, or marked as cut; short labels of numbers."""
 
 from collections.abc import Sequence
-from math import inf
+from math import floor, inf, log10
 from typing import Any
 
 from src.report.axes import unit_of
@@ -34,6 +34,13 @@ def short(value: float) -> str:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits.removesuffix('.0')}e{int(power)}"
     return f"{value:.3g}"
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Returns the labelled values of a logarithmic axis: powers of ten, and 2 and 5 times these where they are few."""
+    powers = range(floor(log10(low)), floor(log10(high)) + 1)
+    steps = (1,) if len(powers) > 2 else (1, 2, 5)
+    return [tick for power in powers for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
 
 
 def value_axis(field: str, title: str, values: Sequence[float], quantity: Quantity | None = None) -> dict[str, Any]:

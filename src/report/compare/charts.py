@@ -108,14 +108,16 @@ def _labels(comparison: Comparison, values: Sequence[Mapping[str, Any]], x: Any,
     """Returns the names of groups beside points, where colours alone do not tell them apart; none over another."""
     if len(comparison.groups) <= len(CURVES):
         return []
-    wide, high = (max(point[axis] for point in values) - min(point[axis] for point in values) or 1 for axis in "xy")
+    wide = max(point["x"] for point in values) or 1.0  # the axis begins at zero
+    low, top = y["scale"].get("domain") or (0.0, max(point["y"] for point in values))
+    high = (top - low) or 1.0
     kept: list[Mapping[str, Any]] = []
     best = names(comparison)[comparison.best] if comparison.best is not None else None
     for point in sorted(values, key=lambda point: point["group"] != best):
         near = [abs(point["x"] - o["x"]) < 0.4 * wide and abs(point["y"] - o["y"]) < 0.08 * high for o in kept]
         if not any(near):
             kept.append(point)
-    middle = min(point["x"] for point in values) + wide / 2
+    middle = wide / 2
     text = {"field": "group", "type": "nominal"}
     return [
         {

@@ -51,7 +51,7 @@ def varied(comparison: Comparison) -> list[Chart]:
     )
     section = "What was varied"
     drawn = [
-        Chart(section=section, title=f"{quantity.title} over {axis.key}", spec=spec, words=words)
+        Chart(section=section, title=f"{quantity.title} over {axis.key}", spec=spec, words=words, inside=axis.key)
         for axis in comparison.axes
         for quantity in responses(comparison.quantities)
         if (spec := axis_spec(comparison, axis, quantity))
@@ -60,7 +60,7 @@ def varied(comparison: Comparison) -> list[Chart]:
         title = "All keys and figures, a line for each group"
         title += ", the best one thick" if comparison.best is not None else ""
         title += "; grey and dashed: not done" if any(not group.done for group in comparison.groups) else ""
-        drawn.append(Chart(section=section, title=title, spec=spec, words=words, is_wide=True))
+        drawn.append(Chart(section=section, title=title, spec=spec, words=words, is_wide=True, inside="all together"))
     return drawn
 
 

@@ -13,6 +13,7 @@ h3,figure h2{display:block;font-size:.95rem;margin:.5rem 0 .25rem}
 .answer{font-size:1.4rem;line-height:1.35;font-weight:600;margin:.4rem 0 .6rem;max-width:64rem}
 .verdict{border-left:4px solid var(--fair);padding:.15rem .7rem;margin:0 0 .8rem}.hindered{border-color:var(--hindered)}
 .verdict summary span,.inside{color:var(--faint);font-size:.875rem}
+.first>div{min-width:0;max-width:100%}
 .first{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start;margin-bottom:1rem}
 .first .charts{flex:1 1 30rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
 .first figure{max-width:34rem}
@@ -42,7 +43,7 @@ text-align:center;border-bottom:3px solid;print-color-adjust:exact}
 details td.text{white-space:pre-line}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 @media(max-width:600px){.answer{font-size:1.1rem}h1{font-size:.85rem}.verdict{font-size:.9rem}}
-@media print{@page{size:landscape;margin:12mm}
+@media print{@page{size:landscape;margin:12mm}.answer{font-size:1.1rem}
 :root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
 body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
 summary{break-after:avoid}summary,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from src.report.compare.answer import answer
+from src.report.compare.axes import short
 from src.report.compare.hindrances import verdict
 from src.report.compare.quantities import header, spread
 from src.report.compare.structure import Comparison, Difference, Estimate, Group, Quantity
-from src.report.compare.varied import short_value
+from src.report.compare.varied import as_number, short_value
 from src.report.table import Table, aligned, section
 from src.system.tables import csv_text
 
@@ -121,6 +122,10 @@ def differing_values(comparison: Comparison) -> list[tuple[str, str]]:
     lines = []
     for difference in comparison.config[:KEYS]:
         values = list(dict.fromkeys(map(short_value, difference.values)))
+        numbers = [number for value in difference.values if (number := as_number(value)) is not None]
+        if len(values) > VALUES and len(numbers) == len(difference.values):
+            lines.append((difference.key, f"{len(values)} values from {short(min(numbers))} to {short(max(numbers))}"))
+            continue
         more = f" and {len(values) - VALUES} more" if len(values) > VALUES else ""
         lines.append((difference.key, ", ".join(values[:VALUES]) + more))
     if len(comparison.config) > KEYS:

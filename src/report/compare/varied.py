@@ -14,6 +14,7 @@ FEWEST = 3  # groups: with two there is no course to draw
 MOST = 6  # keys: of more, only those that tell the groups apart
 LEVELS = 8  # values that are labelled one by one
 LONG = 8  # characters of a number that stands as it is
+NEAR = 4  # times the least value: where all are below it their ratios matter little
 APART = 0.06  # of an axis: labels that are closer cover each other
 
 
@@ -83,12 +84,12 @@ def short_value(value: str) -> str:
 
 
 def _log(values: Sequence[float]) -> bool:
-    """Returns whether the values are spread more evenly on a logarithmic scale; two, whether one is ten times more."""
+    """Returns whether the values are of several sizes, and spread more evenly on a logarithmic scale."""
     levels = sorted(set(values))
     if len(levels) < 2 or levels[0] <= 0:
         return False
-    if len(levels) == 2:
-        return levels[1] >= 10 * levels[0]
+    if len(levels) == 2 or levels[-1] < NEAR * levels[0]:
+        return levels[-1] >= 10 * levels[0]
     return _largest_gap([math.log(value) for value in levels]) < _largest_gap(levels)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from src.report.compare.axes import SHORT, number_axis, value_axis
+from src.report.compare.axes import SHORT, log_ticks, number_axis, value_axis
 from src.report.compare.charts import DASHES, INK, SHAPES, look, plain
 from src.report.compare.quantities import header
 from src.report.compare.structure import Axis, Comparison, Quantity
@@ -159,6 +159,8 @@ def _key_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     encoding["axis"] = {"labelExpr": SHORT, "labelOverlap": True}
     if len(levels) <= LEVELS:
         encoding["axis"]["values"] = levels
+    elif axis.log:
+        encoding["axis"]["values"] = log_ticks(levels[0], levels[-1])
     return encoding
 
 
