@@ -180,3 +180,13 @@ def test_many_values_of_a_key_are_a_range(runs: Runs) -> None:
     lines = markdown(runs.comparison()).splitlines()
     assert lines[2].startswith("**Cannot be told from single runs (n=1). Best score: lr=0.06897, 59. Fastest:")
     assert lines[6] == "hp.lr: 10 values from 1.3e-4 to 0.069"
+
+
+def test_of_many_groups_more_equal_the_best_than_one_by_one(runs: Runs) -> None:
+    best, second = [60.0, 60.2, 60.4], [59.4, 59.6, 59.8]
+    low, _ = welch_interval(best, second) or (0.0, 0.0)
+    assert low > 0  # of two groups these are told apart
+    for i in range(12):
+        runs.add(i, [100.0, 101.0, 102.0], best if i == 0 else second if i == 1 else [10.0 + i, 10.1 + i, 10.2 + i])
+    told = runs.answer()
+    assert told.metric is not None and told.metric.equal == [1]
