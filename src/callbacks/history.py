@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from src.callbacks.loggers import LOGGED, WandbLogger
+from src.callbacks.loggers import KINDS, LOGGED, Continued
 from src.callbacks.measuring import Measuring
 from src.callbacks.window import Window
 from src.config.ranges import Count
@@ -45,6 +45,7 @@ class History(Measuring):
         self._read_steps = 0
         self._step = 0  # of the newest row of losses
         self._before: dict[str, Any] = {}  # what the run that this one continues had logged
+        self._ids: dict[str, str] = {}  # of its runs of W&B and others
         self._begin_s: float | None = None  # of the clock, at the first step
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
@@ -52,16 +53,15 @@ class History(Measuring):
             torch.cuda.synchronize()  # the weights are copied next, which waits as long
         self._log_arrived(trainer)
         where = self._where(trainer, pl_module)
-        run = next((logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)), None)
-        logged = {name: where[name] for name in ("samples", "seconds", "time_s")}
-        checkpoint[LOGGED] = {**logged, "wandb": run or self._before.get("wandb"), "rows": packed(self.rows)}
+        logged = {name: where[name] for name in ("samples", "seconds", "time_s")} | self._ids
+        logged |= {logger.kind: logger.version for logger in trainer.loggers if isinstance(logger, Continued)}
+        checkpoint[LOGGED] = {**logged, "rows": packed(self.rows)}
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Task, checkpoint: dict[str, Any]) -> None:
         logged = dict(checkpoint.get(LOGGED) or {})
         self.rows = unpacked(logged.pop("rows", {}))
         self._before = {name: kind(logged[name]) for name, kind in COUNTED.items() if name in logged}
-        if isinstance(logged.get("wandb"), str):
-            self._before["wandb"] = logged["wandb"]
+        self._ids = {kind: logged[kind] for kind in KINDS if isinstance(logged.get(kind), str)}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._begin_s, self._step = pl_module.clock.wall_s(), trainer.global_step

@@ -30,6 +30,7 @@ def wandb_options(parser: argparse.ArgumentParser) -> None:
     project, entity = os.environ.get("WANDB_PROJECT", "reprise"), os.environ.get("WANDB_ENTITY", "")
     parser.add_argument("--project", default=project, help="default: WANDB_PROJECT, or reprise")
     parser.add_argument("--entity", default=entity, help="user or team; default: WANDB_ENTITY, or the key's own")
+    parser.add_argument("--published", action="store_true", help="with the published rows of the case in the report")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write (default: %(default)s)")
 
 
@@ -39,7 +40,7 @@ def run_wandb(options: argparse.Namespace) -> int:
 
     workspaces()  # before anything is written
     loaded = load(options.runs)
-    comparison = compare(loaded)
+    comparison = compare(loaded, published=options.published)
     online = os.environ.get("WANDB_MODE", "offline") == "online"
     place = {"project": options.project, "entity": options.entity or None, "dir": str(options.output)}
     options.output.mkdir(parents=True, exist_ok=True)
@@ -97,8 +98,9 @@ def rows(record: Record) -> dict[int, dict[str, Any]]:
     """Returns what the history has at each step, in their order: losses, metrics and the axes of W&B's charts."""
     by_step: dict[int, dict[str, Any]] = {}
     for row in record.history:
-        axes = {"samples": samples_of(record, row), "seconds": seconds_of(record, row), "epoch": row.get("epoch")}
-        others = {key: value for key, value in row.items() if key not in ("step", "time_s", *AXES)}
+        axes = {"samples": samples_of(record, row), "seconds": seconds_of(record, row)}
+        axes |= {"epoch": row.get("epoch"), "time_s": row.get("time_s")}
+        others = {key: value for key, value in row.items() if key not in ("step", *AXES)}
         values = {key: value for key, value in (others | axes).items() if value is not None}
         by_step.setdefault(int(row.get("step") or 0), {}).update(values)
     return dict(sorted(by_step.items()))

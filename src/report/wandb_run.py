@@ -14,7 +14,7 @@ from src.report.job import differing_overrides, job_folders, label, read_job
 from src.report.record import Record
 from src.system.masking import mask_streams, masked
 
-AXES = ("samples", "seconds", "epoch")  # of charts; seconds are those since the first step
+AXES = ("samples", "seconds", "epoch", "time_s")  # of charts; seconds since the first step, time_s since the start
 FIGURES = "figures/"  # and a quantity's name: the summary's figures that comparisons have
 MOST_ROWS = 1000  # of a table
 MOST_LETTERS = {"name": 128, "tag": 64}  # W&B refuses longer ones
@@ -107,8 +107,7 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
     step = max((row.get("step") or 0 for row in record.history), default=0)
     if step >= run.step:  # else the run has it from before
         run.log(shown, step=step, commit=True)
-    run.summary.update({FIGURES + name: value for name, value in values.items()})
-    run.summary.update(dict(flat({key: value for key, value in plain.items() if key not in NOT_FIGURES})))
+    run.summary.update(summary(record))
     if record.utilisation and record.utilisation.impossible:
         run.summary["utilisation.error"] = f"above the {' and the '.join(record.utilisation.impossible)}"
     if record.error:
@@ -116,6 +115,13 @@ def log_end(run: Any, record: Record, files: Mapping[str, Path]) -> None:
     artifact = wandb.Artifact(f"record-{run.id}", type="record")
     artifact.add_file(str(files["record"]), name="result.json")
     run.log_artifact(artifact)
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Returns every figure of a record by its name, and those that comparisons have by FIGURES and their names."""
+    values = {FIGURES + name: value for name, value in figures(record).items() if value is not None}
+    plain = {key: value for key, value in record.to_dict().items() if key not in NOT_FIGURES}
+    return values | dict(flat(plain))
 
 
 def _figures(record: Record, values: Mapping[str, float]) -> Any:
