@@ -6,7 +6,7 @@ from pathlib import Path
 from src.errors import UserError
 from src.published import about, rows
 from src.report.compare import regressions, text
-from src.report.compare.build import compare
+from src.report.compare.build import compare, compare_each
 from src.report.load import load
 from src.report.rows import published_row
 from src.report.scaling import scaling, scaling_table
@@ -54,12 +54,15 @@ def run_compare(options: argparse.Namespace) -> int:
         raise UserError("--fail-below needs --against OLD: the runs to be compared with")
     if options.interactive and options.format != "html":
         raise UserError("--interactive needs --format html")
-    comparison = compare(load(options.runs), options.published)
     if options.format == "html":
-        from src.report.compare.page import page  # its charts take a while to load
+        from src.report.compare.page import pages  # its charts take a while to load
 
-        put(page(comparison, options.interactive), options.output)
+        loaded = load(options.runs)
+        is_folder = len(options.runs) == 1  # of a sweep or of runs, which may have several models
+        compared = compare_each(loaded, options.published) if is_folder else [compare(loaded, options.published)]
+        put(pages(compared, options.interactive), options.output)
     else:
+        comparison = compare(load(options.runs), options.published)
         put(text.VIEWS[options.format](comparison), options.output)
     return 0
 

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from src.errors import UserError
-from src.report.compare.build import compare
-from src.report.compare.page import page
+from src.report.compare.build import compare_each
+from src.report.compare.page import pages
 from src.report.compare.text import markdown
 from src.report.job import SweepJob, differing_overrides, label
 from src.report.load import load
@@ -81,18 +81,18 @@ class Status:
 def write_comparison(sweep: Path, jobs: Mapping[Path, SweepJob]) -> Path | None:
     """Writes the comparison of a sweep's jobs as a page, or as Markdown without its library; returns the file.
 
-    None where fewer than two jobs have a record, or theirs are of different units or metrics.
+    None where fewer than two jobs have a record. Of several models each has a section.
     """
     if sum(record_of(folder) is not None for folder in jobs) < 2:
         return None
     try:
-        comparison = compare(load([sweep]))
+        comparisons = compare_each(load([sweep]))
     except UserError:
         return None
     try:
-        file, text = sweep / "comparison.html", page(comparison)
+        file, text = sweep / "comparison.html", pages(comparisons)
     except UserError:
-        file, text = sweep / "comparison.md", markdown(comparison)
+        file, text = sweep / "comparison.md", "\n".join(map(markdown, comparisons))
     write_text(file, text)
     return file
 

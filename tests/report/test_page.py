@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from src.errors import UserError
 from src.measure.reading import Reading, Remark
 from src.report.compare import charts
-from src.report.compare.build import compare
+from src.report.compare.build import compare, compare_each
 from src.report.compare.curves import curve_spec
 from src.report.compare.quantities import spread
 from src.report.compare.text import change
 from src.report.load import load
-from src.report.record import Case, Record, RunError, Steady, write_record
+from src.report.record import Case, ReachedMetric, Record, RunError, Steady, read_record, write_record
 
 pytest.importorskip("vl_convert")
-from src.report.compare.page import page
+from src.report.compare.page import page, pages
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\x00</svg></style>"
 
@@ -96,6 +97,30 @@ def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, tr
     assert drawn[6] is not None and drawn[6].startswith("All keys and figures")
     assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in parser.texts
     assert parser.texts.index("Not done") < parser.texts.index("What was varied")
+
+
+def test_models_of_other_figures_have_a_section_each(tmp_path: Path, trained: Record, case: Case) -> None:
+    """A run that ended before its metric is in its model's; the charts of all have ids of their own."""
+    first = records(tmp_path, trained, case)
+    (tmp_path / "other").mkdir()
+    metric = ReachedMetric(name="mae", value=0.5, direction="min")
+    others = records(tmp_path / "other", trained, replace(case, model="se3_transformer"), unit="graphs")
+    for i, path in enumerate(others):
+        other = read_record(path)
+        write_record(replace(other, final_metric=replace(metric, value=0.5 + i)), path)
+    failed = replace(trained, status="failed", final_metric=None, error=RunError(type="X", message="y"))
+    write_record(failed, tmp_path / "failed.json")
+    loaded = load([*first, *others, tmp_path / "failed.json"])
+    with pytest.raises(UserError, match="compare runs of one kind and unit"):
+        compare(loaded)
+    one, other = compare_each(loaded, published=False)
+    assert [len(group.runs) for group in one.groups] == [3, 1] and len(other.groups) == 2
+    written = pages([one, other], interactive=True)
+    titles = [text for text in Page(written).texts if " runs, " in text]
+    assert [title.partition(" on ")[0] for title in titles[-2:]] == ["moflow", "se3_transformer"]
+    charts = re.findall(r'id="(chart-\d+)"', written)
+    assert charts == [f"chart-{i}" for i in range(len(charts))] and written.count('id="help"') == 1
+    assert compare_each(load(first), published=False) == [compare(load(first), published=False)]
 
 
 def test_texts_of_a_record_stay_text(tmp_path: Path, trained: Record, case: Case) -> None:

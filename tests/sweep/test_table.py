@@ -68,7 +68,8 @@ def test_a_sweep_ends_in_a_comparison_that_names_what_failed(tmp_path: Path) -> 
     other = jobs(tmp_path / "other", [1.0, 2.0], "max", ("nuv", "auc"))
     for folder, job in other.items():
         write_job(folder, replace(job, key=folder.name))
-    assert write_comparison(tmp_path / "other", other) is None
+    file = write_comparison(tmp_path / "other", other)
+    assert file is not None and file.read_text().count('<section style="') == 2  # figures of two kinds: one for each
 
 
 @pytest.mark.parametrize(

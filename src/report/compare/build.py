@@ -78,6 +78,35 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     )
 
 
+def compare_each(loaded: Loaded, published: bool = True) -> list[Comparison]:
+    """Returns the comparison of all records, or one for each model where these cannot stand in one table."""
+    try:
+        return [compare(loaded, published)]
+    except UserError:
+        parts = _by_model(loaded)
+        if len(parts) == 1:
+            raise
+        return [compare(part, published) for part in parts]
+
+
+def _by_model(loaded: Loaded) -> list[Loaded]:
+    """Returns the runs of each model, kind, unit and final metric; one that ended without a metric joins its model's.
+
+    Jobs without a record are in the first part.
+    """
+    parts: dict[tuple[str, ...], list[tuple[str, Record]]] = {}
+    metrics: dict[tuple[str, ...], str] = {}
+    for _, record in loaded.runs:
+        if record.final_metric:
+            metrics.setdefault((record.kind, record.unit, record.case.model), record.final_metric.name)
+    for source, record in loaded.runs:
+        what = record.kind, record.unit, record.case.model
+        metric = record.final_metric.name if record.final_metric else metrics.get(what, "")
+        parts.setdefault((*what, metric), []).append((source, record))
+    first, *others = parts.values()
+    return [replace(loaded, runs=first), *(replace(loaded, runs=runs, without=[]) for runs in others)]
+
+
 def _check_same(source: str, first: Record, other: str, record: Record) -> None:
     """Raises UserError where two records cannot stand in one table."""
     ours, theirs = ((r.kind, r.unit, r.final_metric.name if r.final_metric else None) for r in (first, record))

@@ -56,9 +56,11 @@ def _interactive(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the spec with tooltips, and with zoom where both axes are numbers."""
     layers = [_with_tooltip(layer) for layer in spec.get("layer", ())]
     view = {**spec, "layer": layers} if layers else _with_tooltip(spec)
-    encoding = (layers[0] if layers else view)["encoding"]
-    if all(encoding[axis].get("type") == "quantitative" for axis in ("x", "y")):
-        (layers[0] if layers else view)["params"] = [ZOOM]
+    for part in layers or [view]:  # a rule has one axis
+        encoding = part["encoding"]
+        if all(encoding.get(axis, {}).get("type") == "quantitative" for axis in ("x", "y")):
+            part["params"] = [ZOOM]
+            break
     return view
 
 

@@ -40,22 +40,55 @@ KEYED = ("Curves", "Step times", "Latency")  # sections whose charts may leave o
 
 
 def page(comparison: Comparison, interactive: bool = False) -> str:
-    """Returns the comparison as one HTML file. Raises UserError where the charts' library is not installed.
+    """Returns the comparison as one HTML file: see `pages`."""
+    return pages([comparison], interactive)
+
+
+def pages(comparisons: Sequence[Comparison], interactive: bool = False) -> str:
+    """Returns comparisons as one HTML file, a section for each. Raises UserError without the charts' library.
 
     Args:
         interactive: whether charts get tooltips and zoom by a script in the file, which is 0.9 MB larger.
     """
-    title, answered = text(comparison.title), answer(comparison)
+    drawn: list[Chart] = []
+    sections = [_section(comparison, drawn) for comparison in comparisons]
+    if interactive:
+        sections[0].insert(3, f'<p id="help" hidden>{HELP}</p>')
+    bodies = ["\n".join(filter(None, parts)) for parts in sections]
+    body = (
+        bodies[0]
+        if len(bodies) == 1
+        else "\n".join(f'<section style="margin-bottom:4rem">{part}</section>' for part in bodies)
+    )
+    policy = POLICY
+    if interactive:
+        content, allowed = script([chart.spec for chart in drawn])
+        policy = f"{POLICY}; script-src {allowed}"
+        body += f"\n<script>{content}</script>"
+    title = text("; ".join(comparison.title for comparison in comparisons))
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head>"
+    )
+    return f"{head}<body><main>{body}</main></body></html>\n"
+
+
+def _section(comparison: Comparison, drawn: list[Chart]) -> list[str]:
+    """Returns the parts of a comparison, and appends its charts to those that the page has drawn."""
+    title, answered, start = text(comparison.title), answer(comparison), len(drawn)
     first = answers(comparison, answered)
     folds = [*varied(comparison), *curves(comparison), *measured(comparison)]
+    drawn += [*first, *folds]
     parts = [f"<h1>{title}</h1>", f'<p class="answer">{text(answered.sentence)}</p>', *_fair(comparison)]
-    pictures = "".join(_figure(i, chart, "h2") for i, chart in enumerate(first))
+    pictures = "".join(_figure(i, chart, "h2") for i, chart in enumerate(first, start))
     beside = f"<div>{_keys(comparison)}{_values(comparison, answered)}</div>"
     parts += [
         f'<div class="first"><div class="charts">{pictures}</div>{beside}</div>',
         _result(comparison),
         _failures(comparison),
-        *_charts(comparison, folds, len(first)),
+        *_charts(comparison, folds, start + len(first)),
         _figures(comparison),
         _pictures(comparison),
         readings(comparison),
@@ -63,20 +96,7 @@ def page(comparison: Comparison, interactive: bool = False) -> str:
         _published(comparison),
         _runs(comparison),
     ]
-    policy = POLICY
-    if interactive:
-        content, allowed = script([chart.spec for chart in (*first, *folds)])
-        policy = f"{POLICY}; script-src {allowed}"
-        parts.append(f"<script>{content}</script>")
-        parts.insert(3, f'<p id="help" hidden>{HELP}</p>')
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>"
-    )
-    body = "\n".join(filter(None, parts))
-    return f"{head}<body><main>{body}</main></body></html>\n"
+    return parts
 
 
 def _fair(comparison: Comparison) -> list[str]:
