@@ -153,7 +153,7 @@ def test_of_a_sweep_the_best_and_the_fastest_are_named_with_those_that_equal_the
     assert told.metric is not None and (told.metric.group, told.metric.equal) == (3, [5])
     assert told.speed is not None and (told.speed.group, told.speed.equal) == (11, [])
     assert told.sentence == (
-        "Best mean score: lr=4, 90.2 (95% interval 89.7 to 90.7); lr=6 equals it within the spread of 3 seeds. "
+        "Best mean score: lr=4, 90.2 (95% interval 89.7 to 90.7); the spread of 3 seeds does not tell lr=6 from it. "
         "Fastest: lr=12, 2.09 times as fast as the slowest, lr=1 (95% interval 2.05 to 2.13); "
         "the other 11 differ beyond the spread."
     )

@@ -163,8 +163,7 @@ def _leading(groups: Sequence[Group], quantity: Quantity, first: First, is_speed
     which = f"the other {num - 1}" if len(first.equal) == num - 1 else f"{len(first.equal)} of the other {num - 1}"
     if num > 2 and len(first.equal) <= NAMED:
         which = _listed(groups, first.equal)
-    equal = "equals" if len(first.equal) == 1 else "equal"
-    return f"{told}; {which} {equal} it within the spread of {seeds}"
+    return f"{told}; the spread of {seeds} does not tell {which} from it"
 
 
 def _figure(group: Group, quantity: Quantity) -> str:
