@@ -55,15 +55,20 @@ def ranks_of(jobs: Mapping[Path, SweepJob]) -> dict[Path, float]:
 
 
 def best_line(jobs: Mapping[Path, SweepJob]) -> str | None:
-    """Returns a line that names the best of several jobs and its folder; None where fewer than two can be compared."""
+    """Returns a line that names the best of several jobs and its folder, or those of an exact tie.
+
+    None where fewer than two can be compared.
+    """
     ranks = ranks_of(jobs)
     if len(ranks) < 2:
         return None
-    folder = min(ranks, key=lambda path: ranks[path])
+    folder, *others = [path for path in ranks if ranks[path] == min(ranks.values())]
     varied = dict(zip(jobs, differing_overrides([*jobs.values()]), strict=True))[folder]
     record = record_of(folder)
     assert record is not None and record.final_metric is not None and record.final_metric.value is not None
     metric = f"{record.final_metric.name} {number(record.final_metric.value)}"
+    if others:
+        return f"best: an exact tie of jobs {', '.join(path.name for path in (folder, *others))}, {metric}"
     return f"best: job {folder.name} ({label(varied)}), {metric}; {folder}"
 
 

@@ -43,6 +43,10 @@ def test_the_best_job_comes_first(direction: str, order: str, tmp_path: Path) ->
     assert best_line(made) == f"{best}; {tmp_path / order[0]}"
 
 
+def test_an_exact_tie_has_no_best(tmp_path: Path) -> None:
+    assert best_line(jobs(tmp_path, [5.0, 3.0, 5.0], "max")) == "best: an exact tie of jobs 0, 2, nuv 5"
+
+
 def test_csv_has_figures_at_full_length_and_empty_cells(tmp_path: Path) -> None:
     rows = result_rows(jobs(tmp_path, [100 / 3, None], "max"))
     lines = list(csv.DictReader(io.StringIO(as_csv(rows))))
