@@ -96,7 +96,8 @@ class MLFlowLogger(loggers.MLFlowLogger, Continued):
         # MLflow asks for a database instead of its files, which need no set-up.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._goes_on = settings.get("run_id") is not None
-        super().__init__(**settings)
+        address = settings.pop("tracking_uri", None) or os.environ.get("MLFLOW_TRACKING_URI")
+        super().__init__(**settings, tracking_uri=address)
 
     @property
     def goes_on(self) -> bool:

@@ -19,7 +19,7 @@ from src.system.masking import masked_overrides
 
 ENDED = ("done", "failed", "oom", "timeout")  # such a job is not run again unless its folder is deleted
 STATES = (*ENDED, "interrupted", "running", "waiting")
-LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e[-+]\d+)?|-?\d+(\.\d+)?e[-+]\d+")
+LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e[-+]\d+)?")
 
 
 @dataclass(frozen=True)
