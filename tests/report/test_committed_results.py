@@ -3,6 +3,7 @@
 import csv
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +12,7 @@ from statistics import median
 import pytest
 
 from src.published import FIGURES, rows
+from src.report.cli import main
 from src.report.compare import charts
 from src.report.compare import page as html
 from src.report.compare.build import compare
@@ -186,3 +188,20 @@ def test_the_comparisons_pages_say_what_their_records_say(
     expected = html.page(compare(load(files), published))
     committed = Path(f"docs/results/comparisons/{name}.html").read_text(encoding="utf-8")
     assert texts(committed) == texts(expected)
+
+
+@pytest.mark.slow
+def test_the_questions_of_the_guide_have_the_answers_of_their_records(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    section = guide.partition("## Five questions")[2].partition("\n## ")[0]
+    block = "".join(line[4:] + "\n" for line in section.splitlines() if line.startswith("    "))
+    asked = re.findall(r"^\$ (report\.py .*?) *#[^\n]*\n((?:[^$].*\n)+)", block, re.MULTILINE)
+    assert len(asked) == 4
+    for command, answer in asked:
+        words = subprocess.run(
+            ["bash", "-c", f"R=docs/results/records; echo {command.replace(' R/', ' $R/')}"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        main(words[1:])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert " ".join(answer.replace("...", "").split()).removesuffix(" |") in printed, command
