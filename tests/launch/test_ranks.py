@@ -150,6 +150,15 @@ def test_a_rank_that_fails_after_training_is_no_error_of_the_other(tmp_path: Pat
     assert (record.error.type, record.error.message) == ("ArithmeticError", "rank 1: this rank is broken")
 
 
+def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_path: Path) -> None:
+    code, _, _ = run(tmp_path, "trainer=1x2", LONG, provoked(what="kills_its_launcher", step=3, rank=1))
+    assert code == -signal.SIGKILL
+    record = read_record(tmp_path / "run")
+    step = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=False)["global_step"]
+    assert record.status == "interrupted" and record.error is not None
+    assert record.error.message == f"SIGTERM after step {step}"
+
+
 def test_ranks_whose_launcher_died_while_they_started_end(tmp_path: Path) -> None:
     """They kill it in the first line that they run, so that they never see it alive."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -11,10 +11,10 @@ from tests.support import ROOT
 
 @pytest.mark.slow
 def test_killed_runs_end_as_undisturbed_ones() -> None:
-    """Of one model; what each model's checkpoint holds is tested by `TaskContract`."""
+    """Of three models; what each model's checkpoint holds is tested by `TaskContract`."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.reliability.kills", "4", "dlrm"],
+        [sys.executable, "-m", "tests.reliability.kills", "3", "mobilenet_v1", "moflow", "dlrm"],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": 4 kills survived") == 1
+    assert done.stdout.count(": 3 kills survived") == 3
