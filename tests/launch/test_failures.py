@@ -1,12 +1,14 @@
 """Which rank's error is the cause of the others', and what torchrun can show of it."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from src.launch.failures import cause_of, first_failure, note
+from src.launch.failures import another_failed, cause_of, first_failure, note
 
 ERROR = {"type": "ArithmeticError", "message": "broken", "where": "src/a.py:1"}
 
@@ -74,3 +76,23 @@ def test_what_followed_from_a_lack_of_memory_is_not_the_cause() -> None:
     other, wrapped = raised("broken"), raised("wrapped")
     other.__context__, wrapped.__cause__ = wrapped, other
     assert cause_of(other) is other and cause_of(wrapped) is wrapped
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [
+        ({"message": "of torch"}, True),
+        ({"error": {"type": "UserError"}}, True),
+        ({"error": {"type": "RankLost"}}, False),
+    ],
+)
+def test_another_rank_failed_unless_it_lost_this_one(
+    content: dict[str, Any], is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0" / "error.json"))
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    (tmp_path / "0" / "error.json").write_text('{"error": {"type": "UserError"}}')  # its own
+    assert not another_failed()
+    (tmp_path / "1" / "error.json").write_text(json.dumps(content))
+    assert another_failed() is is_told
