@@ -140,20 +140,42 @@ def sole_launcher(sweep: Path) -> Iterator[None]:
 
 def quote_path(path: Path) -> str:
     """Returns the absolute path quoted as the value of an override."""
-    return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return quote(str(path.resolve()))
 
 
-def register_jobs(sweep: Path, jobs: Sequence[SweepJob]) -> list[Path]:
-    """Returns the folder of each job, in order, and creates the new ones; jobs with the same key share a folder."""
-    folders = job_folders(sweep)
+def quote(text: str) -> str:
+    """Returns a text quoted as the value of an override."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def register_jobs(sweep: Path, jobs: Sequence[SweepJob], names: Sequence[str] = ()) -> list[Path]:
+    """Returns the folder of each job, in order, and creates the new ones; jobs with the same key share a folder.
+
+    Raises UserError where two jobs, of this sweep or an earlier one, have one name.
+
+    Args:
+        names: those of the jobs' folders, where they are not to be numbers.
+    """
+    folders = _named(sweep, jobs, names) if names else job_folders(sweep)
     free = (sweep / str(number) for number in range(len(jobs) + len(list(sweep.iterdir()))))
     for job in jobs:
         if job.key not in folders:
             folders[job.key] = next(folder for folder in free if not folder.exists())
-            write_job(folders[job.key], job)
-            continue
-        before = read_job(folders[job.key])
-        if not before.ended and not alive(folders[job.key]):  # it will run with the new command
+        folder = folders[job.key]
+        before = read_job(folder) if (folder / "job.json").exists() else None
+        if before is None:
+            write_job(folder, job)
+        elif before.key != job.key:
+            raise UserError(f"{folder}: another job is there; delete the folder, or choose another hydra.sweep.dir")
+        elif not before.ended and not alive(folder):  # it will run with the new command
             state = {name: getattr(before, name) for name in ("state", "reason", "begun_s", "ended_s")}
-            write_job(folders[job.key], job.with_(**state))
+            write_job(folder, job.with_(**state))
     return [folders[job.key] for job in jobs]
+
+
+def _named(sweep: Path, jobs: Sequence[SweepJob], names: Sequence[str]) -> dict[str, Path]:
+    keys: dict[str, str] = {}
+    for job, name in zip(jobs, names, strict=True):
+        if keys.setdefault(name, job.key) != job.key:
+            raise UserError(f"hydra.sweep.subdir={name}: two jobs have this folder; name the keys that differ in it")
+    return {key: sweep / name for name, key in keys.items()}

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,7 @@ class IsolatedLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         check_values("sweep.", config.sweep, Sweep)  # first: hydra.launcher takes its values from there
         check_plugin(config, "launcher")
-        resume = OmegaConf.select(config, "sweep.resume")
-        if resume is not None and not Path(resume).is_dir():
-            raise UserError(f"sweep.resume={resume}: there is no such folder; give the folder of a sweep")
-        chosen = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
-        if resume is None and not chosen:
-            with read_write(config), open_dict(config):
-                config.hydra.sweep.dir = str(claimed(Path(config.hydra.sweep.dir)))
+        claim_folder(config)
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -82,32 +76,68 @@ class IsolatedLauncher(Launcher):
         if started_by() is not None:
             raise UserError("a sweep starts the processes of its jobs itself: run it without torchrun or srun")
         with sole_launcher(self.folder):
-            folders, commands = self._folders(self.folder, job_overrides)
+            folders, jobs = planned(self.context, self.config, job_overrides, OF_ONE_RUN, self.timeout_s)
             with Status(shown) as status:
                 runner = Runner(self.slots, status)
-                jobs = runner.run(list(dict.fromkeys(folders)), commands)
+                jobs = runner.run([*jobs], {folder: job.command for folder, job in jobs.items()})
         if runner.interrupts:
             print_results(self.folder, jobs, len(folders))
-            print(f"interrupted; to resume, add sweep.resume={self.folder} to the same command", file=sys.stderr)
+            print(way_to_resume(self.folder), file=sys.stderr)
             sys.exit(130)
         return folders, jobs
 
-    def _folders(
-        self, sweep: Path, job_overrides: Sequence[Sequence[str]]
-    ) -> tuple[list[Path], dict[Path, Sequence[str]]]:
-        """Returns the folder of each job, and the commands by folder, with secrets.
 
-        A sweep that is resumed without overrides has the same jobs as before. Raises UserError where one of these
-        needs a secret.
-        """
-        requested = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
-        existing = job_folders(sweep)
-        if existing and not any(requested):
-            check_secrets([*existing.values()])
-            return [*existing.values()], {}
-        jobs = [sweep_job(self.context, self.config, overrides, OF_ONE_RUN, self.timeout_s) for overrides in requested]
-        folders = register_jobs(sweep, jobs)
-        return folders, {folder: job.command for folder, job in zip(folders, jobs, strict=True)}
+def way_to_resume(sweep: Path) -> str:
+    """Returns the line that ends a sweep that was interrupted."""
+    return f"interrupted; to resume, add sweep.resume={sweep} to the same command"
+
+
+def claim_folder(config: DictConfig) -> None:
+    """Makes the folder of a new sweep its own. Raises UserError where the one to be resumed is not there."""
+    resume = OmegaConf.select(config, "sweep.resume")
+    if resume is not None and not Path(resume).is_dir():
+        raise UserError(f"sweep.resume={resume}: there is no such folder; give the folder of a sweep")
+    chosen = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
+    if resume is None and not chosen:
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir = str(claimed(Path(config.hydra.sweep.dir)))
+
+
+def planned(
+    context: HydraContext,
+    config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    refused: Sequence[str],
+    timeout_s: float | None = None,
+) -> tuple[list[Path], dict[Path, SweepJob]]:
+    """Returns the folder of each job that is asked for, and the jobs by folder, with secrets.
+
+    A sweep that is resumed without overrides has the same jobs as before. Raises UserError where one of these needs a
+    secret.
+
+    Args:
+        refused, timeout_s: as for `sweep_job` and `SweepJob`.
+    """
+    sweep = Path(config.hydra.sweep.dir)
+    requested = [[text for text in overrides if not text.startswith("sweep.")] for overrides in job_overrides]
+    existing = list(job_folders(sweep).values())
+    if existing and not any(requested):
+        check_secrets(existing)
+        return existing, {folder: read_job(folder) for folder in existing}
+    jobs = [sweep_job(context, config, overrides, refused, timeout_s) for overrides in requested]
+    folders = register_jobs(sweep, jobs, [*folder_names(context, config, requested)])
+    return folders, dict(zip(folders, jobs, strict=True))
+
+
+def folder_names(context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the name of each job's folder where `hydra.sweep.subdir` is given; nothing otherwise."""
+    if not any(text.startswith("hydra.sweep.subdir=") for text in config.hydra.overrides.hydra):
+        return
+    for number, overrides in enumerate(job_overrides):
+        composed = context.config_loader.load_sweep_config(config, list(overrides))
+        with open_dict(composed):
+            composed.hydra.job.num = number
+        yield str(composed.hydra.sweep.subdir)
 
 
 def sweep_job(

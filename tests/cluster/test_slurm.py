@@ -1,6 +1,7 @@
 """Runs and sweeps on SLURM: two nodes, the time limit, a node that dies, ranks that cannot meet."""
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from src.report.record import read_record
 from tests.support import ROOT
 from tests.support.slurm import NODES, Slurm, free_ports, wait_until
 from tests.support.started import provoked, run
-from tests.support.sweep_ends import assert_ends_in_best_and_page
+from tests.support.sweep_ends import assert_ends_in_best_and_page, assert_goes_on
 from tests.support.tiny_mobilenet import tiny_overrides
 
 pytestmark = pytest.mark.cluster
@@ -111,16 +112,21 @@ def test_ranks_that_cannot_meet_end_in_one_line(slurm: Slurm, tmp_path: Path) ->
     assert "Traceback" not in done.stderr and not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_submitit_runs_the_jobs_of_a_sweep(slurm: Slurm, tmp_path: Path) -> None:
+def test_submitit_runs_the_jobs_of_a_sweep_once(slurm: Slurm, tmp_path: Path) -> None:
     of_submitit = "timeout_min=5", "cpus_per_task=2", "nodes=2", "tasks_per_node=1"
     sweep = [
         "-m", "hydra/launcher=submitit_slurm", *(f"hydra.launcher.{option}" for option in of_submitit),
-        f"hydra.sweep.dir={tmp_path / 'sweep'}", "trainer=2x1", "seed=1,2",
+        "hydra/sweeper=basic", f"hydra.sweep.dir={tmp_path / 'sweep'}", "trainer=2x1",
     ]  # fmt: skip
-    one_folder = f"output_dir={tmp_path / 'run'}"
-    done = slurm.run(*(word for word in train(tmp_path, *sweep) if word != one_folder))
+
+    def swept(*overrides: str) -> subprocess.CompletedProcess[str]:
+        words = train(tmp_path, *sweep, *overrides)
+        return slurm.run(*(word for word in words if word != f"output_dir={tmp_path / 'run'}"))
+
+    done = swept("seed=1,2")
     assert done.returncode == 0, done.stderr
     assert_ends_in_best_and_page(done.stdout, tmp_path / "sweep")
     for number in (0, 1):
         record = read_record(tmp_path / "sweep" / str(number))
         assert (record.status, record.ranks, record.config["seed"]) == ("done", 2, number + 1)
+    assert_goes_on(swept, tmp_path / "sweep")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.started import LIMIT_S
-from tests.support.sweep_ends import assert_ends_in_best_and_page
+from tests.support.sweep_ends import assert_ends_in_best_and_page, assert_goes_on
 from tests.support.tiny_mobilenet import tiny_overrides
 
 pytestmark = pytest.mark.cluster
@@ -22,10 +22,16 @@ def swept(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
 
-def test_a_sweep_ends_in_the_best_job_and_the_page(tmp_path: Path) -> None:
-    done = swept(tmp_path, "seed=1,2")
+@pytest.mark.parametrize("sweeper", ["grid", "basic"])
+def test_a_sweep_ends_in_the_best_job_and_the_page(sweeper: str, tmp_path: Path) -> None:
+    done = swept(tmp_path, "seed=1,2", f"hydra/sweeper={sweeper}")
     assert done.returncode == 0, done.stderr
     assert_ends_in_best_and_page(done.stdout, tmp_path / "sweep")
+
+
+def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    assert swept(tmp_path, "seed=1,2").returncode == 0
+    assert_goes_on(lambda *overrides: swept(tmp_path, *overrides), tmp_path / "sweep")
 
 
 def test_failed_jobs_are_named_with_the_exit_code_2(tmp_path: Path) -> None:

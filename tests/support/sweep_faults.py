@@ -19,6 +19,8 @@ class Fault(pl.Callback):
         diverge: makes the weights infinite.
         crash: aborts the process.
         kill: kills the sweep's launcher, which is the parent of this process's supervisor; once.
+        interrupt: sends SIGINT to this process, as Ctrl-C does; once.
+        die: kills this process; once.
         stop: sends SIGINT to the launcher and waits for the signal that ends this run.
     """
 
@@ -45,6 +47,16 @@ class Fault(pl.Callback):
 
     def _crash(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
         os.abort()
+
+    def _interrupt(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
+        self._once(signal.SIGINT)
+
+    def _die(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
+        self._once(signal.SIGKILL)
+
+    def _once(self, kind: signal.Signals) -> None:
+        if self.notes.read_text().split().count(str(self.seed)) == 1:
+            os.kill(os.getpid(), kind)
 
     def _kill(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
         if self.notes.read_text().split().count(str(self.seed)) == 1:

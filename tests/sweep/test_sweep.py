@@ -31,9 +31,10 @@ def arguments(home: Path, *overrides: str) -> list[str]:
     return ["-m", *mine, *SHORT, f"hydra.sweep.dir={home / 'sweep'}", "sweep.parallel=2", *overrides]
 
 
-def sweep(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def sweep(home: Path, *overrides: str, grid: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs a sweep of `arguments`, or without `grid` one of these overrides alone."""
     return subprocess.run(
-        [sys.executable, "train.py", *arguments(home, *overrides)],
+        [sys.executable, "train.py", *(arguments(home, *overrides) if grid else ["-m", *overrides])],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
