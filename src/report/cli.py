@@ -26,6 +26,7 @@ WHAT = """Print the results of runs next to the published ones, one row per run.
   python report.py compare RUN RUN ...                    # groups of seeds: mean and spread, and what differs
   python report.py compare NEW --against OLD              # exit code 1 where a figure fell below 97%
   python report.py stability RUN ...                      # mean, spread and range over seeds, at each evaluation
+  python report.py rcp RUN ... --target 0.9               # epochs to a target over seeds, as MLPerf counts them
   python report.py scaling RUN ... --picture scaling.png  # runs on 1, 2, 4 ... devices
   python report.py verify RUN ...                         # figures computed again from the times of steps
   python report.py published moflow                       # published rows, with their corrections
@@ -40,6 +41,7 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[Any], int]]
 COMMANDS: Mapping[str, Command] = {
     "compare": (commands.compare_options, commands.run_compare),
     "stability": (commands.stability_options, commands.run_stability),
+    "rcp": (commands.rcp_options, commands.run_rcp),
     "scaling": (commands.scaling_options, commands.run_scaling),
     "verify": (commands.verify_options, commands.run_verify),
     "published": (commands.published_options, commands.run_published),
@@ -89,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="report.py",
-        usage="report.py [compare|stability|scaling|verify|published|wandb] RUN ... [options]",
+        usage="report.py [compare|stability|rcp|scaling|verify|published|wandb] RUN ... [options]",
         description=WHAT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from src.errors import UserError
 from src.published import about, rows
+from src.report import convergence
 from src.report.compare import regressions, text
 from src.report.compare.build import compare, compare_each
 from src.report.load import load
@@ -102,6 +103,28 @@ def run_stability(options: argparse.Namespace) -> int:
 
         stability_picture([record for _, record in ended(loaded)], spreads, options.picture)
     put(stability_table(spreads, options.format), options.output)
+    return 0
+
+
+def rcp_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Print reference convergence points: epochs and samples to a target over three seeds or more, as MLPerf counts "
+        "them. The runs of one batch differ in seed and hardware alone."
+    )
+    add_runs(parser)
+    parser.add_argument("--target", type=float, help="of the final metric (default: that of the runs)")
+    parser.add_argument("--benchmark", metavar="NAME", help="its name in json (default: the model's)")
+    formats = "markdown", "json"
+    parser.add_argument(
+        "--format", choices=formats, default="markdown", help="json: MLCommons' form (default: markdown)"
+    )
+    parser.add_argument("--output", type=Path, help="file to write")
+
+
+def run_rcp(options: argparse.Namespace) -> int:
+    found = convergence.points(load(options.runs), options.target)
+    is_json = options.format == "json"
+    put(convergence.as_json(found, options.benchmark) if is_json else convergence.as_table(found), options.output)
     return 0
 
 

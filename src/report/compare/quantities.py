@@ -102,14 +102,19 @@ def to_target(record: Record) -> tuple[float | None, float | None]:
 
     (None, None) where it was not reached, or there is no target.
     """
-    metric, better = record.final_metric, direction(record)
-    if metric is None or metric.target is None:
-        return None, None
+    metric = record.final_metric
+    row = None if metric is None or metric.target is None else first_at(record, float(metric.target))
+    return (None, None) if row is None else (seconds_of(record, row), samples_of(record, row))
+
+
+def first_at(record: Record, target: float) -> Mapping[str, Any] | None:
+    """Returns the row of the first evaluation whose final metric is at least as good as a value; None without one."""
+    name, better = record.final_metric.name if record.final_metric else "", direction(record)
     for row in record.history:
-        value = row.get(metric.name)
-        if value is not None and (value >= metric.target if better == "max" else value <= metric.target):
-            return seconds_of(record, row), samples_of(record, row)
-    return None, None
+        value = row.get(name)
+        if value is not None and (value >= target if better == "max" else value <= target):
+            return row
+    return None
 
 
 def seconds_of(record: Record, row: Mapping[str, Any]) -> float | None:
