@@ -24,6 +24,7 @@ LEAST = 3  # runs, of which the mean leaves out two
 # What runs of one batch may differ in, beside what `compared_config` leaves out, and then runs of several batches.
 ONE_BATCH = ("trainer", "hardware", "hp.batch_size", "hp.batch_per", "hp.accumulate")
 SEVERAL = ("hp.", "fit.", "execution.", "measure.", "model.task.optimizer.", "model.task.schedule.")
+ENDS_EARLY = ("max_steps", "max_time_s", "stop_at_target", "stop_after_plateau")  # before `fit.max_epochs`
 HEADERS = ("model", "data", "metric", "target", "batch", "n", "epochs", "sd", "samples", "evaluated every", "pruned")
 
 
@@ -138,14 +139,14 @@ def global_batch(source: str, record: Record) -> int:
 
 
 def steps_per_epoch(source: str, record: Record) -> float:
-    """Returns the optimiser steps of an epoch, from the last row of a run of all its epochs, or an epoch's evaluation.
+    """Returns the optimiser steps of an epoch: of a run of all epochs, from an epoch's evaluation, or by its config.
 
-    Raises UserError where neither is there.
+    Raises UserError where none of these tells.
     """
     fit, rows = mapping(record.config.get("fit")), [row for row in record.history if row.get("step")]
-    each, last = fit.get("eval_every_n_epochs"), rows[-1] if rows else {}
-    if rows and last.get("epoch") == fit.get("max_epochs"):
-        return last["step"] / last["epoch"]
+    epochs, each = fit.get("max_epochs") or -1, fit.get("eval_every_n_epochs")
+    if rows and epochs > 0 and not any(fit.get(key) not in (None, False, -1) for key in ENDS_EARLY):
+        return max([rows[-1]["step"], *(leg.last_step for leg in record.legs or ())]) / epochs
     if each and not fit.get("eval_every_n_steps"):
         for row in rows:
             if "loss" not in row and row.get("epoch") is not None and (row["epoch"] + 1) % each == 0:

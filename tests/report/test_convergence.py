@@ -12,9 +12,11 @@ import pytest
 from src.errors import UserError
 from src.report.cli import main
 from src.report.convergence import Point, as_json, as_table, points, pruned
-from src.report.load import Loaded
+from src.report.load import Loaded, load
 from src.report.record import ReachedMetric, Record
+from tests.support import ROOT
 
+RESULTS = ROOT / "docs" / "results"
 STEPS = 10  # an epoch
 FIT = {"max_epochs": 5, "eval_every_n_epochs": None, "eval_every_n_steps": 5}
 OPTIMIZER = {"_target_": "torch.optim.Adam", "lr": 5e-4, "betas": [0.9, 0.99]}
@@ -101,11 +103,13 @@ def test_runs_that_make_no_point_are_refused(
 
 def test_the_steps_of_an_epoch_are_those_that_the_record_shows(run: Callable[..., Record]) -> None:
     """Of a run of all its epochs, or of its evaluation after some of them; otherwise it does not say."""
-    by_epoch = FIT | {"eval_every_n_epochs": 2, "eval_every_n_steps": None, "max_epochs": 9}
+    by_epoch = FIT | {"eval_every_n_epochs": 2, "eval_every_n_steps": None, "max_epochs": 9, "stop_at_target": True}
     rows = [{"step": 20, "epoch": 1, "nuv": 80.0}, {"step": 33, "epoch": 4, "nuv": 80.0}]
     every = [replace(run(seed, 20, fit=by_epoch), history=rows) for seed in (1, 2, 3)]
     assert points(loaded(every))[0].epochs == [2, 2, 2]
-    unknown = [replace(record, config=record.config | {"fit": FIT | {"max_epochs": 9}}) for record in every]
+    unknown = [
+        replace(record, config=record.config | {"fit": by_epoch | {"eval_every_n_epochs": None}}) for record in every
+    ]
     with pytest.raises(UserError, match="does not say how many steps an epoch has"):
         points(loaded(unknown))
 
@@ -141,3 +145,22 @@ def test_mlcommons_own_checker_reads_the_file_and_agrees(
             assert theirs["RCP Mean"] == pytest.approx(point.mean) and theirs["RCP Stdev"] == pytest.approx(point.sd)
         kept = [point.batch for point in every if point not in pruned(every)]
         assert [entry["BS"] for entry in read.pruned_rcp_data.values()] == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [
+        ("distilbert", "convergence/distilbert_??.json"),
+        ("dlrm", "convergence/dlrm_??.json"),
+        ("mobilenet_v1", "convergence/mobilenet_v1_??.json"),
+        ("moflow", "moflow_quality_?.json"),
+        ("se3_transformer", "se3_transformer_homo_?.json"),
+    ],
+)
+def test_the_kept_files_are_those_of_the_kept_records(name: str, records: str) -> None:
+    kept = points(load(sorted((RESULTS / "records").glob(records))))
+    assert (RESULTS / "rcps" / f"{name}.json").read_text() == as_json(kept)
+    (row,) = [line for line in as_table(kept).splitlines() if line.startswith(f"| {name} ")]
+    _, _, _, _, batch, n, epochs, sd, _, every, _ = (cell.strip() for cell in row.strip("|").split("|"))
+    page = (RESULTS / "rcps" / "README.md").read_text()
+    assert f"| {batch} | {n} | {epochs} | {sd} | {every} |" in next(row for row in page.splitlines() if name in row)
