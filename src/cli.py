@@ -90,6 +90,20 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
     except KeyboardInterrupt:
         end_if_interrupted()
         raise
+    run_main(main)
+
+
+def end_as_command(main: Callable[[], None]) -> None:
+    """Does what remains of a command in a fork of it, and returns; ends the process where a command would fail."""
+    try:
+        run_main(main)
+    except BaseException as error:
+        end_now(error)
+    atexit._run_exitfuncs()
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a command that has begun; ends as it is to end."""
     unexpected: Exception | None = None
     try:
         try:

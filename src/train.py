@@ -1,40 +1,39 @@
 """`train.py trainer=1x4` on one machine: starts its ranks, and answers for those that cannot.
 
-The ranks are the same command under torch.distributed.run, with the folder of this run: what a person could start by
-hand. Lightning's own launcher would run a whole sweep again in each rank.
+What a rank does, a person could start by hand with torchrun. Lightning's own launcher would run a whole sweep again in
+each rank.
 """
 
-import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from src.cli import DEBUGGING, fail
+from src.cli import DEBUGGING, end_as_command, fail, run_job
 from src.config.hydra_files import FOLDER, remove_unbegun
 from src.config.settings import config_options, given_overrides
-from src.config.values import check_training
-from src.launch.failures import ASKED, Failure, first_failure, memory_ran_out
-from src.launch.stopped import stopped_ranks_ended
-from src.measure.starting import ended
-from src.system.group import ANSWERED_FOR, check_loopback, started_by
-from src.system.interpreter import ROOT
+from src.config.values import check_training, target_of
+from src.launch.failures import ASKED, Failure, memory_ran_out
+from src.launch.ranks import Asked, Ranks, RanksFailed, has_computed, may_fork
+from src.measure import starting
+from src.system.group import check_loopback, started_by
+from src.system.interpreter import ROOT, python
 from src.system.loading import loading
-from src.system.signals import ENDING, ending_signals
 from src.system.workers import cpu_count
 
 if TYPE_CHECKING:
     from src.config.schema import TrainConfig
     from src.report.record import Record
-
-SAVING_S = 600  # that ranks get for their checkpoint when they are asked to end
 
 
 def train_here_or_on_ranks(config: DictConfig) -> None:
@@ -47,13 +46,15 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
         config = settle_batch(config, given_overrides())
     searched_s = time.perf_counter() - begin_s
     if config.trainer.num_nodes == 1 < config.trainer.devices and started_by() is None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // config.trainer.devices)))
         with loading():
             run = check_training(config)  # before any process is started
         start_ranks(run, config)
         return
     with loading():
         from src.run import train
-    ended("imports")
+    starting.ended("imports")
+    has_computed()
     train(config, searched_s)
     if started_by() is None:  # else other ranks share the folder
         remove_unbegun()  # of a run that was done before
@@ -65,53 +66,72 @@ def start_ranks(config: "TrainConfig", composed: DictConfig) -> None:
     Args:
         composed: the config before it was checked.
     """
-    with loading():
+    begin_s = time.time()
+    check_loopback()
+    with loading(), nvml_asked():
         import torch
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.run import parse_args, run
 
         from src.launch.devices import check_devices, check_graph
 
-    begin_s = time.time()
-    check_loopback()
-    accelerator = "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    check_devices(config.trainer, accelerator)
+        accelerator = "cuda" if config.hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+        check_devices(config.trainer, accelerator)
     check_graph(config.execution, accelerator)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // config.trainer.devices)))
-    os.environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_S), ANSWERED_FOR: str(os.getpid())}
-    arguments = ["--standalone", f"--nproc-per-node={config.trainer.devices}", "--max-restarts=0"]
-    logging.disable(logging.ERROR)  # torchrun's own account of what is said below
+    if may_fork():
+        import_for_ranks(composed)
+    work = partial(train_forked, composed) if may_fork() else train_anew  # imports may have begun CUDA
+    starting.ended("imports")
+    try:
+        with Ranks(config.trainer.devices, work) as ranks:
+            ranks.wait(config.trainer.patience_s)
+    except Asked as asked:
+        sys.exit(128 + asked.signum)
+    except RanksFailed as failed:
+        sys.exit(answer_for(config, composed, failed.failure, begin_s))
+    remove_unbegun()  # of a run that was done before
+
+
+@contextmanager
+def nvml_asked() -> Iterator[None]:
+    """Has torch ask NVML whether there are GPUs: CUDA works in no fork of a process that asked CUDA."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def import_for_ranks(config: DictConfig) -> None:
+    """Imports what the ranks of a checked config need, once for all of them."""
+    with loading():
+        from src import run  # noqa: F401
+
+        task = target_of("model.task", config.model.task["_target_"])
+        for module in getattr(task, "imported_on_ranks", ()):
+            with suppress(ImportError):  # which a rank tells, if it needs it
+                import_module(module)
+
+
+def train_forked(config: DictConfig) -> None:
+    """Trains on one rank, in a fork of the process that was asked to."""
+    import torch
+
+    from src.run import train
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # something may have loaded OpenMP before it was set
+    end_as_command(lambda: run_job(train, config))
+
+
+def train_anew() -> None:
+    """Trains on one rank, in a process that begins with the command."""
     if not DEBUGGING:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # in ranks it asks for tracebacks
-    with stopped_ranks_ended(config.trainer.patience_s) as stopped:
-        try:
-            parsed = parse_args([*arguments, str(ROOT / "train.py"), *overrides()])
-            parsed.signals_to_handle = ",".join(number.name for number in ending_signals())
-            run(parsed)
-        except ChildFailedError as error:
-            failure = first_failure(error.failures, stopped)
-        except (SignalException, KeyboardInterrupt) as error:
-            wait_for_ranks()
-            sys.exit(128 + getattr(error, "sigval", signal.SIGINT))
-        else:
-            remove_unbegun()  # of a run that was done before
-            return
-        finally:
-            logging.disable(logging.NOTSET)
-            del os.environ[ANSWERED_FOR]
-            os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.exit(answer_for(config, composed, failure, begin_s))
-
-
-def wait_for_ranks() -> None:
-    """Waits until the ranks have saved and rank 0 has written its record, whatever further signals arrive.
-
-    torchrun's agent waits for them after the first signal and leaves them alone after the second.
-    """
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    psutil.wait_procs(psutil.Process().children(), timeout=SAVING_S)
+    command = python("-u", str(ROOT / "train.py"), *overrides())
+    os.execv(command[0], command)
 
 
 def overrides() -> list[str]:

@@ -3,9 +3,10 @@
 import json
 import os
 import re
+import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,20 @@ from src.system.masking import masked_text
 from src.system.signals import ENDING
 
 ASKED = {code for number in ENDING for code in (-number, 128 + number)}  # exit codes of ranks asked to end
-NOTICED_S = 5  # at most until torchrun notices a rank's death
+NOTICED_S = 5  # at most until the launcher notices a rank's death
 MEMORY = re.compile(
     r"out ?of ?memory|can(no|')t allocate memory|not enough memory|ALLOC_FAILED|\bMemoryError\b", re.IGNORECASE
 )
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a rank's process ended: its exit code, when that was noticed in seconds since 1970, and its error's file."""
+
+    rank: int
+    exitcode: int
+    noticed_s: float
+    error_file: Path
 
 
 @dataclass(frozen=True)
@@ -88,27 +99,27 @@ def cause_of(error: BaseException) -> BaseException:
     return followed
 
 
-def first_failure(failures: dict[int, Any], stopped: Mapping[int, float]) -> Failure:
-    """Returns the failure that caused the others, from torch's `ProcessFailure` of each rank.
+def first_failure(exits: Sequence[Exit], stopped: Mapping[int, float]) -> Failure:
+    """Returns the failure that caused the others, of ranks that did not end with 0.
 
     stopped: seconds for which ranks had been stopped when they were killed for it.
     """
-    of_ranks = [read(rank, failure, stopped.get(rank)) for rank, failure in failures.items()]
+    of_ranks = [read(rank, stopped.get(rank.rank)) for rank in exits]
     return min(of_ranks, key=lambda failure: (failure.rank not in stopped, failure.follows, failure.time_s))
 
 
-def read(rank: int, failure: Any, stopped_s: float | None) -> Failure:
-    """Returns torch's `ProcessFailure` with what `note` wrote."""
-    data = failure.error_file_data
-    if "error" in data:
-        stack = data["message"]["extraInfo"]["py_callstack"]
-        return Failure(rank, failure.exitcode, data["time_s"], data["error"], stack)
-    if failure.exitcode < 0:  # killed: other ranks may have noticed before torchrun did
-        name = failure.signal_name()
+def read(ended: Exit, stopped_s: float | None) -> Failure:
+    """Returns why a rank ended, from what `note` wrote if it did."""
+    rank, exitcode = ended.rank, ended.exitcode
+    if ended.error_file.is_file():
+        data = json.loads(ended.error_file.read_text())
+        return Failure(rank, exitcode, data["time_s"], data["error"], data["message"]["extraInfo"]["py_callstack"])
+    if exitcode < 0:  # killed: other ranks may have noticed before the launcher did
+        name = signal.Signals(-exitcode).name
         how = f"ended by {name}" + (" (lack of memory?)" if name == "SIGKILL" else "")
         if stopped_s is not None:
             how = f"ended because it was stopped for {stopped_s:g} s (SIGSTOP or a debugger; trainer.patience_s)"
     else:
-        how = f"ended with exit code {failure.exitcode} before it could say why; its output is above"
+        how = f"ended with exit code {exitcode} before it could say why; its output is above"
     error = {"type": "RankDied", "message": how, "where": None}
-    return Failure(rank, failure.exitcode, failure.timestamp - NOTICED_S, error, None)
+    return Failure(rank, exitcode, ended.noticed_s - NOTICED_S, error, None)

@@ -17,19 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-import psutil
 import torch
 
 from src.measure.phases import PHASES
+from src.measure.starting import process_creation_s
 
 STARTING = 1000  # steps of which it is known when they ended; more are never left out of steady rates
 # The phases of an iteration.
 IN_STEP = frozenset({"fetch", "decode", "transfer", "compute", "communication", "other"})
-
-
-def process_creation_s() -> float:
-    """Returns the time at which this process was created, in seconds of `time.perf_counter`."""
-    return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
 _runs = count()

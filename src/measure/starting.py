@@ -1,9 +1,12 @@
 """Where the time before the first step went: what ended when, from the creation of the process on."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
 
 import psutil
 
@@ -42,10 +45,11 @@ def start_of(begin_s: float, training_s: float, step_ends_s: Sequence[float], wa
     if not step_ends_s:
         return None
     parts: dict[str, float | int | None] = {}
-    if (launcher_s := launched_s()) > 0:
-        parts["launcher"] = launcher_s
-    last_s = begin_s
-    for part, end_s in [*_ends, ("device", begin_s + training_s)]:
+    ends = [*_ends, ("device", begin_s + training_s)]
+    if (launcher_s := launched_s()) > 0:  # whose own parts a fork of it knows
+        ends = sorted([("launcher", begin_s), *ends], key=itemgetter(1))
+    last_s = begin_s - launcher_s
+    for part, end_s in ends:
         if last_s < end_s <= begin_s + training_s:
             parts[part] = (parts.get(part) or 0.0) + end_s - last_s
             last_s = end_s
@@ -56,12 +60,29 @@ def start_of(begin_s: float, training_s: float, step_ends_s: Sequence[float], wa
     return Start(launcher_s + step_ends_s[0], launcher_s + step_ends_s[warmup_steps - 1] if is_steady else None, parts)
 
 
+def process_creation_s(process: int | None = None) -> float:
+    """Returns the time at which a process, this one if none is given, was created, in seconds of `time.perf_counter`.
+
+    Linux tells it in seconds since it was started. psutil adds that to a time of day which is known to a second.
+    Raises psutil.Error for a process that is gone.
+    """
+    if sys.platform != "linux":
+        return time.perf_counter() - (time.time() - psutil.Process(process).create_time())
+    try:
+        stat = Path(f"/proc/{process or 'self'}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise psutil.NoSuchProcess(process or os.getpid()) from error
+    # The second field is a name in brackets and may contain anything; starttime is the 22nd.
+    created_s = int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.perf_counter() - (time.clock_gettime(time.CLOCK_BOOTTIME) - created_s)
+
+
 def launched_s() -> float:
     """Returns for how long the command had gone on when it started this process as a rank; 0 for no rank."""
     launcher = os.environ.get(ANSWERED_FOR)
     if launcher is None:
         return 0.0
     try:
-        return max(0.0, psutil.Process().create_time() - psutil.Process(int(launcher)).create_time())
+        return max(0.0, process_creation_s() - process_creation_s(int(launcher)))
     except (psutil.Error, ValueError):
         return 0.0

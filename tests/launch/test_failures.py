@@ -1,6 +1,7 @@
 """Which rank's error is the cause of the others', and what torchrun can show of it."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from src.launch.failures import another_failed, cause_of, first_failure, note
+from src.launch.failures import Exit, another_failed, cause_of, first_failure, note
 
+NONE = Path("none")
 ERROR = {"type": "ArithmeticError", "message": "broken", "where": "src/a.py:1"}
 
 
@@ -20,40 +22,39 @@ def raised(message: str) -> BaseException:
         return error
 
 
-def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> ProcessFailure:
-    """Returns the failure of a rank that wrote its error."""
+def noted(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> Exit:
+    """Returns the exit of a rank that wrote its error."""
     file = folder / f"{rank}.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     note(raised(f"of rank {rank}"), {**ERROR, "message": f"of rank {rank}"})
-    return ProcessFailure(rank, 100 + rank, 1, str(file))
+    return Exit(rank, 1, time.time(), file)
 
 
 def test_the_first_error_counts_within_one_second_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = [noted(tmp_path, rank, monkeypatch) for rank in (2, 0, 1)]
-    first = first_failure(
-        {failure.local_rank: failure for failure in sorted(order, key=lambda failure: failure.local_rank)}, {}
-    )
+    first = first_failure(sorted(order, key=lambda ended: ended.rank), {})
     assert (first.rank, first.error["message"]) == (2, "of rank 2")
     assert first.traceback is not None and "in raised" in first.traceback
 
 
-def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_torchrun(
+def test_a_killed_rank_made_the_others_fail_though_they_noticed_before_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = {0: noted(tmp_path, 0, monkeypatch), 1: ProcessFailure(1, 101, -9, "none")}
-    first = first_failure(failures, {})
+    exits = [noted(tmp_path, 0, monkeypatch), Exit(1, -9, time.time(), NONE)]
+    first = first_failure(exits, {})
     assert (first.rank, first.error["type"]) == (1, "RankDied")
     assert first.error["message"] == "ended by SIGKILL (lack of memory?)"
 
 
 @pytest.mark.parametrize("exitcode", [-15, 143])
 def test_a_rank_that_was_ended_is_no_cause(tmp_path: Path, exitcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = {0: ProcessFailure(0, 100, exitcode, "none"), 1: noted(tmp_path, 1, monkeypatch)}
-    assert first_failure(failures, {}).rank == 1
+    exits = [Exit(0, exitcode, 0.0, NONE), noted(tmp_path, 1, monkeypatch)]
+    assert first_failure(exits, {}).rank == 1
 
 
 def test_torchrun_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = str(ChildFailedError("train.py", {1: noted(tmp_path, 1, monkeypatch)}))
+    file = noted(tmp_path, 1, monkeypatch).error_file
+    shown = str(ChildFailedError("train.py", {1: ProcessFailure(1, 101, 1, str(file))}))
     assert "in raised" in shown and "ArithmeticError: of rank 1" in shown
 
 

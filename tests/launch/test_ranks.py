@@ -89,6 +89,21 @@ def final_weights(home: Path) -> dict[str, torch.Tensor]:
     return torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
 
 
+def test_ranks_that_begin_anew_train_as_forks_of_the_launcher_do(
+    tmp_path: Path, two_ranks: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_PLAIN_START", "1")
+    code, _, err = run(tmp_path, "trainer=1x2", WINDOW)
+    assert code == 0, err
+    forked, anew = (read_record(home / "run") for home in (two_ranks[0], tmp_path))
+    losses = [[row["loss"] for row in record.history if "loss" in row] for record in (forked, anew)]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+    torch.testing.assert_close(final_weights(tmp_path), final_weights(two_ranks[0]), rtol=0, atol=0)
+    assert forked.start is not None and anew.start is not None
+    of_launcher = "interpreter", "config", "imports", "launcher"  # in this order, with nothing imported after it
+    assert tuple(forked.start.parts_s)[:4] == of_launcher and next(iter(anew.start.parts_s)) == "launcher"
+
+
 def test_a_rank_that_is_stopped_ends_the_run_with_a_record(tmp_path: Path) -> None:
     stopped = provoked(what="stops", step=3, rank=1)
     code, _, err = run(tmp_path, "trainer=1x2", "trainer.patience_s=1", LONG, stopped)
@@ -159,8 +174,11 @@ def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_
     assert record.error.message == f"SIGTERM after step {step}"
 
 
-def test_ranks_whose_launcher_died_while_they_started_end(tmp_path: Path) -> None:
+def test_ranks_that_begin_anew_end_where_their_launcher_died_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They kill it in the first line that they run, so that they never see it alive."""
+    monkeypatch.setenv("REPRISE_PLAIN_START", "1")
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ and os.getppid() == int(os.environ['REPRISE_ANSWERED_FOR']):\n"
         "    os.kill(os.getppid(), 9)\n"

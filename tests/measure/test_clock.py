@@ -1,12 +1,9 @@
 """The clock's phases get the marked times and add up to the wall time."""
 
-import time as real_time
-
-import psutil
 import pytest
 import torch
 
-from src.measure.clock import Clock, process_creation_s
+from src.measure.clock import Clock
 
 
 class FakeTime:
@@ -113,15 +110,6 @@ def test_the_first_steps_have_the_time_at_which_they_ended(clock: Clock, time: F
             time.s += evaluation_s
     assert clock.before_training_s == 10.0
     assert list(clock.step_ends_s) == [12.5, 18.0]
-
-
-def test_a_process_was_created_before_now() -> None:
-    begin = real_time.perf_counter(), real_time.time()
-    created_s = process_creation_s()
-    end = real_time.perf_counter(), real_time.time()
-    age_s = [now - psutil.Process().create_time() for now in (begin[1], end[1])]
-    assert begin[0] - age_s[1] <= created_s <= end[0] - age_s[0]
-    assert Clock().wall_s() >= age_s[1] > 0
 
 
 def test_on_the_host_a_note_is_a_mark(clock: Clock, time: FakeTime) -> None:

@@ -1,12 +1,16 @@
 """How a run's time to its first step is divided."""
 
 import os
+import subprocess
+import sys
+import time
 
 import psutil
 import pytest
 
 from src.measure import starting
-from src.measure.starting import Start, launched_s, start_of
+from src.measure.clock import Clock
+from src.measure.starting import Start, launched_s, process_creation_s, start_of
 from src.system.group import ANSWERED_FOR
 
 
@@ -42,12 +46,35 @@ def test_before_the_first_step_nothing_has_started() -> None:
     assert start_of(0.0, 6.0, [], 3) is None
 
 
+def test_a_process_was_created_when_it_was_started() -> None:
+    """To 20 ms: psutil's time of creation adds a boot time in whole seconds, and is wrong by up to one."""
+    before_s = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        after_s = time.perf_counter()
+        created_s = process_creation_s(process.pid)
+    assert before_s - 0.02 <= created_s <= after_s + 0.02
+    assert Clock().wall_s() >= time.perf_counter() - process_creation_s() - 0.02 > 0
+
+
+def test_a_process_that_is_gone_was_never_created() -> None:
+    with pytest.raises(psutil.NoSuchProcess):
+        process_creation_s(2**31 - 1)
+
+
+def test_a_fork_of_the_launcher_knows_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "launched_s", lambda: 5.0)
+    monkeypatch.setattr(starting, "_ends", [("interpreter", 96.0), ("imports", 99.5), ("config", 101.0)])
+    start = start_of(100.0, 2.0, [3.0, 4.0], warmup_steps=2)
+    parts = {"interpreter": 1.0, "imports": 3.5, "launcher": 0.5, "config": 1.0, "device": 1.0, "first step": 1.0}
+    assert start == Start(8.0, 9.0, {**parts, "warm-up": 1.0})
+
+
 def test_a_rank_starts_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ANSWERED_FOR, str(os.getppid()))
-    seconds = psutil.Process().create_time() - psutil.Process(os.getppid()).create_time()
-    assert launched_s() == pytest.approx(seconds)
+    seconds = process_creation_s() - process_creation_s(os.getppid())
+    assert launched_s() == pytest.approx(seconds, abs=1e-3)
     start = start_of(0.0, 6.0, [7.0, 8.0], 2)
-    assert start is not None and start.first_step_s == pytest.approx(7.0 + seconds)
+    assert start is not None and start.first_step_s == pytest.approx(7.0 + seconds, abs=1e-3)
     assert sum(part or 0 for part in start.parts_s.values()) == pytest.approx(start.steady_from_s)
 
 

@@ -49,8 +49,11 @@ def run(hostile: Path, script: str, *arguments: str) -> None:
 
 def test_every_interpreter_is_started_by_the_one_function() -> None:
     files = [file for folder in ("src", "hydra_plugins") for file in (ROOT / folder).rglob("*.py")]
-    starting = [str(file.relative_to(ROOT)) for file in files if STARTS.search(file.read_text(encoding="utf-8"))]
-    assert starting == ["src/system/interpreter.py"]
+    starting = {str(file.relative_to(ROOT)) for file in files if STARTS.search(file.read_text(encoding="utf-8"))}
+    assert starting == {"src/system/interpreter.py", "src/launch/ranks.py"}
+    of_ranks = (ROOT / "src/launch/ranks.py").read_text(encoding="utf-8")
+    assert "sys.executable" not in of_ranks and of_ranks.count("multiprocessing.get") == 1  # its forks begin none
+    assert 'multiprocessing.get_context("fork")' in of_ranks
 
 
 @pytest.mark.parametrize("words", [("-c", "import src.errors; import json"), ("-m", "src.errors")])

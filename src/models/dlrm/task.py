@@ -52,6 +52,7 @@ class DLRMTask(Task):
 
     unit = "samples"
     replacements = fast.REPLACEMENTS
+    imported_on_ranks = ("src.models.dlrm.torchrec_tables",)
     curves = ("loss", "auc", "lr")
     data_kind = ClickDataModule
     expected_data = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
