@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src.cli import DEBUGGING, end_as_command, fail, run_job
 from src.config.hydra_files import FOLDER, remove_unbegun
 from src.config.settings import config_options, given_overrides
 from src.config.values import check_training, target_of
+from src.gpu import precompile
 from src.launch.failures import ASKED, Failure, memory_ran_out
 from src.launch.ranks import Asked, Ranks, RanksFailed, has_computed, may_fork
 from src.measure import starting
@@ -53,6 +54,7 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
         return
     with loading():
         from src.run import train
+    begin_kernels(config)
     starting.ended("imports")
     has_computed()
     train(config, searched_s)
@@ -78,6 +80,7 @@ def start_ranks(config: "TrainConfig", composed: DictConfig) -> None:
     check_graph(config.execution, accelerator)
     if may_fork():
         import_for_ranks(composed)
+        begin_kernels(composed)
     work = partial(train_forked, composed) if may_fork() else train_anew  # imports may have begun CUDA
     starting.ended("imports")
     try:
@@ -103,6 +106,14 @@ def nvml_asked() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def begin_kernels(config: DictConfig) -> None:
+    """Begins to compile the Triton kernels of a case in other processes, where this one can be forked."""
+    task = OmegaConf.select(config, "model.task._target_")
+    if config.hardware.accelerator != "cpu" and isinstance(task, str) and started_by() is None and may_fork():
+        with loading():
+            precompile.begin(task, config.execution.kernels)
 
 
 def import_for_ranks(config: DictConfig) -> None:

@@ -66,6 +66,8 @@ def compile_all(launches: Iterable[Launch]) -> None:
     other ranks then find the kernels there.
     """
     waiting = sorted(launches, key=lambda launch: (launch.kernel != "backward", str(launch)))
+    if waiting:
+        compile_one(waiting.pop())  # a short one: the first has Triton and the device begin, which takes longer too
     is_other_rank = os.environ.get("LOCAL_RANK", "0") != "0"
     while waiting:
         begin = time.perf_counter()

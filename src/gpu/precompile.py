@@ -1,0 +1,142 @@
+"""Compiles the Triton kernels of a model's published cases on all cores, while the run that needs them begins.
+
+Each model's `fast/kernels.json` lists them with what Triton specialises them on (by `benchmarks/kernel_lists.py`).
+They are compiled by forks of a run that has not begun CUDA, which need no GPU, and lie in Triton's cache on disk then.
+What the run needs earlier, it compiles itself.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from src.system.signals import end_with_parent
+from src.system.workers import cpu_count
+
+LIST = "kernels.json"
+OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
+
+
+def begin(task: str, kernels: str | Sequence[str]) -> None:
+    """Begins to compile the kernels of a model that were not compiled on this machine yet; to be called before CUDA is.
+
+    Args:
+        task: the class of the model's task, `src.models.dlrm.task.DLRMTask` say.
+        kernels: `execution.kernels`.
+    """
+    with suppress(ImportError, ValueError):  # which the check of the config tells
+        import_module(task.rpartition(".")[0])
+    module = sys.modules.get(task.rpartition(".")[0])
+    folder = Path(getattr(module, "__file__", None) or "none").parent / "fast"
+    if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
+        return
+    entries = [entry for entry in json.loads((folder / LIST).read_text()) if entry["capability"] == here]
+    done = done_file(folder)
+    if not entries or done.exists():
+        return
+    for name in {entry["kernel"].partition(":")[0] for entry in entries}:
+        import_module(name)
+    if os.fork() == 0:
+        try:
+            end_with_parent(os.getppid(), signal.SIGKILL)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):  # who reads this run's output must not wait for these processes
+                os.dup2(nothing, number)
+            if compile_side_by_side(entries, max(1, cpu_count() - 1)):
+                done.parent.mkdir(parents=True, exist_ok=True)
+                done.touch()
+        finally:
+            os._exit(0)
+
+
+def capability() -> int:
+    """Returns the compute capability of the first visible GPU, 90 say, without beginning CUDA; 0 without a GPU."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        by_name = pynvml.nvmlDeviceGetHandleByUUID
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else by_name(first)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return 10 * major + minor
+    return 0
+
+
+def done_file(folder: Path) -> Path:
+    """Returns the file in Triton's cache that says that these kernels, as they are now, were compiled."""
+    from triton import knobs
+
+    sources = hashlib.sha256(version("triton").encode())
+    for file in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py"), folder / LIST]):
+        sources.update(file.read_bytes())
+    return Path(knobs.cache.dir) / "reprise" / sources.hexdigest()
+
+
+def compile_side_by_side(entries: Sequence[Mapping[str, Any]], processes: int) -> bool:
+    """Compiles kernels, each process the next one that nobody has begun; returns whether all could be compiled."""
+    tickets, writer = os.pipe()
+    for number in range(len(entries)):
+        os.write(writer, number.to_bytes(2, "little"))
+    os.close(writer)
+    children = list[int]()
+    for _ in range(min(processes, len(entries))):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                end_with_parent(os.getppid(), signal.SIGKILL)
+                while ticket := os.read(tickets, 2):
+                    compile_kernel(entries[int.from_bytes(ticket, "little")])
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    return not any([os.waitpid(child, 0)[1] for child in children])
+
+
+def compile_kernel(entry: Mapping[str, Any]) -> Any:
+    """Compiles a kernel for a GPU that need not be there, as its launch would; returns what Triton made of it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    constants = {tuple(key): constant(value) for key, value in entry["constants"]}
+    attributes = {tuple(key): value for key, value in entry["attributes"]}
+    source = ASTSource(named(entry["kernel"]), dict(entry["signature"]), constants, attributes)
+    return compile(source, target=GPUTarget("cuda", entry["capability"], 32), options=dict(entry["options"]))
+
+
+def entry_of(kernel: Any, specialisation: str) -> dict[str, Any]:
+    """Returns a kernel of the list, from what Triton tells of a compiled one as its `specialization_data`."""
+    data = json.loads(specialisation)
+    options = {name: data["options"].get(name) for name in OPTIONS}
+    return {
+        "kernel": f"{kernel.module}:{kernel.name}",
+        "capability": data["target"]["arch"],
+        "signature": data["signature"],
+        "constants": [[key, value] for key, value in zip(data["constant_keys"], data["constant_vals"], strict=True)],
+        "attributes": [[key, value] for key, value in zip(data["attrs_keys"], data["attrs_vals"], strict=True)],
+        "options": {name: value for name, value in options.items() if value},
+    }
+
+
+def constant(value: Any) -> Any:
+    """Returns a constant of a kernel from its form in the list."""
+    import triton.language as tl
+
+    if isinstance(value, dict):
+        return named(value["jit_function"]) if "jit_function" in value else tl.constexpr(value["constexpr"])
+    return tl.dtype(value) if isinstance(value, str) and tl.dtype.is_dtype(value) else value
+
+
+def named(kernel: str) -> Any:
+    """Returns the kernel or function `module:name`."""
+    module, _, name = kernel.partition(":")
+    return getattr(import_module(module), name)
