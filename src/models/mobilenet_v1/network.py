@@ -24,6 +24,8 @@ PRELU_SLOPE = 0.25  # MSRAPrelu's default, though a ReLU follows
 class ConvNormReLU(nn.Module):
     """A convolution without bias, BatchNorm and ReLU."""
 
+    is_depthwise = False
+
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -35,6 +37,8 @@ class ConvNormReLU(nn.Module):
 
 class Depthwise(ConvNormReLU):
     """A 3 x 3 depthwise convolution with BatchNorm and ReLU."""
+
+    is_depthwise = True
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__(channels, channels, 3, stride, channels)

@@ -28,10 +28,12 @@ class FastEmbeddings(Embeddings):
 
 class Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, words: TokenIds, drop: Drop, eps: float, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, words: TokenIds, drop: Drop, eps: float, dtype: torch.dtype, padding: int, *parameters: Tensor
+    ) -> Tensor:
         out, statistics = rows.embed(words, *parameters, eps, drop, dtype)  # type: ignore[arg-type]
         ctx.save_for_backward(statistics, *parameters[:-1])
-        ctx.words, ctx.drop = words, drop
+        ctx.words, ctx.drop, ctx.padding = words, drop, padding
         return out
 
     @staticmethod
@@ -43,13 +45,14 @@ class Embed(torch.autograd.Function):
             grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, partials
         )
         of_weight, of_bias = partials.sum(0).view(2, dim)
-        of_words = rows.sum_by_id(grad, words.ids, slot_of(word_vectors), PAD)
+        of_words = rows.sum_by_id(grad, words.ids, slot_of(word_vectors), ctx.padding)
         if words.positions is None:
             of_positions = torch.zeros_like(position_vectors)
             torch.sum(grad.view(-1, words.length, dim), 0, out=of_positions[: words.length])
         else:
             of_positions = rows.sum_by_id(grad, words.positions, slot_of(position_vectors), -1)
-        return None, None, None, None, of_words, of_positions, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+        of_norm = of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+        return None, None, None, None, None, of_words, of_positions, *of_norm
 
 
 def token_ids(batch: Tokens) -> TokenIds:
@@ -68,8 +71,9 @@ def embed(
     eps: float,
     dropout: float,
     dtype: torch.dtype,
+    padding: int = PAD,
 ) -> Float[Tensor, "tokens dim"]:
-    """Returns what `network.Embeddings` does, in `dtype`."""
+    """Returns what `network.Embeddings` does, in `dtype`; the id `padding` gets no gradient, -1 for none."""
     (drop,) = Drop.seeded([dropout], word_vectors)
     parameters = (word_vectors, position_vectors, weight, bias)
-    return Embed.apply(token_ids(batch), drop, eps, dtype, *parameters)  # type: ignore[return-value]
+    return Embed.apply(token_ids(batch), drop, eps, dtype, padding, *parameters)  # type: ignore[return-value]

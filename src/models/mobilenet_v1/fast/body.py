@@ -16,17 +16,27 @@ small kernel per layer adds these partial sums. Without atomics, equal inputs gi
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.gpu.triton_helpers import can_take, precision, working_dtype
 from src.models.mobilenet_v1.fast import depthwise, pointwise, precompile, stem
 from src.models.mobilenet_v1.fast.norm import conclude, conclude_backward, pool, pool_backward
-from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1
+from src.models.mobilenet_v1.network import ConvNormReLU, MobileNetV1
 
+
+class ConvNorm(NamedTuple):
+    """The layers of other people's networks that compute what a ConvNormReLU does."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+    is_depthwise: bool
+
+
+Layers = Sequence[ConvNormReLU | ConvNorm]
 compiled = set[tuple[object, ...]]()  # shapes and dtypes whose kernels this process has compiled
 
 
@@ -49,30 +59,30 @@ class Body(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype, *parameters: Tensor
+        ctx: Any, images: Tensor, layers: Layers, dtype: torch.dtype, cap: float, *parameters: Tensor
     ) -> Tensor:
         images = images.permute(0, 2, 3, 1).contiguous()
         weights = weight_matrices(layers, dtype)
         out, partials = stem.forward(images, weights[0], layers[0].conv.stride[0])
         outputs, norms = [out], [conclude(partials, layers[0].norm)]
         for layer, weight in zip(layers[1:], weights[1:], strict=True):
-            if is_depthwise(layer):
-                out, partials = depthwise.forward(out, norms[-1], weight, layer.conv.stride[0])
+            if layer.is_depthwise:
+                out, partials = depthwise.forward(out, norms[-1], weight, layer.conv.stride[0], cap)
             else:
-                out, partials = pointwise.forward(out, norms[-1], weight)
+                out, partials = pointwise.forward(out, norms[-1], weight, cap)
             outputs.append(out)
             norms.append(conclude(partials, layer.norm))
         torch._foreach_add_([layer.norm.num_batches_tracked for layer in layers], 1)  # pyright: ignore
-        ctx.layers = layers
+        ctx.layers, ctx.cap = layers, cap
         ctx.save_for_backward(images, *outputs, *norms, *weights)
-        return pool(out, norms[-1])
+        return pool(out, norms[-1], cap)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        layers: Sequence[ConvNormReLU] = ctx.layers
-        count, images = len(layers), ctx.saved_tensors[0]
+        layers: Layers = ctx.layers
+        count, cap, images = len(layers), ctx.cap, ctx.saved_tensors[0]
         outputs, norms, weights = (ctx.saved_tensors[1 + k * count : 1 + (k + 1) * count] for k in range(3))
-        g, partials = pool_backward(grads[0], outputs[-1], norms[-1])
+        g, partials = pool_backward(grads[0], outputs[-1], norms[-1], cap)
         gradients: list[Tensor] = []  # gradients of parameters, last one first
         for number in reversed(range(count)):
             layer, out, weight = layers[number], outputs[number], weights[number]
@@ -80,55 +90,66 @@ class Body(torch.autograd.Function):
             of_output, stride = (g, out, of_norm.slopes), layer.conv.stride[0]
             if number == 0:
                 of_weight = stem.backward_weight(*of_output, images, weight, stride)
-            elif is_depthwise(layer):
+            elif layer.is_depthwise:
                 of_input = outputs[number - 1], norms[number - 1]
-                g, partials, of_weight = depthwise.backward(*of_output, weight, *of_input, stride)
+                g, partials, of_weight = depthwise.backward(*of_output, weight, *of_input, stride, cap)
             else:
                 of_input = outputs[number - 1], norms[number - 1]
-                of_weight = pointwise.backward_weight(*of_output, *of_input)
-                g, partials = pointwise.backward(*of_output, weight, *of_input)
+                of_weight = pointwise.backward_weight(*of_output, *of_input, cap)
+                g, partials = pointwise.backward(*of_output, weight, *of_input, cap)
             gradients += [of_norm.bias, of_norm.weight, unflattened(of_weight, layer)]
-        return None, None, None, *reversed(gradients)
+        return None, None, None, None, *reversed(gradients)
 
 
 def features(
-    images: Float[Tensor, "images colours height width"], layers: Sequence[ConvNormReLU]
+    images: Float[Tensor, "images colours height width"],
+    layers: Layers,
+    cap: float = 0.0,
+    parameters: Sequence[Tensor] | None = None,
 ) -> Float[Tensor, "images channels"]:
     """Returns the last layer's output averaged over each image, in training; updates the running statistics.
 
     The first layer is a full 3 x 3 convolution, others are depthwise or pointwise. Images get no gradient.
+
+    Args:
+        cap: where every ReLU ends, 6 for ReLU6; 0 for ReLU.
+        parameters: what gets the gradients, as `parameters_of(layers)`; these themselves by default.
+
     Raises ValueError if BatchNorm gets a single value per channel, as torch's does.
     """
     dtype = working_dtype(images)
     sizes = tuple((layer.conv.weight.shape, layer.conv.stride) for layer in layers)
-    key = images.shape, images.dtype, dtype, precision(dtype), sizes
+    key = images.shape, images.dtype, dtype, precision(dtype), sizes, cap
     if images.is_cuda and key not in compiled:
         compiled.add(key)
-        precompile.compile_all(launches_of(images, layers, dtype))
-    return apply_body(images, layers, dtype)
+        precompile.compile_all(launches_of(images, layers, dtype, cap))
+    return apply_body(images, layers, dtype, cap, parameters)
 
 
-def launches_of(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> set[precompile.Launch]:
+def launches_of(images: Tensor, layers: Layers, dtype: torch.dtype, cap: float = 0.0) -> set[precompile.Launch]:
     """Returns all kernel launches of a forward and backward pass, without running them."""
     with precompile.record_launches() as launches, torch.enable_grad():
-        apply_body(images, deepcopy(list(layers)), dtype).sum().backward()
+        apply_body(images, deepcopy(list(layers)), dtype, cap).sum().backward()
     return launches
 
 
-def apply_body(images: Tensor, layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> Tensor:
-    parameters = [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
-    return Body.apply(images, layers, dtype, *parameters)  # type: ignore[return-value]
+def apply_body(
+    images: Tensor, layers: Layers, dtype: torch.dtype, cap: float, parameters: Sequence[Tensor] | None = None
+) -> Tensor:
+    parameters = parameters_of(layers) if parameters is None else parameters
+    return Body.apply(images, layers, dtype, cap, *parameters)  # type: ignore[return-value]
 
 
-def is_depthwise(layer: ConvNormReLU) -> bool:
-    return isinstance(layer, Depthwise)
+def parameters_of(layers: Layers) -> list[Any]:
+    """Returns each layer's convolution weight, and its norm's weight and bias."""
+    return [p for layer in layers for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)]
 
 
-def weight_matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[Tensor]:
+def weight_matrices(layers: Layers, dtype: torch.dtype) -> list[Tensor]:
     """Returns weights as matrices with a row per output: depthwise ones in float32, others in `dtype`."""
     # Taps before inputs: the memory order of channels_last.
     weights = [layer.conv.weight.detach().permute(0, 2, 3, 1).flatten(1).contiguous() for layer in layers]
-    wide = [number for number, layer in enumerate(layers) if not is_depthwise(layer)]
+    wide = [number for number, layer in enumerate(layers) if not layer.is_depthwise]
     if dtype != torch.float32 and wide:
         narrow = [torch.empty_like(weights[number], dtype=dtype) for number in wide]
         torch._foreach_copy_(narrow, [weights[number] for number in wide])  # pyright: ignore
@@ -138,7 +159,7 @@ def weight_matrices(layers: Sequence[ConvNormReLU], dtype: torch.dtype) -> list[
 
 
 def unflattened(
-    gradient: Float[Tensor, "outputs taps"], layer: ConvNormReLU
+    gradient: Float[Tensor, "outputs taps"], layer: ConvNormReLU | ConvNorm
 ) -> Float[Tensor, "outputs inputs height width"]:
     """Returns a gradient in the layout of `weight_matrices` in that of the convolution's weight."""
     outputs, inputs, height, width = layer.conv.weight.shape

@@ -1,7 +1,8 @@
 # type: ignore  (the type checker reads Triton as Python)
 """Functions that the kernels share: BatchNorm and ReLU of a loaded output, its gradient, statistics and partial sums.
 
-`norm` [4, channels] are a layer's mean, 1 / deviation, scale and shift: its output is relu(scale z + shift).
+`norm` [4, channels] are a layer's mean, 1 / deviation, scale and shift: its output is relu(scale z + shift), which ends
+at CAP if that is positive (ReLU6).
 `slopes` [3, channels] are p, q and r of the gradient of z, which is p g + q z + r, with g the gradient of BatchNorm's
 output. All computation is in float32, except the factors of large products.
 """
@@ -17,14 +18,16 @@ def load_vector(vectors, number: tl.constexpr, channel, channels):
 
 
 @triton.jit
-def relu(x):
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def relu(x, CAP: tl.constexpr):
+    x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x, CAP, propagate_nan=tl.PropagateNan.ALL) if CAP > 0 else x
 
 
 @triton.jit
-def relu_gradient(gradient, before):
+def relu_gradient(gradient, before, CAP: tl.constexpr):
     """Returns the gradient of a ReLU with input `before`; NaN stays NaN."""
-    return tl.where(before <= 0, 0.0, gradient)
+    gradient = tl.where(before <= 0, 0.0, gradient)
+    return tl.where(before >= CAP, 0.0, gradient) if CAP > 0 else gradient
 
 
 @triton.jit

@@ -35,12 +35,13 @@ def forward(
     norm: Float[Tensor, "4 channels"],
     weight: Float[Tensor, "channels 9"],
     stride: int,
+    cap: float = 0.0,
 ) -> tuple[Float[Tensor, "images down across channels"], Partials]:
-    """Returns the convolution of relu(BatchNorm(z)), and its partial statistics."""
+    """Returns the convolution of relu(BatchNorm(z)), at most `cap` if that is positive, and its partial statistics."""
     programs, blocks, share, constants = plan(z, stride, "forward")
     out = z.new_empty(len(z), constants["DOWN"], constants["ACROSS"], z.shape[-1])
     values = z.new_empty(programs, 3, z.shape[-1], dtype=torch.float32)
-    launch(depthwise_triton.forward, (programs * blocks,), z, norm, weight, out, values, *share, **constants)
+    launch(depthwise_triton.forward, (programs * blocks,), z, norm, weight, out, values, *share, CAP=cap, **constants)
     return out, Partials(values, out.numel() // z.shape[-1])
 
 
@@ -52,6 +53,7 @@ def backward(
     z: Float[Tensor, "images height width channels"],
     norm: Float[Tensor, "4 channels"],
     stride: int,
+    cap: float = 0.0,
 ) -> tuple[Float[Tensor, "images height width channels"], Partials, Float[Tensor, "channels 9"]]:
     """Returns the gradient of BatchNorm(z), its partial sums, and the weight's gradient."""
     programs, blocks, share, constants = plan(z, stride, "backward")
@@ -59,7 +61,7 @@ def backward(
     values = z.new_empty(programs, 11, z.shape[-1], dtype=torch.float32)
     launch(
         depthwise_backward_triton.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values,
-        *share, **constants,
+        *share, CAP=cap, **constants,
     )  # fmt: skip
     return g_in, Partials(values, z.numel() // z.shape[-1]), weight_gradient(values)
 

@@ -22,17 +22,17 @@ from src.models.mobilenet_v1.fast.strips_triton import (
 
 
 @triton.jit
-def _input(stored, scale, shift, mask):
+def _input(stored, scale, shift, mask, CAP: tl.constexpr):
     """Returns z, the ReLU's input, and its output, which is 0 outside of the image."""
     stored = stored.to(tl.float32)
     before = stored * scale + shift
-    return stored, before, tl.where(mask, relu(before), 0.0)
+    return stored, before, tl.where(mask, relu(before, CAP), 0.0)
 
 
 @triton.jit
-def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, products):
+def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, products, CAP: tl.constexpr):
     """Stores the gradient of an input and adds to its sums."""
-    gradient = relu_gradient(total, before).to(g_in.dtype.element_ty)
+    gradient = relu_gradient(total, before, CAP).to(g_in.dtype.element_ty)
     tl.store(g_in, gradient, mask=mask)
     gradient = tl.where(mask, gradient.to(tl.float32), 0.0)
     return gradients + gradient, products + gradient * (stored - mean)
@@ -41,12 +41,12 @@ def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, pr
 @triton.jit
 def _row_of_1(
     g_in, above, here, below, z, mask, w, s, mean, scale, shift, gradients, products,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Processes a row of inputs with three rows of gradients, one column wider at each side."""
     above, here = round_to(above, tl.float32, COLUMNS + 2), round_to(here, tl.float32, COLUMNS + 2)
     for i in tl.static_range(COLUMNS):
-        stored, before, a = _input(z[i], scale, shift, mask[i])
+        stored, before, a = _input(z[i], scale, shift, mask[i], CAP)
         total = w[0] * below[i + 2] + w[1] * below[i + 1] + w[2] * below[i]
         total = total + w[3] * here[i + 2] + w[4] * here[i + 1] + w[5] * here[i]
         total = total + w[6] * above[i + 2] + w[7] * above[i + 1] + w[8] * above[i]
@@ -56,7 +56,7 @@ def _row_of_1(
             s[6] + a * above[i + 2], s[7] + a * above[i + 1], s[8] + a * above[i],
         )  # fmt: skip
         gradients, products = _store_input_gradient(
-            g_in + i * CHANNELS, mask[i], total, stored, before, mean, gradients, products
+            g_in + i * CHANNELS, mask[i], total, stored, before, mean, gradients, products, CAP
         )  # fmt: skip
     return s, gradients, products
 
@@ -64,7 +64,7 @@ def _row_of_1(
 @triton.jit
 def _rows_of_2(
     g_in, here, below, upper, lower, is_lower, mask, w, s, mean, scale, shift, gradients, products,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACROSS_ROW: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACROSS_ROW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Processes two rows of inputs with two rows of gradients, one column wider at the right.
 
@@ -73,30 +73,30 @@ def _rows_of_2(
     here = round_to(here, tl.float32, COLUMNS + 1)
     for i in tl.static_range(COLUMNS):
         at, lane, right = g_in + (2 * i) * CHANNELS, mask[2 * i], mask[2 * i + 1]
-        stored, before, a = _input(upper[2 * i], scale, shift, lane)
+        stored, before, a = _input(upper[2 * i], scale, shift, lane, CAP)
         s4 = s[4] + a * here[i]
         total = w[4] * here[i]
-        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products, CAP)
 
-        stored, before, a = _input(upper[2 * i + 1], scale, shift, right)
+        stored, before, a = _input(upper[2 * i + 1], scale, shift, right, CAP)
         s5, s3 = s[5] + a * here[i], s[3] + a * here[i + 1]
         total = w[5] * here[i] + w[3] * here[i + 1]
         gradients, products = _store_input_gradient(
-            at + CHANNELS, right, total, stored, before, mean, gradients, products
+            at + CHANNELS, right, total, stored, before, mean, gradients, products, CAP
         )
 
         at, lane, right = at + ACROSS_ROW, lane & is_lower, right & is_lower
-        stored, before, a = _input(lower[2 * i], scale, shift, lane)
+        stored, before, a = _input(lower[2 * i], scale, shift, lane, CAP)
         s7, s1 = s[7] + a * here[i], s[1] + a * below[i]
         total = w[7] * here[i] + w[1] * below[i]
-        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products)
+        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products, CAP)
 
-        stored, before, a = _input(lower[2 * i + 1], scale, shift, right)
+        stored, before, a = _input(lower[2 * i + 1], scale, shift, right, CAP)
         s8, s6 = s[8] + a * here[i], s[6] + a * here[i + 1]
         s2, s0 = s[2] + a * below[i], s[0] + a * below[i + 1]
         total = w[8] * here[i] + w[6] * here[i + 1] + w[2] * below[i] + w[0] * below[i + 1]
         gradients, products = _store_input_gradient(
-            at + CHANNELS, right, total, stored, before, mean, gradients, products
+            at + CHANNELS, right, total, stored, before, mean, gradients, products, CAP
         )
         s = (s0, s1, s2, s3, s4, s5, s6, s7, s8)
     return s, gradients, products
@@ -107,6 +107,7 @@ def backward(
     g, out, slopes, weight, z, norm, g_in, partials, segments, rows_each,
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes `g_in` and `partials` [programs, 11, CHANNELS]: sums of g_in, of g_in (z - mean), and the weight's 9."""
     MET: tl.constexpr = COLUMNS + 3 - STRIDE
@@ -157,7 +158,7 @@ def backward(
         if STRIDE == 1:
             s, gradients, products = _row_of_1(
                 to, above, here, below, next_z, mask, w, s, mean, scale, shift, gradients, products,
-                COLUMNS, CHANNELS,
+                COLUMNS, CHANNELS, CAP,
             )  # fmt: skip
             above = here
         else:
@@ -165,7 +166,7 @@ def backward(
             ahead_lower = load_row(of_z + WIDTH * CHANNELS, is_lower, mask, OWN, CHANNELS)
             s, gradients, products = _rows_of_2(
                 to, here, below, next_z, next_lower, HEIGHT % 2 == 0 or 2 * y + 1 < HEIGHT, mask, w, s,
-                mean, scale, shift, gradients, products, COLUMNS, CHANNELS, WIDTH * CHANNELS,
+                mean, scale, shift, gradients, products, COLUMNS, CHANNELS, WIDTH * CHANNELS, CAP,
             )  # fmt: skip
             next_lower = ahead_lower
         here = round_to(below, dtype, MET)

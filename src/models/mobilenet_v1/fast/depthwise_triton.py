@@ -54,6 +54,7 @@ def forward(
     z, norm, weight, out, partials, segments, rows_each,
     STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes `out` and `partials` [programs, 3, CHANNELS]: mean, squared deviations, count."""
     SEEN: tl.constexpr = (COLUMNS - 1) * STRIDE + 3
@@ -76,15 +77,15 @@ def forward(
     one = load_row(row + WIDTH * CHANNELS, True, mask, SEEN, CHANNELS)
     row += 2 * WIDTH * CHANNELS
     two = load_row(row, y + 2 < HEIGHT, mask, SEEN, CHANNELS)
-    upper = _accumulate(none, activations(stored, y >= 0, mask, scale, shift, SEEN), w0, w1, w2, COLUMNS, STRIDE)
+    upper = _accumulate(none, activations(stored, y >= 0, mask, scale, shift, SEEN, CAP), w0, w1, w2, COLUMNS, STRIDE)
     if STRIDE == 1:
-        a = activations(one, True, mask, scale, shift, SEEN)
+        a = activations(one, True, mask, scale, shift, SEEN, CAP)
         upper = _accumulate(upper, a, w3, w4, w5, COLUMNS, 1)
         middle = _accumulate(none, a, w0, w1, w2, COLUMNS, 1)
         for y in range(first + 1, last + 1):
             row += WIDTH * CHANNELS
             ahead = load_row(row, (y < last) & (y + 1 < HEIGHT), mask, SEEN, CHANNELS)
-            a = activations(two, y < HEIGHT, mask, scale, shift, SEEN)
+            a = activations(two, y < HEIGHT, mask, scale, shift, SEEN, CAP)
             totals = _accumulate(upper, a, w6, w7, w8, COLUMNS, 1)
             upper = _accumulate(middle, a, w3, w4, w5, COLUMNS, 1)
             middle = _accumulate(none, a, w0, w1, w2, COLUMNS, 1)
@@ -98,9 +99,9 @@ def forward(
             ahead = load_row(row + WIDTH * CHANNELS, y + 1 < last, mask, SEEN, CHANNELS)
             row += 2 * WIDTH * CHANNELS
             after = load_row(row, (y + 1 < last) & (2 * y + 3 < HEIGHT), mask, SEEN, CHANNELS)
-            a = activations(one, True, mask, scale, shift, SEEN)
+            a = activations(one, True, mask, scale, shift, SEEN, CAP)
             upper = _accumulate(upper, a, w3, w4, w5, COLUMNS, STRIDE)
-            a = activations(two, 2 * y + 1 < HEIGHT, mask, scale, shift, SEEN)
+            a = activations(two, 2 * y + 1 < HEIGHT, mask, scale, shift, SEEN, CAP)
             totals = _accumulate(upper, a, w6, w7, w8, COLUMNS, STRIDE)
             upper = _accumulate(none, a, w0, w1, w2, COLUMNS, STRIDE)
             near, sums, squares = _store_row(to, totals, is_output, y == first, near, sums, squares, COLUMNS, CHANNELS)

@@ -63,13 +63,13 @@ def conclude_backward(partials: Partials, norm: Float[Tensor, "4 channels"]) -> 
 
 
 def pool(
-    z: Float[Tensor, "images height width channels"], norm: Float[Tensor, "4 channels"]
+    z: Float[Tensor, "images height width channels"], norm: Float[Tensor, "4 channels"], cap: float = 0.0
 ) -> Float[Tensor, "images channels"]:
-    """Returns relu(BatchNorm(z)) averaged over each image."""
+    """Returns relu(BatchNorm(z)), at most `cap` if that is positive, averaged over each image."""
     images, height, width, channels = z.shape
     out = z.new_empty(images, channels)
     pixels = height * width
-    launch(kernels.pool, (images, -(-channels // WIDTH)), z, norm, out, pixels, channels, **pooled(pixels))
+    launch(kernels.pool, (images, -(-channels // WIDTH)), z, norm, out, pixels, channels, CAP=cap, **pooled(pixels))
     return out
 
 
@@ -77,6 +77,7 @@ def pool_backward(
     gradient: Float[Tensor, "images channels"],
     z: Float[Tensor, "images height width channels"],
     norm: Float[Tensor, "4 channels"],
+    cap: float = 0.0,
 ) -> tuple[Float[Tensor, "images height width channels"], Partials]:
     """Returns the gradient of the last BatchNorm's output, and its partial sums."""
     images, height, width, channels = z.shape
@@ -84,7 +85,7 @@ def pool_backward(
     values = z.new_empty(images, 2, channels, dtype=torch.float32)
     launch(
         kernels.pool_backward, (images, -(-channels // WIDTH)), gradient.contiguous(), z, norm, g, values,
-        height * width, channels, **pooled(height * width),
+        height * width, channels, CAP=cap, **pooled(height * width),
     )  # fmt: skip
     return g, Partials(values, images * height * width)
 

@@ -79,7 +79,7 @@ def conclude_backward(
 
 
 @triton.jit
-def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr):
     """Writes `out` [images, channels]: the last layer's output averaged over each image."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     scale, shift = load_vector(norm, 2, channel, channels)[None, :], load_vector(norm, 3, channel, channels)[None, :]
@@ -88,14 +88,14 @@ def pool(z, norm, out, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr
         row = begin + tl.arange(0, ROWS)
         mask = (row < pixels)[:, None] & (channel < channels)[None, :]
         offset = (image * pixels + row[:, None]) * channels + channel[None, :]
-        values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale + shift)
+        values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale + shift, CAP)
         total += tl.sum(tl.where(mask, values, 0.0), 0)
     tl.store(out + image * channels + channel, (total / pixels).to(out.dtype.element_ty), mask=channel < channels)
 
 
 @triton.jit
 def pool_backward(
-    gradient, z, norm, g, partials, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr
+    gradient, z, norm, g, partials, pixels, channels, WIDTH: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
     """Writes `g` and `partials` [images, 2, channels]: sums of g and g (z - mean)."""
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -108,7 +108,7 @@ def pool_backward(
         mask = (row < pixels)[:, None] & (channel < channels)[None, :]
         offset = (image * pixels + row[:, None]) * channels + channel[None, :]
         output = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-        passed = relu_gradient(share[None, :], output * scale + shift).to(g.dtype.element_ty)
+        passed = relu_gradient(share[None, :], output * scale + shift, CAP).to(g.dtype.element_ty)
         tl.store(g + offset, passed, mask=mask)
         passed = tl.where(mask, passed.to(tl.float32), 0.0)
         gradients += tl.sum(passed, 0)

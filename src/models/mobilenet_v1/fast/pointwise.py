@@ -31,8 +31,12 @@ def forward(
     z: Float[Tensor, "images height width inputs"],
     norm: Float[Tensor, "4 inputs"],
     weight: Float[Tensor, "outputs inputs"],
+    cap: float = 0.0,
 ) -> tuple[Float[Tensor, "images height width outputs"], Partials]:
-    """Returns the convolution of relu(BatchNorm(z)), and its partial statistics; `weight` has the dtype of z."""
+    """Returns the convolution of relu(BatchNorm(z)), and its partial statistics.
+
+    `weight` has the dtype of z; the ReLU ends at `cap` if that is positive.
+    """
     outputs, inputs = weight.shape
     rows = z.numel() // inputs
     out = z.new_empty(*z.shape[:-1], outputs)
@@ -43,7 +47,7 @@ def forward(
     values = z.new_empty(programs, 3, outputs, dtype=torch.float32)
     launch(
         kernels.forward, (programs * blocks,), z, norm, weight, out, values, rows, tiles,
-        **constants(z, inputs, outputs, tile),
+        CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return out, Partials(values, rows)
 
@@ -55,6 +59,7 @@ def backward(
     weight: Float[Tensor, "outputs inputs"],
     z: Float[Tensor, "images height width inputs"],
     norm: Float[Tensor, "4 inputs"],
+    cap: float = 0.0,
 ) -> tuple[Float[Tensor, "images height width inputs"], Partials]:
     """Returns the gradient of BatchNorm(z), and its partial sums."""
     outputs, inputs = weight.shape
@@ -67,7 +72,7 @@ def backward(
     values = z.new_empty(programs, 2, inputs, dtype=torch.float32)
     launch(
         kernels.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values, rows, tiles,
-        **constants(z, inputs, outputs, tile),
+        CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return g_in, Partials(values, rows)
 
@@ -78,6 +83,7 @@ def backward_weight(
     slopes: Float[Tensor, "3 outputs"],
     z: Float[Tensor, "images height width inputs"],
     norm: Float[Tensor, "4 inputs"],
+    cap: float = 0.0,
 ) -> Float[Tensor, "outputs inputs"]:
     """Returns the weight's gradient, summed in float32."""
     outputs, inputs = out.shape[-1], z.shape[-1]
@@ -89,6 +95,6 @@ def backward_weight(
     partials = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
     launch(
         kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, partials, rows, tiles,
-        **constants(z, inputs, outputs, tile),
+        CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return partials.sum(0) if programs > 1 else partials[0]

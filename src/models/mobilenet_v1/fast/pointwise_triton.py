@@ -20,12 +20,12 @@ from src.models.mobilenet_v1.fast.common_triton import (
 
 
 @triton.jit
-def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.constexpr):
+def _activations(z, norm, row, channel, rows, INPUTS: tl.constexpr, UPCAST: tl.constexpr, CAP: tl.constexpr):
     """Returns the previous layer's output [row, channel]."""
     scale, shift = load_vector(norm, 2, channel, INPUTS), load_vector(norm, 3, channel, INPUTS)
     mask = (row < rows)[:, None] & (channel < INPUTS)[None, :]
     offset = row.to(tl.int64)[:, None] * INPUTS + channel[None, :]
-    values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :])
+    values = relu(tl.load(z + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :], CAP)
     values = values.to(z.dtype.element_ty)
     return values.to(tl.float32) if UPCAST else values
 
@@ -48,7 +48,7 @@ def _slopes(g, out, slopes, row, channel, rows, OUTPUTS: tl.constexpr, UPCAST: t
 def forward(
     z, norm, weight, out, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes `out` [rows, OUTPUTS] and `partials` [programs, 3, OUTPUTS]: mean, squared deviations, count.
 
@@ -65,7 +65,7 @@ def forward(
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for k in range(0, INPUTS, DEPTH):
             channel = k + tl.arange(0, DEPTH)
-            a = _activations(z, norm, row, channel, rows, INPUTS, UPCAST)
+            a = _activations(z, norm, row, channel, rows, INPUTS, UPCAST, CAP)
             mask = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
             b = tl.load(weight + column[None, :] * INPUTS + channel[:, None], mask=mask, other=0.0)
             b = b.to(tl.float32) if UPCAST else b
@@ -86,7 +86,7 @@ def forward(
 def backward(
     g, out, slopes, weight, z, norm, g_in, partials, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes `g_in` [rows, INPUTS] and `partials` [programs, 2, INPUTS]: sums of g_in and g_in (z - mean)."""
     blocks: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
@@ -109,7 +109,7 @@ def backward(
         mask = (row < rows)[:, None] & (column < INPUTS)[None, :]
         offset = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
         before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-        gradient = relu_gradient(total, before * scale + shift).to(g_in.dtype.element_ty)
+        gradient = relu_gradient(total, before * scale + shift, CAP).to(g_in.dtype.element_ty)
         tl.store(g_in + offset, gradient, mask=mask)
         gradient = tl.where(mask, gradient.to(tl.float32), 0.0)
         gradients += tl.sum(gradient, 0)
@@ -122,7 +122,7 @@ def backward(
 def backward_weight(
     g, out, slopes, z, norm, shares, rows, tiles,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes `shares` [programs, OUTPUTS, INPUTS], the weight's gradient from DEPTH * tiles rows each.
 
@@ -136,7 +136,7 @@ def backward_weight(
     for tile in range(tiles):
         row = (program * tiles + tile) * DEPTH + tl.arange(0, DEPTH)
         a = _slopes(g, out, slopes, row, to, rows, OUTPUTS, UPCAST)
-        b = _activations(z, norm, row, of, rows, INPUTS, UPCAST)
+        b = _activations(z, norm, row, of, rows, INPUTS, UPCAST, CAP)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
         settle(SETTLE)
     offset = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]

@@ -81,12 +81,12 @@ def load_row(row, is_row, mask, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def activations(stored, is_row, mask, scale, shift, COUNT: tl.constexpr):
+def activations(stored, is_row, mask, scale, shift, COUNT: tl.constexpr, CAP: tl.constexpr):
     """Returns the previous layer's output, BatchNorm and ReLU of `stored`; 0 outside of the image."""
     shift = tl.where(is_row, shift, 0.0)
     outputs = ()
     for i in tl.static_range(COUNT):
-        outputs += (tl.where(mask[i], relu(stored[i].to(tl.float32) * scale + shift), 0.0),)
+        outputs += (tl.where(mask[i], relu(stored[i].to(tl.float32) * scale + shift, CAP), 0.0),)
     return outputs
 
 
