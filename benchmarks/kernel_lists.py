@@ -1,7 +1,8 @@
 """Writes `src/models/*/fast/kernels.json`: the Triton kernels that the published cases compile on this GPU.
 
-`python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with FOLDER/zinc.smiles and
-FOLDER/mols.xyz and other data that are made up.
+`python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with molecules of
+FOLDER/mols.xyz and other data that are made up. MoFlow has one such kernel, and MobileNetV1 compiles itself those that
+its sizes need (`fast/precompile.py`).
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from src.gpu.precompile import LIST, entry_of
 from src.system.files import write_text
@@ -26,8 +28,6 @@ def cases(folder: Path) -> dict[str, list[str]]:
     """Returns the overrides of each model's published case."""
     molecules = (f"datamodule.source.file={folder}/mols.xyz", "datamodule.source.skip_bad=true")
     return {
-        "moflow": ["datamodule=smiles_file", f"datamodule.source.file={folder}/zinc.smiles", "hp.batch_size=512"],
-        "mobilenet_v1": ["datamodule=image_synthetic"],
         "se3_transformer": ["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"],
         "distilbert": ["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"],
         "dlrm": ["datamodule=criteo_resident", "datamodule.steps_per_epoch=20", "datamodule.pool_batches=4"],
@@ -48,7 +48,8 @@ class Recorder(pl.Callback):
     def note(self, *, fn: Any, compile: dict[str, Any], **_: object) -> None:
         """Notes one kernel; Triton calls it for those from its cache too."""
         if fn.module.startswith("src."):
-            self.entries.append(entry_of(fn, compile["specialization_data"]))
+            major, minor = torch.cuda.get_device_capability()
+            self.entries.append(entry_of(fn, compile["specialization_data"], 10 * major + minor))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.file.write_text(json.dumps(self.entries))
@@ -71,7 +72,7 @@ def main(folder: Path, models: Sequence[str] = ()) -> None:
         if models and model not in models:
             continue
         entries = [entry for precision in PRECISIONS for entry in recorded(model, overrides, precision, folder)]
-        lines = dict.fromkeys(json.dumps(entry, sort_keys=True) for entry in entries)  # each once
+        lines = dict.fromkeys(json.dumps(entry) for entry in entries)  # each once
         file = ROOT / "src" / "models" / model / "fast" / LIST
         write_text(file, "[\n" + ",\n".join(lines) + "\n]\n")
         print(f"{file.relative_to(ROOT)}: {len(lines)} kernels")

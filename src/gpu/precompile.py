@@ -109,17 +109,19 @@ def compile_kernel(entry: Mapping[str, Any]) -> Any:
 
     constants = {tuple(key): constant(value) for key, value in entry["constants"]}
     attributes = {tuple(key): value for key, value in entry["attributes"]}
-    source = ASTSource(named(entry["kernel"]), dict(entry["signature"]), constants, attributes)
+    kernel = named(entry["kernel"])
+    signature = {name: entry["signature"][name] for name in kernel.arg_names}  # positions are what constants name
+    source = ASTSource(kernel, signature, constants, attributes)
     return compile(source, target=GPUTarget("cuda", entry["capability"], 32), options=dict(entry["options"]))
 
 
-def entry_of(kernel: Any, specialisation: str) -> dict[str, Any]:
+def entry_of(kernel: Any, specialisation: str, capability: int) -> dict[str, Any]:
     """Returns a kernel of the list, from what Triton tells of a compiled one as its `specialization_data`."""
     data = json.loads(specialisation)
     options = {name: data["options"].get(name) for name in OPTIONS}
     return {
         "kernel": f"{kernel.module}:{kernel.name}",
-        "capability": data["target"]["arch"],
+        "capability": capability,
         "signature": data["signature"],
         "constants": [[key, value] for key, value in zip(data["constant_keys"], data["constant_vals"], strict=True)],
         "attributes": [[key, value] for key, value in zip(data["attrs_keys"], data["attrs_vals"], strict=True)],
