@@ -5,13 +5,13 @@ So two launchers never run one job at once, and a launcher that resumes after a 
 
 import json
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from src.errors import UserError
+from src.report.digits import short_value
 from src.report.json_files import read_json
 from src.report.typed import build
 from src.system.files import try_lock, write_text
@@ -19,7 +19,6 @@ from src.system.masking import masked_overrides
 
 ENDED = ("done", "failed", "oom", "timeout")  # such a job is not run again unless its folder is deleted
 STATES = (*ENDED, "interrupted", "running", "waiting")
-LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e[-+]\d+)?")
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,7 @@ def differing_overrides(jobs: Sequence[SweepJob], shown: Collection[str] = ()) -
 
 def label(overrides: Mapping[str, str]) -> str:
     """Returns overrides as words of a line."""
-    return " ".join(f"{key}={rounded(value)}" for key, value in overrides.items())
-
-
-def rounded(value: str) -> str:
-    """Returns a value as it is shown: of a number that a search drew, four digits."""
-    return f"{float(value):.4g}" if LONG_NUMBER.fullmatch(value) else value
+    return " ".join(f"{key}={short_value(value)}" for key, value in overrides.items())
 
 
 def alive(folder: Path) -> bool:

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from src.errors import UserError
 from src.published import PublishedRow, rows
+from src.report.digits import number
 from src.report.record import Record
-from src.report.table import aligned, number
+from src.report.table import aligned
 
 Kind = Literal["weak", "strong"]
 Run = TypeVar("Run", Record, PublishedRow)

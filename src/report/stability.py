@@ -9,10 +9,11 @@ from omegaconf import OmegaConf
 
 from src.errors import UserError
 from src.report.compare.quantities import figures, header, quantities
+from src.report.digits import rounded
 from src.report.keys import compared_config
 from src.report.load import Loaded
 from src.report.record import Figure, Record
-from src.report.table import aligned, number, rounded
+from src.report.table import aligned
 from src.report.typed import build
 from src.system.tables import csv_text
 
@@ -91,7 +92,7 @@ def stability_table(spreads: Sequence[Spread], view: str) -> str:
     lines: list[list[str]] = [[*HEADERS]]
     for spread in spreads:
         values = (spread.mean, spread.sd, spread.min, spread.max, spread.median)
-        texts = ["/" if value is None else number(rounded(value, spread.sd)) for value in values]
+        texts = ["/" if value is None else rounded([value], spread.sd)[0] for value in values]
         lines.append([spread.metric, spread.at, str(spread.n), *texts, spread.source])
     text = [header in ("metric", "at", "source") for header in HEADERS]
     legend = "sd is the sample standard deviation over n runs (n - 1)."

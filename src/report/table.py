@@ -5,12 +5,12 @@ in parentheses, and the reason below the table.
 """
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from src.report.digits import number
 from src.report.record import Record
 from src.report.rows import FIGURES, LATENCIES, Row, over_full, published_rows, record_row
 from src.system.tables import csv_text
@@ -171,22 +171,6 @@ def as_json(all_tables: Sequence[Table]) -> str:
 def _given(text: str | None) -> str | None:
     """Returns the text of a row, None for the '/' of what it has not got."""
     return None if text == "/" else text
-
-
-def number(value: float | int) -> str:
-    """Returns a figure as text with at least four significant digits, and no decimals from 1,000 on."""
-    if abs(value) < 1e15 and value == int(value):
-        return str(int(value))
-    size = abs(value)
-    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.4g}"
-
-
-def rounded(value: float | int, sd: float | None) -> float | int:
-    """Returns a figure with four significant digits if its standard deviation says nothing of the others."""
-    if not value or not sd:
-        return value
-    digits = 3 - math.floor(math.log10(abs(value)))
-    return round(value, digits) if 1 - math.floor(math.log10(sd)) <= digits else value  # the deviation has two digits
 
 
 def _columns(table: Table) -> list[Column]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from src.report.digits import number
 from src.report.phases import of_one_rank, shares
 from src.report.record import Figure, Leg, Quality, Record
 from src.report.rows import record_row
-from src.report.table import Table, cells, number
+from src.report.table import Table, cells
 
 WIDTH = 99
 BAR = 32  # width of the bar of the whole wall time, in characters

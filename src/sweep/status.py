@@ -13,9 +13,9 @@ from src.errors import UserError
 from src.report.compare.build import compare_each
 from src.report.compare.page import pages
 from src.report.compare.text import markdown
+from src.report.digits import number
 from src.report.job import SweepJob, differing_overrides, label
 from src.report.load import load
-from src.report.table import number
 from src.sweep.outcome import last_line, record_of
 from src.sweep.table import as_csv, best_line, coloured, count_states, figures, result_rows, result_table
 from src.system.files import write_text

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from src.report.job import STATES, SweepJob, differing_overrides, label, rounded
+from src.report.digits import number, short_value
+from src.report.job import STATES, SweepJob, differing_overrides, label
 from src.report.record import Record
-from src.report.table import number
 from src.sweep.outcome import record_of
 from src.system.tables import csv_text
 
@@ -99,7 +99,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else number(value) if isinstance(value, float | int) else rounded(value)
+    return "" if value is None else number(value) if isinstance(value, float | int) else short_value(value)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

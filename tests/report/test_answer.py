@@ -13,9 +13,9 @@ from src.measure.intervals import mean_interval, ratio_interval, welch_interval
 from src.report.compare.answer import Answer, answer
 from src.report.compare.build import compare
 from src.report.compare.hindrances import verdict
-from src.report.compare.ratios import rounded
 from src.report.compare.structure import Comparison
 from src.report.compare.text import markdown
+from src.report.digits import rounded
 from src.report.load import Loaded
 from src.report.record import Memory, ReachedMetric, Record, Steady
 
@@ -68,10 +68,13 @@ def test_intervals_of_ratios_and_means_are_those_of_their_formulas() -> None:
 
 
 def test_values_have_the_digits_that_their_spread_allows() -> None:
-    assert rounded((1.43219, 1.40123, 1.46111), 0.06) == ["1.43", "1.40", "1.46"]
-    assert rounded((1.43219, 1.01, 1.9), 0.89) == ["1.4", "1.0", "1.9"]
-    assert rounded((1.43219, 1.01, 1.9), 0.89, least=2) == ["1.43", "1.01", "1.90"]
-    assert rounded((29091.23, 28000.0, 30000.4), 2000) == ["29,091", "28,000", "30,000"]
+    assert rounded((1.43219, 1.40123, 1.46111), 2 * 0.06) == ["1.43", "1.40", "1.46"]
+    assert rounded((1.43219, 1.01, 1.9), 2 * 0.89) == ["1.4", "1.0", "1.9"]
+    assert rounded((1.43219, 1.01, 1.9), 2 * 0.89, least=2) == ["1.43", "1.01", "1.90"]
+    assert rounded((29091.23, 28000.0, 30000.4), 2 * 2000) == ["29,100", "28,000", "30,000"]
+    assert rounded((0.937512345, 1e-9), 1e-9) == ["0.937512", "1e-09"]
+    assert rounded((3.0, 512.0), 512.0) == ["3", "510"]
+    assert rounded((0.0, 0.25), 0.25) == ["0", "0.25"]
     assert rounded((0.5, 0.5), 0.0) == ["0.5", "0.5"]
 
 
@@ -94,19 +97,19 @@ def test_three_seeds_against_three_tell_a_speed_and_not_a_metric(runs: Runs) -> 
     assert f"lr=amp is 1.43 times as fast as tf32 (95% interval {low:.2f} to {high:.2f}), with 32% less memory" in (
         told.sentence
     )
-    figures = "51.17 against 51, difference 0.2, 95% interval -1.9 to 2.2"
+    figures = "51.2 against 51.0, difference 0.2, 95% interval -1.9 to 2.2"
     assert f"score is equal within the spread of 3 seeds ({figures})" in told.sentence
     speed = told.ratios[0]
     assert (speed.low, speed.high, speed.is_told) == (low, high, True)
-    assert told.speed is not None and (told.speed.group, told.speed.equal) == (1, [])
-    assert told.metric is not None and told.metric.equal == [0]
+    assert told.speed is not None and (told.speed.group, told.speed.not_told_apart) == (1, [])
+    assert told.metric is not None and told.metric.not_told_apart == [0]
 
 
 def test_the_faster_group_is_named_first_and_a_worse_metric_is_said(runs: Runs) -> None:
     runs.add("a", [200.0, 201.0, 199.0], [1.0, 1.01, 1.02], better="min")
     told = runs.add("b", [100.0, 101.0, 99.0], [0.5, 0.51, 0.52], 8.05, better="min").answer()
     assert told.sentence.startswith("lr=a is 2.00 times as fast as b (95% interval 1.96 to 2.04), with as much memory;")
-    assert "score is worse (1.01 against 0.51, difference 0.500, 95% interval 0.477 to 0.523)" in told.sentence
+    assert "score is worse (1.010 against 0.510, difference 0.500, 95% interval 0.477 to 0.523)" in told.sentence
     assert told.metric is not None and told.metric.group == 1  # less is better
 
 
@@ -150,8 +153,8 @@ def test_of_a_sweep_the_best_and_the_fastest_are_named_with_those_that_equal_the
         score = 90.0 if i == 3 else 89.9 if i == 5 else 50.0 + i
         runs.add(i + 1, [100.0 + 10 * i + seed for seed in range(3)], [score + 0.2 * seed for seed in range(3)])
     told = runs.answer()
-    assert told.metric is not None and (told.metric.group, told.metric.equal) == (3, [5])
-    assert told.speed is not None and (told.speed.group, told.speed.equal) == (11, [])
+    assert told.metric is not None and (told.metric.group, told.metric.not_told_apart) == (3, [5])
+    assert told.speed is not None and (told.speed.group, told.speed.not_told_apart) == (11, [])
     assert told.sentence == (
         "Best mean score: lr=4, 90.2 (95% interval 89.7 to 90.7); the spread of 3 seeds does not tell lr=6 from it. "
         "Fastest: lr=12, 2.09 times as fast as the slowest, lr=1 (95% interval 2.05 to 2.13); "
@@ -189,4 +192,4 @@ def test_of_many_groups_more_equal_the_best_than_one_by_one(runs: Runs) -> None:
     for i in range(12):
         runs.add(i, [100.0, 101.0, 102.0], best if i == 0 else second if i == 1 else [10.0 + i, 10.1 + i, 10.2 + i])
     told = runs.answer()
-    assert told.metric is not None and told.metric.equal == [1]
+    assert told.metric is not None and told.metric.not_told_apart == [1]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from src.report.cli import main
+from src.report.digits import number
 from src.report.record import Record, read_record, write_record
-from src.report.table import number
 from tests.support import ROOT
 from tests.support.possible import possible
 

@@ -10,8 +10,9 @@ import pytest
 
 from src.published import Correction, PublishedMetric, PublishedRow
 from src.report import rows
+from src.report.digits import number, rounded
 from src.report.record import Case, Record, Steady
-from src.report.table import as_csv, as_json, markdown, number, rounded, section, tables
+from src.report.table import as_csv, as_json, markdown, section, tables
 
 WHY = "counts dropped samples"
 PUBLISHED = [
@@ -209,8 +210,8 @@ def test_runs_of_different_commits_or_configs_have_no_ratio(trained: Record, cas
 
 @pytest.mark.parametrize(
     ("value", "sd", "text"),
-    [(17312.45, 812.3, "17310"), (17312.45, 0.6, "17312"), (17312.45, None, "17312"), (0.0, 1.0, "0"),
-     (5.0, 0.0, "5"), (355142.3, 9000.0, "355100"), (90.123, 0.5, "90.12")],
+    [(17312.45, 812.3, "17,310"), (17312.45, 0.6, "17,312.5"), (17312.45, None, "17,312"), (0.0, 1.0, "0"),
+     (5.0, 0.0, "5"), (355142.3, 9000.0, "355,100"), (90.123, 0.5, "90.12")],
 )  # fmt: skip
 def test_a_mean_has_no_more_digits_than_its_spread_allows(value: float, sd: float | None, text: str) -> None:
-    assert number(rounded(value, sd)) == text
+    assert rounded([value], sd) == [text]

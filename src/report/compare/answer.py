@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from src.measure.intervals import mean_interval, welch_interval
 from src.report.compare.axes import bounded
 from src.report.compare.quantities import RATES, header, spread
-from src.report.compare.ratios import First, Ratio, first_of, ratio_of, rounded, shown
+from src.report.compare.ratios import First, Ratio, first_of, ratio_of
 from src.report.compare.structure import Comparison, Group, Quantity
+from src.report.digits import rounded, shown
 
 NAMED = 2  # groups that a list names
 SAME = 0.01  # of memory: a smaller difference is none
@@ -109,13 +110,12 @@ def _better(base: Group, group: Group, metric: Quantity) -> str:
         return ""
     if ours.mean == theirs.mean:
         return f"{metric.title} is equal, {shown(ours.mean)}"
-    values = f"{shown(ours.mean)} against {shown(theirs.mean)}"
     interval = welch_interval(ours.values, theirs.values)
     if interval is None:
-        return f"{metric.title} is {values}"
+        return f"{metric.title} is {shown(ours.mean)} against {shown(theirs.mean)}"
     low, high = interval
-    difference, *ends = rounded((ours.mean - theirs.mean, low, high), high - low)
-    figures = f"{values}, difference {difference}, 95% interval {' to '.join(ends)}"
+    one, other, difference, *ends = rounded((ours.mean, theirs.mean, ours.mean - theirs.mean, low, high), high - low)
+    figures = f"{one} against {other}, difference {difference}, 95% interval {' to '.join(ends)}"
     if low <= 0 <= high:
         return f"{metric.title} is equal within the spread of {_seeds(base, group)} ({figures})"
     better = "better" if (ours.mean > theirs.mean) == (metric.better == "max") else "worse"
@@ -140,14 +140,14 @@ def _leading(groups: Sequence[Group], quantity: Quantity, first: First, is_speed
     """Returns which group is the first one of a quantity, and which ones the spread does not tell apart from it."""
     estimate, num = groups[first.top[0]].estimates[quantity.name], len(first.compared)
     value = f"{shown(estimate.mean)} {quantity.unit}".rstrip()
-    what = "Fastest" if is_speed else f"Best {'mean ' if first.equal else ''}{quantity.title}"
+    what = "Fastest" if is_speed else f"Best {'mean ' if first.not_told_apart else ''}{quantity.title}"
     if len(first.top) == num:
         return f"{quantity.title} is {value} in all {num} groups"
     if len(first.top) > 1:
         return f"{what}: an exact tie of {_listed(groups, first.top)}, {value}"
     interval = bounded(mean_interval(estimate.values), quantity)
     if interval is not None:
-        mean, *ends = rounded((estimate.mean, *interval), interval[1] - interval[0])
+        mean, *ends = rounded((estimate.mean, *interval), 2 * (interval[1] - interval[0]))
         value = f"{mean} {quantity.unit}".rstrip() + f" (95% interval {' to '.join(ends)})"
     if is_speed:
         slowest = min(first.compared, key=lambda i: groups[i].estimates[quantity.name].mean)
@@ -157,12 +157,13 @@ def _leading(groups: Sequence[Group], quantity: Quantity, first: First, is_speed
     told = f"{what}: {groups[first.top[0]].name}, {value}"
     if first.single:
         return told
-    if not first.equal:
+    if not first.not_told_apart:
         return f"{told}; the other {num - 1} differ beyond the spread"
-    seeds = _seeds(*(groups[i] for i in (first.top[0], *first.equal)))
-    which = f"the other {num - 1}" if len(first.equal) == num - 1 else f"{len(first.equal)} of the other {num - 1}"
-    if num > 2 and len(first.equal) <= NAMED:
-        which = _listed(groups, first.equal)
+    seeds = _seeds(*(groups[i] for i in (first.top[0], *first.not_told_apart)))
+    like = len(first.not_told_apart)
+    which = f"the other {num - 1}" if like == num - 1 else f"{like} of the other {num - 1}"
+    if num > 2 and like <= NAMED:
+        which = _listed(groups, first.not_told_apart)
     return f"{told}; the spread of {seeds} does not tell {which} from it"
 
 

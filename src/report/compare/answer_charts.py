@@ -6,10 +6,10 @@ from typing import Any
 from src.measure.intervals import mean_interval
 from src.report.compare.answer import Answer
 from src.report.compare.axes import bounded, value_axis
-from src.report.compare.charts import INK, look, names, plain, shape_of
+from src.report.compare.charts import INK, NAMED_ROWS, look, names, plain, shape_of
 from src.report.compare.quantities import header
-from src.report.compare.ratios import shown
 from src.report.compare.structure import Comparison, Quantity
+from src.report.digits import shown
 
 WIDTH = 250  # with its labels it is readable on a phone
 LABELS = 170  # pixels of a group's name
@@ -54,8 +54,9 @@ def ratio_spec(comparison: Comparison, answer: Answer) -> dict[str, Any] | None:
     return {
         "width": WIDTH, "height": {"step": 56}, "data": {"values": rows},
         "layer": [
-            {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "color": INK, "strokeDash": [4, 3]},
-             "encoding": {"x": {"field": "one", "type": "quantitative", "scale": scale}}},
+            # the line at 1, open where the labels are
+            {"mark": {"type": "tick", "color": INK, "thickness": 1, "size": 38, "yOffset": 13},
+             "encoding": {"x": {"datum": 1, "type": "quantitative", "scale": scale}, "y": y}},
             {"transform": [{"filter": "isValid(datum.low)"}], "mark": {"type": "rule", "strokeWidth": 3},
              "encoding": whisker},
             {"mark": point, "encoding": {"x": x, "y": y, "color": colour}},
@@ -93,7 +94,7 @@ def means_spec(comparison: Comparison, quantity: Quantity, order: Sequence[int])
     shape = {"field": "group", "type": "nominal", "scale": shapes, "legend": None}
     low_end = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
     return {
-        "width": WIDTH, "height": {"step": STEP}, "data": {"values": rows},
+        "width": WIDTH, "height": {"step": STEP}, "padding": NAMED_ROWS, "data": {"values": rows},
         "layer": [
             {"data": {"values": runs}, "mark": {"type": "tick", "thickness": 1.5, "opacity": 0.7, "size": 12},
              "encoding": {"x": x, "y": y, "color": colour}},

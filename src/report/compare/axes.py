@@ -67,4 +67,5 @@ def value_axis(field: str, title: str, values: Sequence[float], quantity: Quanti
 
 def number_axis(field: str, title: str) -> dict[str, Any]:
     """Returns the encoding of a number on an axis that need not begin at zero: samples, and values of a key."""
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": False, "padding": 8}}
+    scale = {"zero": False, "nice": False, "padding": 8}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale}

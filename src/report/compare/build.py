@@ -11,7 +11,8 @@ from src.report.compare.hindrances import count, hindered
 from src.report.compare.pictures import pictures
 from src.report.compare.quantities import against, estimates, figures, quantities, samples_of, seconds_of
 from src.report.compare.structure import Comparison, Curve, Difference, Failure, Group, Quantity, Run
-from src.report.compare.varied import axes, parallel, short_value
+from src.report.compare.varied import axes, parallel
+from src.report.digits import short_value
 from src.report.keys import compared_config, environment
 from src.report.load import Loaded
 from src.report.record import Record

@@ -22,13 +22,15 @@ DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names fo
 SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of a mark, for readers of the screen
 PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
 PADDING = {"left": 20, "right": 20, "top": 5, "bottom": 5}  # fonts of readers may be wider than those here
+NAMED_ROWS = {**PADDING, "left": 36}  # where the left labels are names of groups, which are long
 WIDTH = 360  # of a plot without its labels
 LONG = re.compile(r"(\d\.\d\d)\d+")
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": GRID, "tickColor": GRID, "labelColor": INK, "titleColor": INK,
-             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 12, "tickCount": 5},
+             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 12, "tickCount": 5,
+             "labelOverlap": True, "labelSeparation": 5},
     "legend": {"orient": "top", "direction": "vertical", "title": None, "titleColor": INK, "labelColor": INK,
                "labelFontSize": 12,
                "labelLimit": 480, "symbolBaseFillColor": INK, "symbolBaseStrokeColor": INK},
@@ -150,7 +152,7 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     legend = {"columns": 2, "columnPadding": 28}
     scale = {"domain": [TITLES[phase] for phase in phases], "range": [PHASE_COLOURS[phase] for phase in phases]}
     return {
-        "height": {"step": 30}, "data": {"values": values}, "mark": "bar",
+        "height": {"step": 30}, "padding": NAMED_ROWS, "data": {"values": values}, "mark": "bar",
         "encoding": {
             "y": {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}},
             "x": {"field": "seconds", "type": "quantitative", "title": "mean seconds of a run"},
@@ -177,7 +179,7 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
     ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
     shape = {"field": "percentile", "type": "nominal", "scale": scale, "legend": {"direction": "horizontal"}}
     return {
-        "height": {"step": 30}, "data": {"values": values},
+        "height": {"step": 30}, "padding": NAMED_ROWS, "data": {"values": values},
         "layer": [
             {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"y": y, **ends, "color": _colour(comparison)}},
             {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},

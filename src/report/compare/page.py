@@ -29,8 +29,8 @@ from src.report.compare.text import (
     result,
     upright,
 )
+from src.report.digits import number
 from src.report.rows import Row
-from src.report.table import number
 from src.system.colours import CURVES
 from src.system.reading import read_bytes
 

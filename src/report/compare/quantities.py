@@ -1,6 +1,5 @@
 """The figures of a record that runs are compared by, with their units and which values are better."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -8,8 +7,8 @@ from typing import Any
 
 from src.measure.intervals import welch_interval
 from src.report.compare.structure import Direction, Estimate, Quantity
+from src.report.digits import rounded, shown
 from src.report.record import Figure, Record
-from src.report.table import number
 
 RATES = ("p_steady", "throughput")  # the first that runs have is their speed
 
@@ -140,11 +139,8 @@ def header(quantity: Quantity) -> str:
 
 
 def spread(estimate: Estimate, quantity: Quantity) -> str:
-    """Returns 'mean ± sd' in the printed unit, the deviation with two digits and the mean with as many decimals."""
+    """Returns 'mean ± sd' in the printed unit, both to the deviation's second digit."""
     mean, sd = estimate.mean * quantity.factor, (estimate.sd or 0.0) * quantity.factor
     if estimate.sd is None:
-        return number(mean)
-    if sd == 0:
-        return f"{number(mean)} ± 0"
-    decimals = max(0, 1 - math.floor(math.log10(sd)))
-    return f"{mean:.{decimals}f} ± {sd:.{decimals}f}"
+        return shown(mean)
+    return " ± ".join(rounded((mean, sd), sd))

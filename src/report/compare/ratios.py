@@ -6,12 +6,12 @@ told apart from the others by Welch's intervals of differences at Bonferroni's l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, floor, log, log10
+from math import exp, log
 from statistics import fmean
 
 from src.measure.intervals import LEVEL, ratio_interval, welch_interval
 from src.report.compare.structure import Group, Quantity
-from src.report.table import number
+from src.report.digits import rounded
 
 DECIMALS = 2  # of a ratio, or more
 
@@ -37,14 +37,14 @@ class Ratio:
         """The ratio, with the digits that its interval allows."""
         if self.low is None or self.high is None:
             return f"{self.ratio:,.0f}" if self.ratio >= 1000 else f"{self.ratio:.3g}"
-        return rounded((self.ratio, self.low, self.high), self.high - self.low, DECIMALS)[0]
+        return rounded((self.ratio, self.low, self.high), 2 * (self.high - self.low), DECIMALS)[0]
 
     @property
     def interval(self) -> str:
         """'1.40 to 1.46'; '' without one."""
         if self.low is None or self.high is None:
             return ""
-        return " to ".join(rounded((self.low, self.high), self.high - self.low, DECIMALS))
+        return " to ".join(rounded((self.low, self.high), 2 * (self.high - self.low), DECIMALS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ class First:
 
     Attributes:
         top: the groups whose mean is exactly the best one; several tie.
-        equal: the groups that the spread does not tell apart from these.
+        not_told_apart: the groups that the spread does not tell apart from these.
         compared: all groups that have the quantity.
         single: those of them that are a single run, so that nothing is told apart from them.
     """
 
     top: Sequence[int]
-    equal: Sequence[int]
+    not_told_apart: Sequence[int]
     compared: Sequence[int]
     single: Sequence[int]
 
@@ -67,25 +67,6 @@ class First:
     def group(self) -> int | None:
         """The best group; None for an exact tie and where single runs cannot tell."""
         return self.top[0] if len(self.top) == 1 and not self.single else None
-
-
-def shown(value: float) -> str:
-    """Returns a figure as a table has it, with commas between thousands."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else number(value)
-
-
-def rounded(values: Sequence[float], width: float, least: int = 0) -> list[str]:
-    """Returns values with the decimals that their interval allows, and at most four digits of the largest.
-
-    Args:
-        width: of the interval, of which one or two digits are shown.
-        least: decimals that are shown in any case.
-    """
-    largest = max(map(abs, values))
-    if not width or not largest:
-        return [shown(value) for value in values]
-    decimals = max(0, min(max(least, 1 - floor(log10(2 * width))), 3 - floor(log10(largest))))
-    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def ratio_of(groups: Sequence[Group], name: str, group: int, base: int) -> Ratio | None:
@@ -108,10 +89,10 @@ def first_of(groups: Sequence[Group], quantity: Quantity) -> First | None:
     best = (max if quantity.better == "max" else min)(estimate.mean for estimate in estimates.values())
     top = [i for i, estimate in estimates.items() if estimate.mean == best]
     level = 1 - (1 - LEVEL) / (len(estimates) - 1)
-    equal = []
+    not_told_apart = []
     for i, estimate in estimates.items():
         interval = welch_interval(estimate.values, estimates[top[0]].values, level)
         if i not in top and interval is not None and interval[0] <= 0 <= interval[1]:
-            equal.append(i)
+            not_told_apart.append(i)
     single = [i for i, estimate in estimates.items() if estimate.n < 2]
-    return First(top=top, equal=equal, compared=list(estimates), single=single)
+    return First(top=top, not_told_apart=not_told_apart, compared=list(estimates), single=single)

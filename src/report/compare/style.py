@@ -16,12 +16,13 @@ h3,figure h2{display:block;font-size:.95rem;margin:.5rem 0 .25rem}
 .first>div{min-width:0;max-width:100%}
 .first{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start;margin-bottom:1rem}
 .first .charts{flex:1 1 30rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
-.first figure{max-width:34rem}
+.first figure{max-width:34rem}.first .charts:has(>figure:only-child){flex:0 1 34rem}
 dl{margin:.5rem 0;font-size:.9rem}.first>div:last-child{flex:0 1 24rem}
 .first td.text:first-child{min-width:0}dl div{border-bottom:1px solid var(--line);padding:.25rem 0}
 dt{font-weight:600}dd{margin:0;color:var(--faint)}
-main>details:not(.verdict){border-top:1px solid var(--line);padding:.5rem 0}summary{cursor:pointer}
-.wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.85rem;margin:.5rem 0}
+main>details:not(.verdict),section>details:not(.verdict){border-top:1px solid var(--line);padding:.5rem 0}
+summary{cursor:pointer}.wide{overflow-x:auto;max-width:100%}
+table{border-collapse:collapse;font-size:.85rem;margin:.5rem 0}
 caption{text-align:left;color:var(--faint);padding:.25rem 0}
 caption span{position:sticky;left:0;display:inline-block;max-width:min(80rem,calc(100vw - 2rem))}
 th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
@@ -42,11 +43,12 @@ figure text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-sty
 text-align:center;border-bottom:3px solid;print-color-adjust:exact}
 details td.text{white-space:pre-line}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
-@media(max-width:600px){.answer{font-size:1.1rem}h1{font-size:.85rem}.verdict{font-size:.9rem}}
+@media(max-width:600px){.first table{font-size:.75rem}.first th,.first td{padding:.3rem .25rem}
+.answer{font-size:1.1rem}h1{font-size:.85rem}.verdict{font-size:.9rem}}
 @media print{@page{size:landscape;margin:12mm}.answer{font-size:1.1rem}
 :root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
 body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
-summary{break-after:avoid}summary,h3,caption{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}
+summary,h3,caption,thead{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}
 .first .charts{grid-template-columns:repeat(2,1fr)}
 .wide,figure,figure.long{overflow:visible}details figure svg{min-width:0}
 figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}

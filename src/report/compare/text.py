@@ -10,7 +10,8 @@ from src.report.compare.axes import short
 from src.report.compare.hindrances import verdict
 from src.report.compare.quantities import header, spread
 from src.report.compare.structure import Comparison, Difference, Estimate, Group, Quantity
-from src.report.compare.varied import as_number, short_value
+from src.report.compare.varied import as_number
+from src.report.digits import short_value
 from src.report.table import Table, aligned, section
 from src.system.tables import csv_text
 
@@ -123,6 +124,8 @@ def differing_values(comparison: Comparison) -> list[tuple[str, str]]:
     for difference in comparison.config[:KEYS]:
         values = list(dict.fromkeys(map(short_value, difference.values)))
         numbers = [number for value in difference.values if (number := as_number(value)) is not None]
+        if len(numbers) == len(difference.values):
+            values.sort(key=float)
         if len(values) > VALUES and len(numbers) == len(difference.values):
             lines.append((difference.key, f"{len(values)} values from {short(min(numbers))} to {short(max(numbers))}"))
             continue

@@ -7,13 +7,12 @@ from itertools import pairwise
 
 from src.report.compare.axes import short
 from src.report.compare.quantities import RATES
-from src.report.compare.ratios import rounded
 from src.report.compare.structure import Axis, Coordinate, Difference, Group, Quantity
+from src.report.digits import rounded
 
 FEWEST = 3  # groups: with two there is no course to draw
 MOST = 6  # keys: of more, only those that tell the groups apart
 LEVELS = 8  # values that are labelled one by one
-LONG = 8  # characters of a number that stands as it is
 NEAR = 4  # times the least value: where all are below it their ratios matter little
 APART = 0.06  # of an axis: labels that are closer cover each other
 
@@ -77,12 +76,6 @@ def as_number(value: str) -> float | None:
     return float(parsed) if is_number else None
 
 
-def short_value(value: str) -> str:
-    """Returns a value of the config, a long number rounded to four digits."""
-    number = as_number(value)
-    return value if number is None or len(value) <= LONG else f"{number:.4g}"
-
-
 def _log(values: Sequence[float]) -> bool:
     """Returns whether the values are of several sizes, and spread more evenly on a logarithmic scale."""
     levels = sorted(set(values))
@@ -125,7 +118,7 @@ def _measured(title: str, values: Sequence[float | None], log: bool = False) -> 
     to, back = (math.log, math.exp) if log else (float, float)
     width = to(high) - to(low)
     values_at = [back(to(low) + i / 4 * width) for i in range(5)]
-    shown = [short(value) for value in values_at] if log else [_trimmed(x) for x in rounded(values_at, width / 4)]
+    shown = [short(value) for value in values_at] if log else [_trimmed(x) for x in rounded(values_at, width / 2)]
     ticks = [(i / 4, label) for i, label in enumerate(shown)]
     return Coordinate(
         title=title, places=[None if value is None else (to(value) - to(low)) / width for value in values], ticks=ticks
