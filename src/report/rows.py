@@ -13,7 +13,7 @@ LATENCIES = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = (
     *("e2e_time_s", "train_time_s", "p_whole", "p_train", "p_core", "p_steady"),
     *("throughput", "with_loading", *(f"latency_s.{part}" for part in LATENCIES)),
-    *("final_metric", "final_target", "mem_used_gib", "mem_total_gib", "over_full"),
+    *("first_step_s", "final_metric", "final_target", "mem_used_gib", "mem_total_gib", "over_full"),
 )
 RATES = ("p_steady", "throughput", "p_core")  # the first that a row has is its speed
 FULL = ("tf32", "fp32")  # precisions that a 16-bit rate is compared with, the first that there is
@@ -58,6 +58,7 @@ def record_row(source: str, record: Record) -> Row:
         "throughput": record.throughput,
         "with_loading": record.with_loading.throughput if record.with_loading else None,
         **{f"latency_s.{part}": latency.get(part) for part in LATENCIES},
+        "first_step_s": record.start.first_step_s if record.start else None,
         "final_metric": metric.value if metric else None,
         "final_target": metric.target if metric else None,
         "mem_used_gib": mem.peak_reserved_gib if mem else None,

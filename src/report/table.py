@@ -17,6 +17,7 @@ from src.system.tables import csv_text
 
 MARKS = "*†‡§¶#"
 TEXTS = ("config", "precision", "fix_hp", "source")  # columns of text, aligned left
+START = "; first step is the time from the start of the command to the end of the first step"
 STEADY = "; p_steady is p_train after warm-up, or the rate of a publisher who gives one only"
 
 
@@ -47,6 +48,7 @@ COLUMNS = {
     "train": (
         Column("e2e_time", ("e2e_time_s",)),
         Column("train_time", ("train_time_s",), optional=True),
+        Column("first step", ("first_step_s",), optional=True),
         Column("p_whole", ("p_whole",)),
         Column("p_train", ("p_train",)),
         Column("p_core", ("p_core",)),
@@ -126,7 +128,8 @@ def section(table: Table) -> str:
     )
     out = aligned(lines, [header in TEXTS for header in lines[0]])
     legend = LEGEND[table.kind].format(unit=table.unit)
-    out += ["", f"{legend}{STEADY if 'p_steady' in lines[0] else ''}{ratio}; '/' is not reported."]
+    words = "".join(text for header, text in (("first step", START), ("p_steady", STEADY)) if header in lines[0])
+    out += ["", f"{legend}{words}{ratio}; '/' is not reported."]
     return "\n".join([*out, *([""] if notes else []), *(f"- {note}" for note in notes)]) + "\n"
 
 

@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import t as student
 
 from src.measure.intervals import welch_interval
+from src.measure.starting import Start
 from src.published import rows
 from src.report.cli import main
 from src.report.compare.build import compare
@@ -284,6 +285,22 @@ def test_a_regression_ends_with_exit_code_1_and_names_the_figure(
     other = str(make("other", config={"hp.lr": 1}))
     assert main(["compare", other, "--against", *old]) == 2
     assert "give runs of the same cases" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("after", "code"), [(40.0, 0), (40.9, 0), (41.5, 1), (30.0, 0)])
+def test_a_later_first_step_is_a_regression_beyond_a_second(
+    trained: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str], after: float, code: int
+) -> None:
+    for name, seconds in (("old", 40.0), ("new", after)):
+        write_record(replace(trained, start=Start(first_step_s=seconds)), tmp_path / name / "result.json")
+    runs = [str(tmp_path / "new"), "--against", str(tmp_path / "old")]
+    assert main(["compare", *runs, "--fail-below", "0.98"]) == code
+    line = next(line for line in capsys.readouterr().out.splitlines() if "first step, s" in line)
+    assert ("**regressed**" in line) == bool(code)
+    assert main([str(tmp_path / "new"), "--no-published"]) == 0
+    assert "| first step |" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "new"), str(tmp_path / "old"), "--no-published"]) == 0
+    assert "first step, s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

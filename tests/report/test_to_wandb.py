@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -22,12 +24,14 @@ from src.report.compare.wandb_report import report, specification
 from src.report.job import SweepJob, write_job
 from src.report.load import load
 from src.report.record import Record, RunError, read_record, write_record
+from src.report.wandb_run import summary
 from src.system.files import write_text
 from tests.support import ROOT
 from tests.support.wandb_files import wandb_run
 from tests.support.wandb_server import wandb_server
 
 RECORDS = ROOT / "docs" / "results" / "records"
+SWEPT = sorted((RECORDS / "mobilenet_sweep").glob("*.json"))  # six groups of three seeds
 
 
 @pytest.fixture(autouse=True)
@@ -148,17 +152,74 @@ def test_the_report_is_the_comparison(sweep: Path, tmp_path: Path) -> None:
     comparison = compare(load([Path(path) for path in others]), published=False)
     assert markdown(comparison) == f"# {comparison.title}\n\n{texts(made)}\n"
     assert "## Published rows" not in texts(made)
-    (grid,) = grids(made)
+    picture, grid = grids(made)
+    assert made.blocks.index(picture) == 1  # below the answer
+    assert {panel.metrics[0].name for panel in picture.panels} == {"figures/p_steady", "figures/mem"}
     ids = {run["config"]["case"]["precision"]: run["id"] for run in written(tmp_path / "out")}
     filters = {runset.name: runset.filters for runset in grid.runsets}
     assert list(filters) == [group.name for group in comparison.groups]
     for group in comparison.groups:
         assert ids[group.case.precision] in filters[group.name]
-    lines = {(panel.x.name, panel.y[0].name) for panel in panels(grid, reports.LinePlot)}
+    assert all(runset.pinned_columns[0] == "summary:figures/p_steady" for runset in grid.runsets)
+    lines = {(panel.x.name, y.name) for panel in panels(grid, reports.LinePlot) for y in panel.y}
     metrics = {curve.metric for curve in comparison.curves}
     assert lines == {(axis, metric) for axis in ("samples", "seconds") for metric in metrics} and metrics
     kinds = {type(panel).__name__ for panel in grid.panels}
     assert kinds == {"LinePlot", "ScatterPlot", "BarPlot"}
+
+
+def test_seeds_are_one_line_with_a_band_and_searched_keys_numeric_axes(tmp_path: Path) -> None:
+    comparison = compare(load(SWEPT), published=False)
+    runs = {run.source: Path(run.source).stem for group in comparison.groups for run in group.runs}
+    spec = specification(report(comparison, runs, [], "p", "", online=False))
+    made: Any = reports.Report._from_model(internal.ReportViewspec.model_validate_json(spec))
+    picture, grid = grids(made)
+    for panel in [*panels(picture, reports.BarPlot), *panels(grid, reports.LinePlot)]:
+        assert (panel.aggregate, panel.groupby_aggfunc, panel.groupby_rangefunc) == (True, "mean", "stddev")
+    assert [runset.groupby for runset in grid.runsets] == [["config.case.value.model"]] * 6
+    colours = {key.runset_name: colour for key, colour in grid.custom_run_colors.items() if not isinstance(key, str)}
+    assert list(colours) == [group.name for group in comparison.groups] and len(set(colours.values())) == 6
+    (coordinates,) = panels(grid, reports.ParallelCoordinatesPlot)
+    logs = {column.metric.name: column.log for column in coordinates.columns}
+    assert logs["config.hp.lr"] and not logs["figures/metric"]
+    (importance,) = panels(grid, reports.ParameterImportancePlot)
+    assert importance.with_respect_to == "figures/metric"
+
+
+def test_what_the_specification_shows_are_the_numbers_of_the_records(tmp_path: Path) -> None:
+    """Each panel's keys are in the summaries and configs of its run set's runs; the table has their means."""
+    loaded = load(SWEPT)
+    records = {Path(source).stem: record for source, record in loaded.runs}
+    comparison = compare(loaded, published=False)
+    runs = {run.source: Path(run.source).stem for group in comparison.groups for run in group.runs}
+    spec = specification(report(comparison, runs, [], "p", "", online=False))
+    made: Any = reports.Report._from_model(internal.ReportViewspec.model_validate_json(spec))
+    picture, grid = grids(made)
+    shown = {panel.metrics[0].name for panel in panels(picture, reports.BarPlot)}
+    columns = panels(grid, reports.ParallelCoordinatesPlot)[0].columns
+    rows = next(b.text for b in made.blocks if getattr(b, "text", "").startswith("| group")).splitlines()
+    head, lines = _cells(rows[0]), {_cells(row)[0]: _cells(row) for row in rows[2:]}
+    for runset in grid.runsets:
+        ids = re.findall(r"\d\d", runset.filters)
+        assert ids and shown == {"figures/metric", "figures/p_steady", "figures/mem"}
+        for name in ids:
+            values, record = summary(records[name]), records[name]
+            assert record.steady and record.final_metric and record.mem
+            assert values["figures/metric"] == record.final_metric.value
+            assert values["figures/p_steady"] == record.steady.p_train
+            assert values["figures/mem"] == record.mem.peak_reserved_gib
+            for path in (column.metric.name.split(".") for column in columns if "/" not in column.metric.name):
+                value = reduce(lambda part, key: part[key], path, {"config": record.config})
+                assert isinstance(value, int | float)  # an axis of numbers
+        for name, title in (("metric", "top1"), ("p_steady", "p_steady, images/s"), ("mem", "memory, GiB")):
+            mean = fmean(summary(records[run])[f"figures/{name}"] for run in ids)
+            text, _, deviation = lines[runset.name][head.index(title)].replace(",", "").partition(" ± ")
+            assert float(text) == pytest.approx(mean, abs=float(deviation) or 1e-9)
+            assert abs(float(text) - mean) <= (float(deviation) or 1) * 0.51
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split(" | ")]
 
 
 def test_published_rows_are_in_the_report_if_they_are_asked_for(tmp_path: Path) -> None:
@@ -172,9 +233,11 @@ def test_the_pictures_and_varied_keys_of_a_sweep_are_panels(sweep: Path) -> None
     comparison = compare(load([sweep]))
     runs = {run.source: f"id{i}" for i, run in enumerate(run for group in comparison.groups for run in group.runs)}
     made = report(comparison, runs, ["curves"], "p", "", online=False)
-    (grid,) = grids(made)
+    _, grid = grids(made)
     (coordinates,) = panels(grid, reports.ParallelCoordinatesPlot)
-    assert [column.metric.name for column in coordinates.columns] == ["config.hp.batch_size", "figures/metric"]
+    assert [column.metric.name for column in coordinates.columns] == [
+        "config.hp.batch_size", "figures/metric", "figures/p_steady",
+    ]  # fmt: skip
     (media,) = panels(grid, reports.MediaBrowser)
     assert media.media_keys == ["curves"] and "OutOfMemoryError: out of memory" in texts(made)
     assert json.loads(specification(made))["spec"]["blocks"]

@@ -19,9 +19,12 @@ KEYS, VALUES = 6, 8  # that a line of differing keys names
 # The columns of a printed table; csv, JSON and the page have all quantities.
 PRINTED = (
     *("metric", "seconds_to_target", "samples_to_target", "p_steady", "p_train", "throughput", "with_loading"),
-    *("latency_p50", "latency_p99", "e2e_time_s", "mem", "of_peak_flops"),
+    *("latency_p50", "latency_p99", "e2e_time_s", "first_step_s", "mem", "of_peak_flops"),
 )
-COMPARED = ("metric", "seconds_to_target", "p_steady", "p_train", "throughput", "latency_p50", "e2e_time_s", "mem")
+COMPARED = (
+    *("metric", "seconds_to_target", "p_steady", "p_train", "throughput", "latency_p50", "e2e_time_s"),
+    *("first_step_s", "mem"),
+)
 LEGEND = "Mean ± standard deviation over the n runs that ended normally; '/' was not measured."
 RULE = (
     "Of the same model, number of devices, batch and precision, three at most: the fastest of each precision and "
