@@ -28,6 +28,7 @@ from src.launch.devices import set_execution, set_precision, without_order
 from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
+from src.measure.judged import listed
 from src.measure.rates import ratio, token_rates
 from src.measure.raw_times import packed
 from src.measure.roofline import peaks_of, utilisation
@@ -228,13 +229,15 @@ def by_split(job: PredictionJob, config: PredictConfig) -> dict[str, PredictionJ
 
 
 def combined(parts: dict[str, Prediction]) -> Prediction:
-    """Returns the predictions of several splits as one; the metric that judges them is that of the last split."""
+    """Returns the predictions of several splits as one; metric, classes and calibration are those of the last split."""
     return Prediction(
         samples=sum(part.samples for part in parts.values()),
         latencies_s=[],
         files={f"{what} ({split})": path for split, part in parts.items() for what, path in part.files.items()},
         final_metric=list(parts.values())[-1].final_metric,
         quality=[figure._replace(group=split) for split, part in parts.items() for figure in part.quality],
+        classes=list(parts.values())[-1].classes,
+        calibration=list(parts.values())[-1].calibration,
         reading=next((part.reading for part in parts.values() if part.reading), None),
     )
 
@@ -255,6 +258,8 @@ def figures_of(task: Task, config: PredictConfig, prediction: Prediction) -> dic
         "samples": prediction.samples,
         "final_metric": prediction.final_metric,
         "quality": [figure._asdict() for figure in prediction.quality],
+        "classes": listed(prediction.classes),
+        "calibration": [asdict(group) for group in prediction.calibration] or None,
         "mem": peak_memory(task.device),
         "reading": asdict(prediction.reading) if prediction.reading else None,
     }

@@ -47,9 +47,10 @@ from src.launch.restoring import restoring
 from src.measure import starting
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
+from src.measure.judged import listed
 from src.printable import printable
-from src.report.keys import settings
-from src.report.record import GoOn, Record, changed_hp, from_figures, write_record
+from src.report.keys import changed_hp, settings
+from src.report.record import GoOn, Record, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
 from src.system.masking import mask_error, masked, masked_text
@@ -291,7 +292,7 @@ def make_record(config: TrainConfig, clock: Clock, job: Job | None, status: str,
                 fields |= callback.figures(job.task)
         reading = job.datamodule.reading
         fields |= {"unit": job.task.unit, "final_metric": job.task.final_figure}
-        fields |= {"reading": asdict(reading) if reading else None}
+        fields |= {"reading": asdict(reading) if reading else None, "classes": listed(job.task.class_figures)}
     fields |= {"e2e_time_s": clock.wall_s()} if job is None else job.legs.total(job.trainer, fields, status)
     fields |= {
         "kind": "train",

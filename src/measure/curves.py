@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from src.measure.judged import ScoreGroup
+
 POINTS = 1000  # of a drawn curve, at least
 GROUPS, LEAST = 10, 50  # of a calibration, and rows of each
 
@@ -55,6 +57,12 @@ def calibration(scores: Float[np.ndarray, " rows"], labels: Shaped[np.ndarray, "
     parts = np.array_split(order, max(1, min(GROUPS, len(order) // LEAST)))
     means = [(scores[part].mean(dtype=np.float64), (labels[part] != 0).mean(), len(part)) for part in parts]
     return Calibration(*np.array(means, np.float64).T)
+
+
+def score_groups(scores: Float[np.ndarray, " rows"], labels: Shaped[np.ndarray, " rows"]) -> list[ScoreGroup]:
+    """Returns the groups of `calibration` as a record keeps them."""
+    groups = zip(*(part.tolist() for part in calibration(scores, labels)), strict=True)
+    return [ScoreGroup(score=score, share=share, count=int(count)) for score, share, count in groups]
 
 
 def log_loss(scores: Float[np.ndarray, " rows"], labels: Shaped[np.ndarray, " rows"]) -> float:

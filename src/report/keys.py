@@ -75,3 +75,13 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     names = {group: mapping(config[group]).get("name") for group in groups if group in config}
     kept = {key: config[key] for key in ("hp", "fit", "seed") if key in config}
     return names | kept | {"task": mapping(config.get("model")).get("task")}
+
+
+def changed_hp(config: Any, batch_size: int | None) -> str:
+    """Returns what a run's hyper-parameters change of its model's default ones: 'bs=3584,lr=0.0001', or '/'."""
+    usual, hp = config["model"]["hp"]["default"], config["hp"]
+    changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
+    changed |= {"lr": hp["lr"]} if hp["lr"] != usual["lr"] else {}
+    accumulate = hp.get("accumulate", 1)
+    changed |= {"accumulate": accumulate} if accumulate != usual.get("accumulate", 1) else {}
+    return ",".join(f"{name}={value}" for name, value in changed.items()) or "/"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from src.errors import UserError
+from src.measure.judged import ClassFigures, ScoreGroup
 from src.measure.phases import PHASES
 from src.measure.reading import Reading
 from src.measure.starting import Start
@@ -23,7 +24,6 @@ from src.system.files import write_text
 from src.system.masking import masked
 
 SCHEMA_VERSION = 1
-
 FILE_NAME = re.compile(r"\w[\w.+-]*")
 
 Figure = float | int | None
@@ -237,12 +237,12 @@ class Times:
 _ADDED_LATER = (
     *("rates_over_ranks", "with_loading", "tokens", "communication", "mem.free_gib"),
     *("quality", "quality.group", "final_metric.direction", "run", "legs", "go_on", "times", "reading", "start"),
-    *(f"times.{f.name}" for f in fields(Times)),
+    *("classes", "calibration", *(f"times.{f.name}" for f in fields(Times))),
 )
 
 _RATES: dict[str, tuple[str, ...]] = {
     "train": ("p_whole", "p_train", "p_core", "steady", "run", "legs", "go_on"),
-    "predict": ("throughput", "latency_s", "with_loading", "quality"),
+    "predict": ("throughput", "latency_s", "with_loading", "quality", "calibration"),
 }
 
 
@@ -274,6 +274,8 @@ class Record:
     with_loading: WithLoading | None = None
     final_metric: ReachedMetric | None = None
     quality: list[Quality] | None = None
+    classes: list[ClassFigures] | None = None
+    calibration: list[ScoreGroup] | None = None
     mem: Memory | None = None
     phases_s: dict[str, Figure] = field(default_factory=dict)
     utilisation: Utilisation | None = None
@@ -303,16 +305,6 @@ class Record:
         left_out = _keys_of_other_kind(self.kind)
         plain = {key: _plain(value) for key, value in asdict(self).items() if key not in left_out}
         return {"schema_version": SCHEMA_VERSION, **plain}
-
-
-def changed_hp(config: Any, batch_size: int | None) -> str:
-    """Returns what a run's hyper-parameters change of its model's default ones: 'bs=3584,lr=0.0001', or '/'."""
-    usual, hp = config["model"]["hp"]["default"], config["hp"]
-    changed = {"bs": batch_size} if batch_size != usual["batch_size"] else {}
-    changed |= {"lr": hp["lr"]} if hp["lr"] != usual["lr"] else {}
-    accumulate = hp.get("accumulate", 1)
-    changed |= {"accumulate": accumulate} if accumulate != usual.get("accumulate", 1) else {}
-    return ",".join(f"{name}={value}" for name, value in changed.items()) or "/"
 
 
 def from_figures(figures: dict[str, Any]) -> Record:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from src.published import Correction, PublishedRow, is_of_case, nearest_rows
-from src.report.keys import compared_config, environment
-from src.report.record import Figure, Record, changed_hp
+from src.report.keys import changed_hp, compared_config, environment
+from src.report.record import Figure, Record
 
 LATENCIES = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = (

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int64, Shaped
 
 from src.datamodules.base import DataModule
-from src.measure.classification import ClassScores, balanced_accuracy, macro_f1, scores_of
+from src.measure.classification import balanced_accuracy, macro_f1
+from src.measure.judged import ClassFigures
 from src.system.tables import write_csv
 from src.training.confusion import shortened
 from src.training.prediction import Quality
@@ -55,8 +56,7 @@ def majority(
 
 
 def judge_classes(
-    counts: Int64[np.ndarray, "classes classes"],
-    names: Sequence[str],
+    scores: Sequence[ClassFigures],
     unit: str,
     accuracy: Quality,
     trained: Int64[np.ndarray, " classes"] | None,
@@ -66,13 +66,13 @@ def judge_classes(
     recall, precision and F1. Writes those of all classes to `output`, a csv.
 
     Args:
-        counts: see `src.training.confusion`.
+        scores: see `src.measure.classification.scores_of`.
         unit: what is counted, such as images.
         trained: samples of each class of the training split.
     """
-    scores = scores_of(counts)
-    write_csv(output, ["class", unit, "named", "right", "precision", "recall", "f1"], _lines(scores, names))
-    baseline, words = majority(counts.sum(1), names, trained)
+    write_csv(output, ["class", unit, "named", "right", "precision", "recall", "f1"], _lines(scores))
+    names = [score.name for score in scores]
+    baseline, words = majority(np.array([score.count for score in scores]), names, trained)
     quality = [
         accuracy,
         Quality("majority class", 100 * baseline, "%", f"right, {words}"),
@@ -92,11 +92,11 @@ def judge_classes(
     return quality
 
 
-def _lines(scores: Sequence[ClassScores], names: Sequence[str]) -> Iterable[list[Any]]:
-    for name, score in zip(names, scores, strict=True):
+def _lines(scores: Sequence[ClassFigures]) -> Iterable[list[Any]]:
+    for score in scores:
         shares = (score.precision, score.recall, score.f1)
         written = ["" if share is None else f"{share:.6f}" for share in shares]
-        yield [name, score.count, score.named, score.right, *written]
+        yield [score.name, score.count, score.named, score.right, *written]
 
 
 def _percent(share: float | None) -> float | None:

@@ -16,8 +16,9 @@ from src.batches.images import UNKNOWN, ImageBatch
 from src.datamodules.images.base import ImageDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
-from src.measure.classification import balanced_accuracy, from_tally, macro_f1, tally
+from src.measure.classification import balanced_accuracy, from_tally, macro_f1, scores_of, tally
 from src.measure.clock import Clock
+from src.measure.curves import score_groups
 from src.system.tables import write_csv
 from src.training.classification import (
     MOST_COLUMNS,
@@ -161,7 +162,8 @@ class ImageClassificationTask(Task):
             distributed.all_reduce(total)
         top1, top5, loss, images = total[:4].tolist()
         by_class = total[4:].view(3, -1).cpu().numpy()
-        scores, self._class_counts = from_tally(by_class), by_class[1]
+        scores, self._class_counts = from_tally(by_class, self._names()), by_class[1]
+        self.class_figures = scores
         figures = {"top1": top1, "top5": top5, "val_loss": loss}
         self.metrics = {name: value / images for name, value in figures.items() if images}
         averages = {"balanced_acc": balanced_accuracy(scores), "macro_f1": macro_f1(scores)}
@@ -221,7 +223,7 @@ class ImageClassificationTask(Task):
         count = len(classified.labels)
         is_known = count > 0 and (classified.labels != UNKNOWN).all()
         share = float((classified.classes == classified.labels).mean()) if is_known else 0.0
-        files, quality = {"predictions": job.output}, []
+        files, quality, scores, groups = {"predictions": job.output}, [], [], []
         if is_known:
             files |= {"classes": class_file(job.output), "confusion": job.output.with_suffix(".png")}
             counts = confusion(classified.classes, classified.labels, len(names))
@@ -229,12 +231,15 @@ class ImageClassificationTask(Task):
             words = split_in_words(count, "images", split, count * (job.has_trained_data and split == "train"))
             trained = train_counts(datamodule, names) if job.has_trained_data else None
             accuracy = Quality("top-1", 100 * share, "%", f"right, {words}")
-            quality = judge_classes(counts, names, "images", accuracy, trained, files["classes"])
+            scores = scores_of(counts, names)
+            quality = judge_classes(scores, "images", accuracy, trained, files["classes"])
+            groups = score_groups(classified.probabilities, classified.classes == classified.labels)
         clock.mark("evaluation")
         judged = self.final_metric.record(share) if is_known else None
         samples = timed.samples if job.benchmark else wanted
         loaded_s, reading = timed.loaded_latencies_s, datamodule.reading
-        return Prediction(samples, timed.latencies_s, files, judged, loaded_s, quality=quality, reading=reading)
+        return Prediction(samples, timed.latencies_s, files, judged, loaded_s, quality=quality, classes=scores,
+                          calibration=groups, reading=reading)  # fmt: skip
 
     def _names(self) -> Sequence[str]:
         """Returns the names of the classes, their numbers where the data has none."""

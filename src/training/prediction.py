@@ -14,6 +14,7 @@ from src.config.ranges import Count
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
 from src.measure.clock import Clock
+from src.measure.judged import ClassFigures, ScoreGroup
 from src.measure.reading import Reading
 
 B = TypeVar("B")
@@ -56,7 +57,8 @@ class Prediction:
     `latencies_s`: seconds per batch, from the call to the result on the host, without post-processing on the CPU.
     `loaded_latencies_s`: the same plus the loading of the batch, where batches come from data.
     `tokens`: real and processed ones of all samples, where they have any.
-    `quality`: how good the predictions are, as far as the truth is known.
+    `quality`: how good the predictions are, as far as the truth is known; likewise of each class, and of each group of
+    samples by their scores.
     """
 
     samples: int
@@ -66,6 +68,8 @@ class Prediction:
     loaded_latencies_s: list[float] | None = None
     tokens: tuple[int, int] | None = None
     quality: list[Quality] = field(default_factory=list)
+    classes: Sequence[ClassFigures] = ()
+    calibration: Sequence[ScoreGroup] = ()
     reading: Reading | None = None  # what became of the data, where it is a person's own
 
 

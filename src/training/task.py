@@ -27,6 +27,7 @@ from src.gpu.cuda_graphs import Graphed
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.gpu.waiting import Waiting
 from src.measure.clock import Clock
+from src.measure.judged import ClassFigures
 from src.measure.roofline import Cost
 from src.system.masking import masked
 from src.training.prediction import Prediction, PredictionJob
@@ -101,6 +102,7 @@ class Task(pl.LightningModule):
         self.losses = torch.zeros(())  # on the device: 0 while every loss was finite, NaN from then on
         self.diverged: str | None = None  # the error message once the host has seen that
         self.metrics: dict[str, float] = {}  # what the newest evaluation found
+        self.class_figures: Sequence[ClassFigures] = ()  # likewise, of each class
         self.output_dir: Path | None = None  # where evaluations may write files
         self.artifacts: dict[str, Path] = {}  # files that an evaluation wrote, by what they are
         self.model_config: Any = None  # saved with every checkpoint, so that predict.py can rebuild the task

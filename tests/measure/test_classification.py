@@ -29,9 +29,13 @@ def answers(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor]
     return given, true
 
 
+def names(classes: int) -> list[str]:
+    return [f"class {number}" for number in range(classes)]
+
+
 def test_figures_are_those_of_torchmetrics(answers: tuple[torch.Tensor, torch.Tensor]) -> None:
     given, true = answers
-    scores = scores_of(confusion(given.numpy(), true.numpy(), CLASSES))
+    scores = scores_of(confusion(given.numpy(), true.numpy(), CLASSES), names(CLASSES))
     for name, function in (
         ("recall", multiclass_recall),
         ("precision", multiclass_precision),
@@ -47,22 +51,25 @@ def test_figures_are_those_of_torchmetrics(answers: tuple[torch.Tensor, torch.Te
 
 def test_a_share_of_nothing_is_unknown_not_0() -> None:
     counts = np.array([[3, 1, 0, 0], [0, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]])  # 1 is absent, 2 never given, 3 neither
-    scores = scores_of(counts)
+    scores = scores_of(counts, names(len(counts)))
     assert [score.recall for score in scores] == [0.75, None, 0.0, None]
     assert [score.precision for score in scores] == [0.6, 0.0, None, None]
     assert [score.f1 for score in scores] == [pytest.approx(2 / 3), 0.0, 0.0, None]
     assert balanced_accuracy(scores) == 0.375 and macro_f1(scores) == pytest.approx(2 / 9)
-    nothing = scores_of(np.zeros((2, 2), np.int64))
+    nothing = scores_of(np.zeros((2, 2), np.int64), names(2))
     assert balanced_accuracy(nothing) is None and macro_f1(nothing) is None
 
 
 def test_one_true_class_among_many_given_ones() -> None:
     """Balanced accuracy is that of the class that occurs; macro recall would be 0.0001."""
     given = np.arange(100)
-    assert balanced_accuracy(scores_of(confusion(given, np.zeros(100, np.int64), 100))) == pytest.approx(0.01)
+    assert balanced_accuracy(scores_of(confusion(given, np.zeros(100, np.int64), 100), names(100))) == pytest.approx(
+        0.01
+    )
 
 
 def test_the_sum_of_batches_is_the_whole(answers: tuple[torch.Tensor, torch.Tensor]) -> None:
     given, true = answers
     parts = [tally(*pair, pair[0] == pair[1], CLASSES) for pair in zip(given.split(13), true.split(13), strict=True)]
-    assert from_tally(sum(parts).numpy()) == scores_of(confusion(given.numpy(), true.numpy(), CLASSES))  # type: ignore[union-attr]
+    whole = scores_of(confusion(given.numpy(), true.numpy(), CLASSES), names(CLASSES))
+    assert from_tally(torch.stack(parts).sum(0).numpy(), names(CLASSES)) == whole

@@ -34,6 +34,7 @@ KEYS = {
         "times",
         "reading",
         "start",
+        "classes",
         "config",
         "environment",
     ),
@@ -50,7 +51,7 @@ def test_round_trip_is_exact(tmp_path: Path, trained: Record, predicted: Record,
 
 def test_keys_of_result_json(trained: Record, predicted: Record) -> None:
     assert set(trained.to_dict()) == KEYS | {"p_whole", "p_train", "p_core", "steady", "run", "legs", "go_on"}
-    assert set(predicted.to_dict()) == KEYS | {"throughput", "latency_s", "with_loading", "quality"}
+    assert set(predicted.to_dict()) == KEYS | {"throughput", "latency_s", "with_loading", "quality", "calibration"}
     assert set(trained.to_dict()["steady"]["step_time_s"]) == {"p50", "p90", "p95", "p99"}
     assert set(predicted.to_dict()["latency_s"]) == {"mean", "p50", "p90", "p95", "p99"}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from src.datamodules.base import DataModule
+from src.measure.classification import scores_of
 from src.measure.reading import Reading
 from src.models.distilbert.predict import write_labels
 from src.training.classification import judge_classes, majority, train_counts
@@ -33,7 +34,7 @@ def test_hostile_names_of_classes_stay_text_in_both_kinds_of_csv(tmp_path: Path)
         assert head[4:] == [f"p_{name}" for name in NAMES]
         assert [row[label] for row in rows] == [row[true] for row in rows] == SAFE
         assert np.array([row[4:] for row in rows], float).sum(1) == pytest.approx(1)
-    judge_classes(np.eye(10, dtype=np.int64), NAMES, "images", ACCURACY, None, tmp_path / "classes.csv")
+    judge_classes(scores_of(np.eye(10, dtype=np.int64), NAMES), "images", ACCURACY, None, tmp_path / "classes.csv")
     assert [row[0] for row in table(tmp_path / "classes.csv")[1:]] == SAFE
 
 
@@ -43,13 +44,15 @@ def test_probabilities_of_more_than_a_hundred_classes_are_left_out(tmp_path: Pat
     assert table(tmp_path / "many.csv") == [
         ["sentence", "label", "probability", "true"], ["text", "0", "1.000000", "0"]
     ]  # fmt: skip
-    quality = judge_classes(np.eye(101, dtype=np.int64), names, "images", ACCURACY, None, tmp_path / "classes.csv")
+    quality = judge_classes(
+        scores_of(np.eye(101, dtype=np.int64), names), "images", ACCURACY, None, tmp_path / "classes.csv"
+    )
     assert len(quality) == 4 and len(table(tmp_path / "classes.csv")) == 102
 
 
 def test_a_class_that_does_not_occur_has_no_recall(tmp_path: Path) -> None:
     counts = np.array([[2, 1], [0, 0]])
-    quality = judge_classes(counts, ["cat", "dog"], "images", ACCURACY, None, tmp_path / "classes.csv")
+    quality = judge_classes(scores_of(counts, ["cat", "dog"]), "images", ACCURACY, None, tmp_path / "classes.csv")
     figures = {figure.name: figure for figure in quality}
     assert figures["recall of dog"].value is None and figures["precision of dog"].value == 0
     assert figures["recall of cat"].of == "2 of 3 images" and figures["precision of cat"].of == "2 of 2 named so"

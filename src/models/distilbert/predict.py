@@ -16,7 +16,9 @@ from src.datamodules.text.tables import LabelledSentences, is_blank, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
 from src.errors import UserError
 from src.gpu.cuda_graphs import Graphed
+from src.measure.classification import scores_of
 from src.measure.clock import Clock
+from src.measure.curves import score_groups
 from src.measure.reading import Reading
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert
@@ -113,7 +115,7 @@ def predict_sentences(
     shares[rows] = np.concatenate(parts)
     names = datamodule.label_names
     files, counts = write_labels(text, shares, labels, job.output, names)
-    judged, quality = None, []
+    judged, quality, scores, groups = None, [], [], []
     if counts is not None:
         split, count = datamodule.predict if is_split else str(options.input), int(counts.sum())
         trained_on = count * (job.has_trained_data and is_split and split == "train")
@@ -122,10 +124,14 @@ def predict_sentences(
         judged, accuracy = metric.record(share), Quality("accuracy", 100 * share, "%", f"right, {words}")
         files["classes"] = class_file(job.output)
         trained = train_counts(datamodule, names) if job.has_trained_data else None
-        quality = judge_classes(counts, names, "sentences", accuracy, trained, files["classes"])
+        scores = scores_of(counts, names)
+        quality = judge_classes(scores, "sentences", accuracy, trained, files["classes"])
+        is_judged = (labels != UNLABELLED) & ~np.isnan(shares).any(1)
+        groups = score_groups(shares[is_judged].max(1), shares[is_judged].argmax(1) == labels[is_judged])
     clock.mark("evaluation")
     latencies = timed.latencies_s, timed.loaded_latencies_s
-    return Prediction(len(rows), latencies[0], files, judged, latencies[1], quality=quality, reading=reading)
+    return Prediction(len(rows), latencies[0], files, judged, latencies[1], quality=quality, classes=scores,
+                      calibration=groups, reading=reading)  # fmt: skip
 
 
 def read_input(source: str, datamodule: TextDataModule) -> Sentences:

@@ -258,7 +258,9 @@ class DistilBertTask(Task):
             torch.distributed.all_reduce(total)
         right, sentences, loss = total[:3].tolist()
         by_label = total[3:].view(3, -1).cpu().numpy()
-        scores, self._label_counts = from_tally(by_label), by_label[1]
+        names = getattr(self.trainer.datamodule, "label_names", None)  # type: ignore[attr-defined]
+        scores = from_tally(by_label, names or [str(label) for label in range(by_label.shape[1])])
+        self.class_figures, self._label_counts = scores, by_label[1]
         averages = {"balanced_acc": balanced_accuracy(scores), "macro_f1": macro_f1(scores)}
         self.metrics = {"acc": right / sentences, "dev_loss": loss / sentences}
         self.metrics |= {name: value for name, value in averages.items() if value is not None}

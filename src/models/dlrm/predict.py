@@ -14,7 +14,7 @@ from src.datamodules.clicks.seen import new_shares
 from src.gpu.cuda_graphs import Graphed
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
-from src.measure.curves import log_loss, separation
+from src.measure.curves import log_loss, score_groups, separation
 from src.models.dlrm.network import DLRM
 from src.printable import printable
 from src.system.tables import write_csv
@@ -88,7 +88,9 @@ def predict_clicks(
     clock.mark("evaluation")
     samples = timed.samples if job.benchmark else count
     latencies, loaded = timed.latencies_s, timed.loaded_latencies_s
-    return Prediction(samples, latencies, files, judged, loaded, quality=quality, reading=datamodule.reading)
+    groups = score_groups(predicted[is_known], true[is_known]) if quality else []
+    return Prediction(samples, latencies, files, judged, loaded, quality=quality, calibration=groups,
+                      reading=datamodule.reading)  # fmt: skip
 
 
 def note_new_values(datamodule: ClickDataModule, split: str, seen: Int64[np.ndarray, "seen 2"] | None) -> None:

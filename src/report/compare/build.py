@@ -131,7 +131,8 @@ def _groups(runs: Runs) -> list[list[tuple[str, Record]]]:
 def _group(members: Runs, index: int, config: Sequence[Difference], name: str) -> Group:
     runs = [
         Run(source=source, status=record.status, seed=record.config.get("seed"), figures=figures(record),
-            reason=_reason(record), command=str(record.environment.get("command") or ""), reading=record.reading)
+            reason=_reason(record), command=str(record.environment.get("command") or ""), reading=record.reading,
+            quality=record.quality or (), classes=record.classes or (), calibration=record.calibration or ())
         for source, record in members
     ]  # fmt: skip
     varied = {difference.key: difference.values[index] for difference in config}

@@ -8,6 +8,7 @@ from src.report.compare import charts
 from src.report.compare.answer import Answer
 from src.report.compare.answer_charts import means_spec, ratio_spec
 from src.report.compare.curves import curve_spec, panels
+from src.report.compare.judged import calibration_spec
 from src.report.compare.quantities import RATES, spread
 from src.report.compare.structure import Comparison
 from src.report.compare.text import result
@@ -80,6 +81,9 @@ def measured(comparison: Comparison) -> list[Chart]:
         section, what = ("Step times", "steady steps") if comparison.kind == "train" else ("Latency", "batches")
         title = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
         drawn.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
+    if spec := calibration_spec(comparison):
+        title = "Reliability: share over predicted probability, on the dashed line calibrated"
+        drawn.append(Chart(section="Calibration", title=title, spec=spec, words=words, inside="reliability diagram"))
     grey = "; grey: published rows" if any(point.is_published for point in comparison.scaling) else ""
     drawn += [
         Chart(section="Scaling", title=f"{title}{grey}", spec=spec, words=_efficiencies(comparison, kind))

@@ -12,6 +12,7 @@ from src.report.compare.drawn import Chart, answers, curves, measured, varied
 from src.report.compare.hindrances import count, verdict
 from src.report.compare.html import folded, listed, table, text
 from src.report.compare.interactive import HELP, script
+from src.report.compare.judged import class_table, quality_table
 from src.report.compare.quantities import header, spread
 from src.report.compare.readings import readings
 from src.report.compare.structure import Comparison
@@ -55,10 +56,11 @@ def pages(comparisons: Sequence[Comparison], interactive: bool = False) -> str:
     if interactive:
         sections[0].insert(3, f'<p id="help" hidden>{HELP}</p>')
     bodies = ["\n".join(filter(None, parts)) for parts in sections]
+    every = [f"{comparison.title}: {answer(comparison).sentence}" for comparison in comparisons]
     body = (
         bodies[0]
         if len(bodies) == 1
-        else "\n".join(f'<section style="margin-bottom:4rem">{part}</section>' for part in bodies)
+        else listed(every) + "\n".join(f'<section style="margin:2rem 0 4rem">{part}</section>' for part in bodies)
     )
     policy = POLICY
     if interactive:
@@ -88,6 +90,7 @@ def _section(comparison: Comparison, drawn: list[Chart]) -> list[str]:
         f'<div class="first"><div class="charts">{pictures}</div>{beside}</div>',
         _result(comparison),
         _failures(comparison),
+        *_judged(comparison),
         *_charts(comparison, folds, start + len(first)),
         _figures(comparison),
         _pictures(comparison),
@@ -143,6 +146,18 @@ def _result(comparison: Comparison) -> str:
     if runs := best_runs(comparison):
         parts.append(f"<p>Best by the mean: <code>{text(runs)}</code></p>")
     return folded("Result", "".join(parts), f"{count(len(lines) - 1, 'group')}, {len(lines[0]) - 2} figures")
+
+
+def _judged(comparison: Comparison) -> list[str]:
+    """Returns the tables of predictions' quality and of each class, folded; nothing where the records hold none."""
+    classes, quality = class_table(comparison), quality_table(comparison)
+    parts = []
+    if quality:
+        parts.append(folded("Quality of predictions", table(quality, 1, LEGEND), f"{len(quality) - 1} figures"))
+    if classes:
+        caption = f"{LEGEND} F1: harmonic mean of recall and precision."
+        parts.append(folded("Classes", table(classes, 1, caption), f"{len(classes) - 2} with recall, precision, F1"))
+    return parts
 
 
 def _failures(comparison: Comparison) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from src.measure.judged import ClassFigures, ScoreGroup
 from src.measure.reading import Reading
-from src.report.record import Case, Figure
+from src.report.record import Case, Figure, Quality
 from src.report.rows import Row
 from src.report.scaling import Point
 
@@ -58,7 +59,8 @@ class Estimate:
 class Run:
     """One run of a group: where its record is, how it ended, its seed, and its figures by the quantities' names.
 
-    `reading` is what became of a person's own data; None for other data.
+    `reading` is what became of a person's own data; None for other data. `quality`, `classes` and `calibration` are of
+    predictions, the classes of trainings too.
     """
 
     source: str
@@ -68,6 +70,9 @@ class Run:
     reason: str = ""
     command: str = ""
     reading: Reading | None = None
+    quality: Sequence[Quality] = ()
+    classes: Sequence[ClassFigures] = ()
+    calibration: Sequence[ScoreGroup] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
