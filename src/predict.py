@@ -15,13 +15,11 @@ from pytorch_lightning.loggers import Logger
 from src.callbacks.loggers import end_wandb, log_record, settle_loggers
 from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
-from src.config.from_file import is_withheld, values_for
 from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
 from src.config.schema import PredictConfig
 from src.config.settings import given_overrides
 from src.config.trained import RUN, has_trained_data
-from src.config.values import check_values
 from src.datamodules.base import SplitDataModule
 from src.errors import UserError
 from src.launch.devices import set_execution, set_precision, without_order
@@ -40,7 +38,8 @@ from src.report.text import summary
 from src.run import described
 from src.system.files import check_writable, sole_run
 from src.system.masking import mask_error, masked
-from src.training.checkpoints import load_weights, read_checkpoint, trained_config
+from src.trained import load_task, with_trained_model
+from src.training.checkpoints import read_checkpoint
 from src.training.prediction import Prediction, PredictionJob
 from src.training.task import Task, wanted
 
@@ -83,6 +82,9 @@ def predict_completed(
     try:
         loggers = begin_loggers(config)
         config = with_trained_model(config, checkpoint, overrides)
+        set_precision(config.precision, config.hardware.accelerator)
+        set_execution(config.execution, config.hardware.accelerator)
+        pl.seed_everything(config.seed, verbose=False)
         task = load_task(config, checkpoint)
         clock.mark("startup")
         job = make_job(task, config, (checkpoint or {}).get(RUN), overrides)
@@ -133,70 +135,6 @@ def begin_loggers(config: PredictConfig) -> list[Logger]:
         _ = logger.experiment
         logger.log_hyperparams(settings(masked(asdict(config))))
     return loggers
-
-
-def with_trained_model(
-    config: PredictConfig, checkpoint: dict[str, Any] | None, overrides: Sequence[str]
-) -> PredictConfig:
-    """Returns the config with the model that the checkpoint's weights belong to."""
-    if checkpoint is None or config.ckpt_path is None:
-        return config
-    path, model = Path(config.ckpt_path), config.model
-    trained = trained_config(checkpoint, path)
-    if trained is None:
-        return config
-    if trained["name"] != model["name"]:
-        raise UserError(f"{path} is a checkpoint of {trained['name']}; leave out model={model['name']}")
-    values = values_for(model["task"], trained["task"], path, "model.task", chooses=True)
-    task = with_secrets(values, model["task"], "model.task", config.ckpt_path, overrides)
-    check_values("model.task.", task)
-    return replace(config, model=model | {"task": task})
-
-
-def load_task(config: PredictConfig, checkpoint: dict[str, Any] | None) -> Task:
-    """Returns the task with its checkpoint's weights, or random ones, in evaluation mode on the device."""
-    set_precision(config.precision, config.hardware.accelerator)
-    set_execution(config.execution, config.hardware.accelerator)
-    pl.seed_everything(config.seed, verbose=False)
-    task: Task = instantiate(config.model["task"], "model.task")
-    task.accelerate(config.execution.kernels)
-    if checkpoint is not None and config.ckpt_path is not None:
-        load_weights(task, checkpoint, Path(config.ckpt_path))
-        task.on_load_checkpoint(checkpoint)
-    elif task.is_trained:
-        print(f"no ckpt_path: the weights are {config.model['task'].get('weights')}")
-    else:
-        print("no ckpt_path: the weights are random, the figures are good for timing alone")
-    task.batch_size, task.activation_bytes = config.batch_size, config.precision.activation_bytes
-    task.to("cuda" if config.hardware.accelerator == "cuda" else "cpu").eval()
-    if config.precision.lightning == "16-true":
-        task.network.half()
-    return task
-
-
-def with_secrets(trained: Any, here: Any, key: str, checkpoint: str, overrides: Sequence[str]) -> Any:
-    """Returns the trained config at `key`, with what its checkpoint leaves out as `here`, the config there, has it.
-
-    Values of the environment and of keys named like a secret are left out. Raises UserError for one that no override
-    gives: the default would be another network's, and what a checkpoint names of the environment is not looked up.
-    """
-    if is_withheld(trained):
-        if not any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
-            raise UserError(
-                f"{checkpoint} does not hold {key}, which was a secret or came from the environment: "
-                f"give it again as {key}=VALUE"
-            )
-        return here
-    if isinstance(trained, dict):
-        inner = here if isinstance(here, dict) else {}
-        return {
-            name: with_secrets(part, inner.get(name), f"{key}.{name}", checkpoint, overrides)
-            for name, part in trained.items()
-        }
-    if isinstance(trained, list):
-        inner = dict(enumerate(here)) if isinstance(here, list) else {}
-        return [with_secrets(part, inner.get(i), f"{key}.{i}", checkpoint, overrides) for i, part in enumerate(trained)]
-    return trained
 
 
 def make_job(task: Task, config: PredictConfig, trained: Any, overrides: Sequence[str]) -> PredictionJob:

@@ -62,15 +62,21 @@ def name_model(arguments: Sequence[str]) -> list[str]:
     if "$" in path or "," in path:  # an interpolation, or several for a sweep
         return list(arguments)
     try:
-        checkpoint = load_pickled(Path(path), mapped=True)
-        named = {"model": checkpoint["model_config"]["name"], "datamodule": checkpoint.get(RUN, {}).get("group")}
+        choices = named_choices(load_pickled(Path(path), mapped=True), arguments)
     except Exception:
         from src.training.checkpoints import read_checkpoint  # slow to import
 
         read_checkpoint(Path(path))
         return list(arguments)
-    choices = {group: name for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)}
-    return [*arguments[:at], *(f"{group}={name}" for group, name in choices.items()), *arguments[at:]]
+    return [*arguments[:at], *choices, *arguments[at:]]
+
+
+def named_choices(checkpoint: dict[str, Any], arguments: Sequence[str]) -> list[str]:
+    """Returns the checkpoint's model=... and datamodule=..., where the arguments have none and conf has them."""
+    run = checkpoint.get(RUN)
+    group = run.get("group") if isinstance(run, dict) else None
+    named = {"model": checkpoint["model_config"]["name"], "datamodule": group}
+    return [f"{group}={name}" for group, name in named.items() if not is_given(group, arguments) and is_in(name, group)]
 
 
 def as_trained(config: DictConfig, trained: Any, overrides: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ from src.config import schema
 from src.config.secrets import find, watch
 from src.config.settings import CONF
 from src.errors import UserError
-from src.predict import with_secrets
 from src.system import masking
 from src.system.masking import MASK, MaskingFilter, Secrets, mask_error, masked, masked_text
 from src.system.secret_names import names_secret
+from src.trained import with_secrets
 from tests.support.composing import composed
 from tests.support.planted import Maker
 
