@@ -53,6 +53,7 @@ from src.report.keys import changed_hp, settings
 from src.report.record import GoOn, Record, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
+from src.system.home import SOURCES
 from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.state import check_state
@@ -341,9 +342,8 @@ def case_of(config: TrainConfig, batch_size: int | None = None) -> dict[str, Any
 
 def described(error: BaseException) -> dict[str, Any]:
     """Returns the error's type, message without secrets, and innermost line of this project."""
-    root = Path(__file__).resolve().parents[1]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root / "src")]
-    where = f"{Path(frames[-1].filename).relative_to(root)}:{frames[-1].lineno}" if frames else None
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(SOURCES)]
+    where = f"{Path(frames[-1].filename).relative_to(SOURCES.parent)}:{frames[-1].lineno}" if frames else None
     return {"type": type(error).__name__, "message": masked_text(str(error).strip())[:2000], "where": where}
 
 

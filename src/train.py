@@ -28,7 +28,8 @@ from src.launch.failures import ASKED, Failure, memory_ran_out
 from src.launch.ranks import Asked, Ranks, RanksFailed, has_computed, may_fork
 from src.measure import starting
 from src.system.group import check_loopback, started_by
-from src.system.interpreter import ROOT, python
+from src.system.home import ROOT
+from src.system.interpreter import python
 from src.system.loading import loading
 from src.system.workers import cpu_count
 

@@ -1,6 +1,7 @@
 """Imports go one way: no circle of modules, nor of the packages of `src`."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
@@ -34,6 +35,17 @@ def test_a_config_is_plain_dataclasses_where_it_is_used() -> None:
         name for name, path in MODULES.items() if name.startswith("src.") and "DictConfig" in path.read_text("utf-8")
     }
     assert {name for name in seen if not name.startswith("src.config.")} == {f"src.{name}" for name in enter}
+
+
+def test_measures_need_neither_hydra_nor_lightning() -> None:
+    """A program that measures its own loop loads neither; `lightning.py` is for those that have it."""
+    heavy = re.compile(r"^\s*(?:from|import) (?:hydra|omegaconf|pytorch_lightning)\b", re.MULTILINE)
+    measures = [name for name in MODULES if name.startswith("src.measure")]
+    assert [name for name in measures if heavy.search(MODULES[name].read_text())] == ["src.measure.lightning"]
+    seen = set(measures)
+    while new := {other for name in seen for other in imported(name)} - seen:
+        seen |= new
+    assert {package(name) for name in seen} == {"src.errors", "src.measure", "src.printable", "src.system"}
 
 
 def test_imports_go_one_way() -> None:

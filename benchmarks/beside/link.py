@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from src.callbacks.memory import peak_memory
+from src.measure.memory import peak_memory
 from src.training.prediction import synchronize
 
 HANDLE = "BESIDE_HANDLE"  # of the connection, in the environment of a side

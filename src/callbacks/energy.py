@@ -6,8 +6,8 @@ from typing import Any
 import pytorch_lightning as pl
 
 from src.callbacks.measuring import Measuring
-from src.callbacks.throughput import gather, sum_or_none
 from src.measure.energy import EnergyCounter, energy_counter
+from src.measure.over_ranks import energy_figures
 from src.training.task import Task
 
 
@@ -33,8 +33,4 @@ class Energy(Measuring):
         return self._joules if self._counter is None else self._counter.joules()
 
     def figures(self, task: Task) -> dict[str, Any]:
-        joules = sum_or_none(gather(self._joules))
-        samples = sum_or_none(gather(float(sum(task.clock.steps.samples))))
-        if not joules or not samples:  # 0 joules: the run was too short for the counter's resolution
-            return {"energy": None}
-        return {"energy": {"joules": joules, "samples_per_joule": samples / joules, "source": "nvml total energy"}}
+        return energy_figures(self._joules, float(sum(task.clock.steps.samples)))

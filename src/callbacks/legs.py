@@ -14,9 +14,9 @@ import pytorch_lightning as pl
 import torch
 
 from src.callbacks.energy import Energy
-from src.callbacks.throughput import gather, sum_or_none
 from src.errors import UserError
 from src.measure.clock import Clock
+from src.measure.over_ranks import gather, sum_or_none
 from src.measure.phases import PHASES
 from src.measure.rates import ratio, whole_rates
 from src.report.record import Leg, read_record

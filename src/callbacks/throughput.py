@@ -1,21 +1,19 @@
 """Training rates over all ranks, and their share of the hardware's peaks."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from src.callbacks.measuring import Measuring
 from src.config.ranges import Number
 from src.config.schema import Hardware, Precision
 from src.measure.clock import Clock
-from src.measure.rates import raw_times, steady_rates, token_rates, whole_rates
+from src.measure.over_ranks import gather, min_mean_max, sum_or_none, training_figures
+from src.measure.rates import token_rates
 from src.measure.roofline import peaks_of, utilisation
 from src.measure.starting import start_of
-from src.system import group
 from src.training.task import Task
 
 
@@ -43,27 +41,14 @@ class Throughput(Measuring):
             self._warmup_wait = pl_module.waiting.snapshot()
 
     def figures(self, task: Task) -> dict[str, Any]:
-        clock = task.clock
-        rates = whole_rates(clock.steps, clock.training_s, clock.training_phases_s["evaluation"])
-        steady = steady_rates(clock.steps, self.warmup_steps)
-        over_ranks = {name: gather(value) for name, value in rates.items()}
-        total = {name: sum_or_none(values) for name, values in over_ranks.items()}
-        ranks = len(over_ranks["p_core"])
-        if steady:
-            for name in ("p_train", "p_core"):
-                steady[name] = sum_or_none(gather(steady[name]))
-        best = (steady or total)["p_core"]
-        return {
-            **total,
-            "steady": steady,
-            "samples": int(sum_or_none(gather(float(sum(clock.steps.samples)))) or 0),
-            "ranks": ranks,
-            "rates_over_ranks": known_of_ranks(over_ranks) if ranks > 1 else None,
-            "start": self._start(clock),
-            "times": raw_times(clock.steps, self.warmup_steps, clock.training_s, clock.training_phases_s["evaluation"]),
+        figures = training_figures(task.clock, self.warmup_steps)
+        steady, ranks = figures["steady"], figures["ranks"]
+        best = (steady or figures)["p_core"]
+        return figures | {
+            "start": self._start(task.clock),
             "utilisation": self._utilisation(task, best / ranks) if best else None,
             "communication": self._communication(task) if ranks > 1 else None,
-            "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or total)["p_train"]),
+            "tokens": self._tokens(task, self.warmup_steps if steady else 0, (steady or figures)["p_train"]),
         }
 
     def _start(self, clock: Clock) -> dict[str, Any] | None:
@@ -99,34 +84,3 @@ class Throughput(Measuring):
             reached=(rate * cost.flops_training, rate * cost.bytes_training),
         )  # fmt: skip
         return utilisation(rate, cost.flops_training, cost.bytes_training, peaks)
-
-
-def gather(value: float | None) -> list[float | None]:
-    """Returns the value of every rank, in the order of ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return [value]
-    if group.is_broken():
-        return [value, *[None] * (distributed.get_world_size() - 1)]  # the others' values cannot be gathered
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor([float("nan") if value is None else value], dtype=torch.float64, device=device)
-    parts = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, tensor)
-    return [None if part.isnan().item() else float(part) for part in parts]
-
-
-def sum_or_none(values: list[float | None]) -> float | None:
-    """Returns the sum over ranks; None if any rank has None."""
-    present = [value for value in values if value is not None]
-    return sum(present) if present and len(present) == len(values) else None
-
-
-def known_of_ranks(rates: Mapping[str, list[float | None]]) -> dict[str, dict[str, float]] | None:
-    """Returns min, mean and max over ranks of each rate that is known; None without any, as of a run without a step."""
-    over_ranks = {name: min_mean_max(values) for name, values in rates.items()}
-    return {name: figures for name, figures in over_ranks.items() if figures is not None} or None
-
-
-def min_mean_max(values: list[float | None]) -> dict[str, float] | None:
-    """Returns min, mean and max of the known values; None if none is known."""
-    present = [value for value in values if value is not None]
-    return {"min": min(present), "mean": sum(present) / len(present), "max": max(present)} if present else None

@@ -1,6 +1,5 @@
 """The only place where a config is checked, completed and frozen, before anything is built from it."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from src.config.settings import CONF, check_loggers
 from src.config.trained import as_trained
 from src.config.values import check_training, check_values
 from src.errors import UserError
+from src.measure.roofline import datasheet
 
 HARDWARE = CONF / "hardware"
 
@@ -70,11 +70,8 @@ def resolve_hardware(hardware: DictConfig) -> DictConfig:
 
 def hardware_of_gpu(name: str) -> DictConfig | None:
     """Returns the file of conf/hardware that matches a GPU's product name, such as 'NVIDIA H200'; None for others."""
-    for file in sorted(HARDWARE.glob("*.yaml")):
-        match = load_hardware(file.stem).match
-        if match and re.search(match, name):
-            return load_hardware(file.stem)
-    return None
+    file = datasheet(name)
+    return None if file is None else load_hardware(file.stem)
 
 
 def load_hardware(name: str) -> DictConfig:

@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from src.config.values import Parameter, allows, members, parameters_of, target_of, words_of
 from src.errors import UserError
+from src.system.home import PACKAGE
 from src.system.masking import MASK
 from src.system.plain import check_plain
 
@@ -163,7 +164,7 @@ def classes_of(kind: Any) -> dict[str, Any]:
     if kind is schedule.Schedule:
         schedules = [cls for cls in vars(schedule).values() if is_class(cls) and cls.__module__ == schedule.__name__]
         return named(*(cls for cls in schedules if "__call__" in vars(cls) and cls is not kind))
-    return named(kind) if is_class(kind) and kind.__module__.startswith("src.") else {}
+    return named(kind) if is_class(kind) and kind.__module__.startswith(f"{PACKAGE}.") else {}
 
 
 def is_class(value: Any, base: type = object) -> bool:

@@ -1,14 +1,13 @@
 """Checks of a config that need neither torch nor the hardware."""
 
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from src.errors import UserError
+from src.system.home import CONF
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 OURS = ("train", "predict", "prepare")  # configs of entry points
 
 

@@ -18,6 +18,7 @@ from src.config.ranges import MAY_BE_EMPTY, MOST_NUMBER, MOST_WHOLE, Range
 from src.config.schema import TrainConfig, typed
 from src.config.settings import check_complete, check_fix_hp, check_loggers
 from src.errors import UserError
+from src.system.home import PACKAGE
 
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 MODEL_KEYS = ("name", "task", "hp", "recipe", "predict", "monitor", "quick", "paddle")
@@ -235,13 +236,13 @@ def parameters_of(target: Any) -> dict[str, Parameter]:
     Where a class of ours passes `**options` on to its base class, they are those of the base class too. Other packages'
     types are not used: they are looser, and some cannot be evaluated.
     """
-    is_ours = target.__module__.startswith(("src.", "hydra_plugins.reprise"))
+    is_ours = target.__module__.startswith((f"{PACKAGE}.", "hydra_plugins.reprise"))
     functions = [target]
     if is_ours and isinstance(target, type):
         functions = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)]
     parameters: dict[str, Parameter] = {}
     for function in functions:
-        has_types = is_ours and function.__module__.startswith("src.")
+        has_types = is_ours and function.__module__.startswith(f"{PACKAGE}.")
         hints = get_type_hints(function, include_extras=True) if has_types else {}
         try:
             arguments = [
@@ -256,7 +257,7 @@ def parameters_of(target: Any) -> dict[str, Parameter]:
                 )
         if all(argument.kind != argument.VAR_KEYWORD for argument in arguments):
             return parameters
-    is_open = not functions[-1].__module__.startswith("src.")
+    is_open = not functions[-1].__module__.startswith(f"{PACKAGE}.")
     return parameters | {"**": Parameter(Any, False)} if is_open else parameters
 
 

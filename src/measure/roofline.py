@@ -1,16 +1,29 @@
 """Compares a rate with the peak FLOP/s and memory bandwidth of the hardware."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import yaml
 
 from src.measure.cpu_peaks import kept_peaks
+from src.system.home import CONF
 from src.system.workers import cpu_count
 
 ADAM_BYTES = 28  # per parameter: reads it, its gradient and two moments, writes it and the moments, 4 bytes each
 DTYPE_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "fp16": "fp16", "bf16": "bf16"}
+
+
+def datasheet(gpu: str) -> Path | None:
+    """Returns the file of conf/hardware that matches a GPU's product name, such as 'NVIDIA H200'; None for others."""
+    for file in sorted((CONF / "hardware").glob("*.yaml")):
+        match = yaml.safe_load(file.read_text(encoding="utf-8")).get("match")
+        if match and re.search(match, gpu):
+            return file
+    return None
 
 
 @dataclass(frozen=True)

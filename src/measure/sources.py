@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from src.errors import UserError
+from src.system.home import IS_INSTALLED, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CODE = ("conf", "hydra_plugins", "predict.py", "prepare.py", "src", "train.py")  # what a figure depends on
 MEASURING = ("benchmarks",)  # what a comparison in one run depends on besides
 FILE = ".sources.json"
@@ -25,6 +25,9 @@ def sources(root: Path = ROOT, further: Sequence[str] = ()) -> dict[str, Any]:
 
     The digest is of CODE, and of `further`: nothing or MEASURING.
     """
+    if IS_INSTALLED and root == ROOT:  # as the wheel was built
+        named = read(root / FILE) or {}
+        return {key: named.get(key) for key in ("commit", "dirty", "digest")}
     code_digest, key = digest(code_of_tree(root, further)), "measuring" if further else "digest"
     named = read(root / FILE)
     is_named = bool(named and not named["dirty"] and named[key] == code_digest)

@@ -23,8 +23,9 @@ from yaml import YAMLError
 
 from src.errors import UserError
 from src.published.row import FIGURES, PERCENTILES, Correction, PublishedMetric, PublishedRow
+from src.system.home import CONF
 
-MODELS = Path(__file__).resolve().parents[2] / "conf" / "model"
+MODELS = CONF / "model"
 CHOICES = {
     "model": tuple(sorted(file.stem for file in MODELS.glob("*.yaml"))),
     "kind": ("train", "predict"),

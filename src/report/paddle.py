@@ -7,17 +7,17 @@ names is the batch of one device, `fp` the precision that was run; Paddle's own 
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
 from src.report.record import Record
+from src.system.home import CONF
 
 # Paddle's directions are 0 (computer vision), 1 (language) and 2 (recommendation). We add 3 for molecules, and 4 for
 # models whose yaml in conf/model has no `paddle`.
 OTHERS = 4
-MODELS = Path(__file__).resolve().parents[2] / "conf" / "model"
+MODELS = CONF / "model"
 
 
 class Mission(NamedTuple):

@@ -32,6 +32,7 @@ from src.sweep.runner import Runner, Slots
 from src.sweep.status import Status
 from src.system.files import locked, write_text
 from src.system.group import started_by
+from src.system.home import CONF
 from src.system.interpreter import python
 
 POWERS = {"keep": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -269,6 +270,6 @@ def device_name(accelerator: str) -> str:
 
 def published_row_note(config: TrainConfig) -> str:
     """Returns the hyper-parameters published for the case as a note in parentheses; empty if there are none."""
-    file = Path(__file__).resolve().parents[2] / "conf" / "fix_hp" / "max_bs.yaml"
+    file = CONF / "fix_hp" / "max_bs.yaml"
     row = OmegaConf.select(OmegaConf.load(file), f"fix_hp.table.{config.model['name']}.{config.trainer.name}")
     return f" (published: {' '.join(f'{key}={value}' for key, value in row.items())})" if row else ""

@@ -16,7 +16,8 @@ from src.report.job import SweepJob, alive, read_job, write_job
 from src.sweep.gpus import GpuQueue, visible_gpus
 from src.sweep.outcome import Exit, outcome
 from src.system.files import try_lock
-from src.system.interpreter import ROOT, python, safe_path
+from src.system.home import ROOT
+from src.system.interpreter import python, safe_path
 from src.system.signals import ending_signals
 
 POLL_S = 0.1

@@ -7,9 +7,8 @@ of data that others gave them. Python looks there first for `-c` and `-m`.
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from src.system.home import ROOT
 
 
 def python(*words: str) -> list[str]:

@@ -15,13 +15,14 @@ from torch import distributed
 from src.callbacks import energy
 from src.callbacks.energy import Energy
 from src.callbacks.history import History, thinned
-from src.callbacks.memory import GIB, Memory
+from src.callbacks.memory import Memory
 from src.callbacks.plateau import Plateau
 from src.callbacks.progress import Progress
 from src.callbacks.rng import RngState, restore, rng_state
 from src.callbacks.target import Target
-from src.callbacks.throughput import gather, min_mean_max, sum_or_none
 from src.measure.energy import EnergyCounter
+from src.measure.memory import GIB
+from src.measure.over_ranks import gather, min_mean_max, sum_or_none
 from src.training.task import FinalMetric
 from tests.support.stand_ins import StandInTrainer, stand_in_task
 
