@@ -1,0 +1,27 @@
+"""Reprise as a library: `load`, `measure`, `accelerate`, and the models; docs/guides/library.md.
+
+Importing it loads nothing else: neither torch, nor Hydra, nor Lightning.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from src.system.home import VERSION
+
+__version__ = VERSION
+PUBLIC = {"load": "trained", "accelerate": "accelerate", "UserError": "errors"}  # the module of each
+MODULES = ("measure", "models")
+
+
+def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in PUBLIC:
+        value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        globals()[name] = value  # in the place of a module of the same name
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC, *MODULES])

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
 
 from src.callbacks.loggers import end_wandb, log_record, settle_loggers
-from src.callbacks.memory import peak_memory
 from src.config.complete import complete_prediction
 from src.config.hydra_files import run_files, save_run
 from src.config.instantiate import instantiate
@@ -27,6 +25,7 @@ from src.launch.failures import is_out_of_memory
 from src.measure.clock import Clock, run_begin_s
 from src.measure.environment import environment
 from src.measure.judged import listed
+from src.measure.memory import peak_memory
 from src.measure.rates import ratio, token_rates
 from src.measure.raw_times import packed
 from src.measure.roofline import peaks_of, utilisation
@@ -39,11 +38,10 @@ from src.run import described
 from src.system.files import check_writable, sole_run
 from src.system.masking import mask_error, masked
 from src.trained import load_task, with_trained_model
-from src.training.checkpoints import read_checkpoint
+from src.training.checkpoints import naming_version, read_checkpoint
 from src.training.prediction import Prediction, PredictionJob
+from src.training.predictor import in_precision
 from src.training.task import Task, wanted
-
-AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 def predict(config: DictConfig, overrides: Sequence[str] | None = None) -> Record:
@@ -60,7 +58,8 @@ def predict(config: DictConfig, overrides: Sequence[str] | None = None) -> Recor
     overrides = given_overrides() if overrides is None else overrides
     checkpoint = read_checkpoint(Path(config.ckpt_path)) if config.ckpt_path else None
     hydra_files = run_files(config)
-    completed = complete_prediction(config, (checkpoint or {}).get(RUN), overrides)
+    with naming_version(checkpoint):
+        completed = complete_prediction(config, (checkpoint or {}).get(RUN), overrides)
     if completed.output:
         check_writable(Path(completed.output).parent)
     with sole_run(Path(completed.output_dir)):
@@ -81,11 +80,13 @@ def predict_completed(
     loggers: list[Logger] = []
     try:
         loggers = begin_loggers(config)
-        config = with_trained_model(config, checkpoint, overrides)
+        with naming_version(checkpoint):
+            config = with_trained_model(config, checkpoint, overrides)
         set_precision(config.precision, config.hardware.accelerator)
         set_execution(config.execution, config.hardware.accelerator)
         pl.seed_everything(config.seed, verbose=False)
-        task = load_task(config, checkpoint)
+        with naming_version(checkpoint):
+            task = load_task(config, checkpoint)
         clock.mark("startup")
         job = make_job(task, config, (checkpoint or {}).get(RUN), overrides)
         if config.evaluate:
@@ -184,8 +185,7 @@ def run_batches(task: Task, job: PredictionJob, config: PredictConfig, clock: Cl
     """Lets the task predict, under the configured precision."""
     if wanted(config.execution.compile, config.benchmark and task.device.type == "cuda"):  # it takes a minute
         task.compile_network()
-    dtype = AUTOCAST.get(config.precision.lightning)
-    with torch.inference_mode(), torch.autocast(task.device.type, dtype=dtype, enabled=dtype is not None):
+    with in_precision(task.device, config.precision.lightning):
         return task.predict(job, clock)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from src.config.settings import CONF
 from src.config.trained import RUN, is_in, named_choices
 from src.config.values import check_values
 from src.errors import UserError
-from src.training.checkpoints import load_weights, read_checkpoint, trained_config
+from src.training.checkpoints import load_weights, naming_version, read_checkpoint, trained_config
+from src.training.predictor import Inference
 from src.training.task import Task
 
 
@@ -57,15 +59,31 @@ def open_trained(path: Path | str, *overrides: str, device: torch.device | str =
     given = ["output_dir=.", "data_root=data", *hardware, *overrides]
     named = [*named_choices(checkpoint, given), *given]
     schema.register()
-    with own_hydra():
+    with naming_version(checkpoint), own_hydra():
         config = compose("predict", named)
         config.ckpt_path = str(path)  # not an override: a path may have signs that Hydra reads
         completed = complete_prediction(config, checkpoint.get(RUN), named)
-    completed = with_trained_model(completed, checkpoint, named)
-    with torch.random.fork_rng(devices=[]):
+    with naming_version(checkpoint), torch.random.fork_rng(devices=[]):
+        completed = with_trained_model(completed, checkpoint, named)
         task = load_task(completed, checkpoint)
     task.to(device)
     return Trained(task, completed, checkpoint)
+
+
+def load(path: Path | str, *overrides: str, device: torch.device | str | None = None) -> Any:
+    """Returns the trained network of a checkpoint with its preprocessing, ready to call: its model's Predictor.
+
+    Args:
+        path: a last.ckpt or best.ckpt of a run.
+        overrides: as on predict.py's command line, such as precision=bf16 or batch_size=64.
+        device: cpu or cuda; the first GPU if there is one.
+
+    Raises UserError as `open_trained`.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    trained = open_trained(path, *overrides, device=device)
+    data, config = partial(instantiate, trained.config.datamodule, "datamodule"), trained.config
+    return trained.task.predictor(Inference(data, config.batch_size, config.precision.lightning))
 
 
 @contextmanager

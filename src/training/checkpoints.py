@@ -14,8 +14,10 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -23,7 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from src.errors import UserError
+from src.measure.sources import sources
 from src.system.files import remove_left_over, written_atomically
+from src.system.home import PACKAGE, VERSION
 from src.system.plain import check_plain
 from src.system.reading import load_pickled
 
@@ -33,11 +37,15 @@ if TYPE_CHECKING:  # the models' library code needs no Hydra
 DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 DIGEST_BYTES = 71
 VOCABULARY = "vocabulary"  # a checkpoint's key: word pieces, a line each
+WRITTEN_BY = "written_by"  # likewise: version and commit
 CONFIGS = "model_config", "run_config"  # keys of a checkpoint
 CHUNK_BYTES = 4 * 2**20
 # Of an archive whose headers or compressed members are damaged; a flipped bit makes a stored member a compressed one.
 BAD_ARCHIVE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, RuntimeError, ValueError
-MOVED = {"src.models.schedule.": "src.training.schedule."}  # in checkpoints from before 2026-11-22
+MOVED = {
+    f"{'reprise' if PACKAGE == 'src' else 'src'}.": f"{PACKAGE}.",  # of the installed library, or of a checkout
+    f"{PACKAGE}.models.schedule.": f"{PACKAGE}.training.schedule.",  # in checkpoints from before 2026-11-22
+}
 
 
 def checkpoint_to_resume(config: "TrainConfig") -> Path | None:
@@ -198,6 +206,25 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:80]
 
 
+@cache
+def this_version() -> tuple[str, str | None]:
+    """Returns version and commit of the code that runs."""
+    return VERSION, sources()["commit"]
+
+
+@contextmanager
+def naming_version(checkpoint: Mapping[str, Any] | None) -> Iterator[None]:
+    """Has a UserError of the block say by which version the checkpoint was written, where that is another one."""
+    try:
+        yield
+    except UserError as error:
+        writer = (checkpoint or {}).get(WRITTEN_BY)
+        if not isinstance(writer, list | tuple) or len(writer) != 2 or tuple(writer) == this_version():
+            raise
+        there, here = (f"reprise {version} ({str(commit)[:8]})" for version, commit in (writer, this_version()))
+        raise UserError(f"{error} (it was written by {there:.60}, this is {here})") from error
+
+
 def trained_config(checkpoint: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """Returns the config of the model that the checkpoint holds, its classes by today's names; None if it holds none.
 
@@ -217,8 +244,10 @@ def renamed(config: Any) -> Any:
         return {key: renamed(value) for key, value in config.items()}
     if isinstance(config, list):
         return [renamed(value) for value in config]
-    old = next((name for name in MOVED if isinstance(config, str) and config.startswith(name)), None)
-    return config if old is None else MOVED[old] + config.removeprefix(old)
+    for old, new in MOVED.items():
+        if isinstance(config, str) and config.startswith(old):
+            config = new + config.removeprefix(old)
+    return config
 
 
 def compare(checkpoint: dict[str, Any], path: Path, task: nn.Module) -> None:

@@ -30,6 +30,7 @@ from src.training.classification import (
     train_counts,
 )
 from src.training.confusion import confusion, confusion_picture
+from src.training.image_predictor import ImagePredictor
 from src.training.prediction import (
     BenchmarkOptions,
     Prediction,
@@ -41,6 +42,7 @@ from src.training.prediction import (
     time_calls,
     warm_up,
 )
+from src.training.predictor import Inference
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -240,6 +242,15 @@ class ImageClassificationTask(Task):
         loaded_s, reading = timed.loaded_latencies_s, datamodule.reading
         return Prediction(samples, timed.latencies_s, files, judged, loaded_s, quality=quality, classes=scores,
                           calibration=groups, reading=reading)  # fmt: skip
+
+    def predictor(self, inference: Inference) -> ImagePredictor:
+        data = inference.datamodule(image_size=self.image_size, num_classes=self.network.num_classes)
+        datamodule: ImageDataModule = self.check_datamodule(data)
+
+        def logits(pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch classes"]:
+            return self.logits(ImageBatch(pixels, torch.full((len(pixels),), UNKNOWN, device=pixels.device)))
+
+        return ImagePredictor(self.network, logits, datamodule, self._names(), self.device, inference)
 
     def _names(self) -> Sequence[str]:
         """Returns the names of the classes, their numbers where the data has none."""

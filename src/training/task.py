@@ -30,7 +30,9 @@ from src.measure.clock import Clock
 from src.measure.judged import ClassFigures
 from src.measure.roofline import Cost
 from src.system.masking import masked
+from src.training.checkpoints import WRITTEN_BY, this_version
 from src.training.prediction import Prediction, PredictionJob
+from src.training.predictor import Inference, Predictor
 from src.training.schedule import Schedule, ScheduledRate
 from src.training.state import check_optimizer
 from src.training.step import TrainStep
@@ -132,6 +134,10 @@ class Task(pl.LightningModule):
     @abstractmethod
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts or generates, times each batch, and writes the results."""
+
+    def predictor(self, inference: Inference) -> Predictor[Any, Any]:
+        """Returns the network with its preprocessing, ready to call. Raises UserError where there is none."""
+        raise UserError(f"{type(self).__name__} has no `predictor`; use predict.py")
 
     def configure(self, config: TrainConfig, clock: Clock) -> None:
         """Takes what a training's config says of its steps, kernels and files, and what checkpoints keep of it."""
@@ -251,6 +257,7 @@ class Task(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = masked(self.model_config, "model")
         checkpoint[RUN] = self.run_config
+        checkpoint[WRITTEN_BY] = this_version()
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, self.CHECKPOINT_HYPER_PARAMS_NAME):  # for loggers alone
             checkpoint.pop(key, None)
         for state in checkpoint.get("optimizer_states", ()):

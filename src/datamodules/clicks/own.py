@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 
 from src.datamodules.clicks.criteo import CriteoDataModule
 from src.datamodules.clicks.feature_spec import SPLITS, FeatureSpec, SplitFiles
-from src.datamodules.clicks.own_rows import NO_VALUE, TEST, ClickColumns, read_clicks, splits_of
+from src.datamodules.clicks.own_rows import NO_VALUE, TEST, ClickColumns, Rows, read_clicks, splits_of
 from src.datamodules.clicks.seen import counted
 from src.datamodules.download import sha256_of
 from src.datamodules.fingerprint import hash_of
@@ -93,13 +93,10 @@ def write_rows(source: ClickColumns, folder: Path) -> dict[str, Any]:
     """Writes the file as a split binary directory; returns the report of what was read, changed and dropped."""
     rows, report = read_clicks(source)
     splits, spec = splits_of(source, rows, report), features_of(source)
-    hashes = np.array(rows.hashes, np.int64)
-    ids = np.where(hashes == NO_VALUE, 0, 1 + hashes % source.buckets)
+    ids, numbers, hashes = ids_and_numbers(source, rows)
     labels = np.array(rows.labels)
     np.save(folder / KNOWN, labels[splits[TEST]] >= 0)
     labels = np.maximum(labels, 0).astype(np.uint8)
-    numbers = np.array(rows.numbers)
-    numbers = (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(spec.number_dtype)
     for split, chosen in splits.items():
         files = spec.splits[split]
         labels[chosen].tofile(folder / files.label)
@@ -110,6 +107,17 @@ def write_rows(source: ClickColumns, folder: Path) -> dict[str, Any]:
     spec.write(folder)
     report.notes += notes_of(source, hashes, ids)
     return {"reading": asdict(report.finish())}
+
+
+def ids_and_numbers(
+    source: ClickColumns, rows: Rows
+) -> tuple[Int64[np.ndarray, "rows columns"], Float[np.ndarray, "rows numbers"], Int64[np.ndarray, "rows columns"]]:
+    """Returns what the network takes of each row: ids and numbers; and the hashes that the ids come from."""
+    hashes = np.array(rows.hashes, np.int64).reshape(-1, len(source.categorical))
+    ids = np.where(hashes == NO_VALUE, 0, 1 + hashes % source.buckets)
+    numbers = np.array(rows.numbers).reshape(-1, len(source.numerical))
+    numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
+    return ids, numbers.astype(features_of(source).number_dtype), hashes
 
 
 def features_of(source: ClickColumns) -> FeatureSpec:

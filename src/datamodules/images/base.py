@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from jaxtyping import UInt8
+
 from src.config.ranges import Count, Seed
 from src.datamodules.base import SplitDataModule
+from src.datamodules.images.decode import Box, decode_whole, decoded, resized
+from src.datamodules.images.rendering import AS_STORED, Pixels
 from src.errors import UserError
 
 
@@ -19,6 +24,7 @@ class ImageDataModule(SplitDataModule):
     """
 
     splits: dict[str, int]
+    rendering = AS_STORED  # of files
 
     def __init__(
         self,
@@ -41,6 +47,14 @@ class ImageDataModule(SplitDataModule):
     def unreadable_rows(self, split: str) -> list[int]:
         """Returns the rows of a split that could not be decoded so far."""
         return []
+
+    def evaluated(self, data: bytes, name: str) -> UInt8[np.ndarray, "size size 3"]:
+        """Returns an image file's pixels as an evaluation has them. Raises UserError for one that cannot be decoded."""
+        return decoded(name, lambda: self.fitted(decode_whole(data, self.rendering)))
+
+    def fitted(self, pixels: Pixels) -> UInt8[np.ndarray, "size size 3"]:
+        """Returns pixels as an evaluation has them: the whole image."""
+        return resized(pixels, Box(0, 0, pixels.shape[1], pixels.shape[0]), self.image_size)
 
     def check_classes(self, names: Sequence[str], where: object) -> None:
         """Raises UserError unless there are `num_classes`."""

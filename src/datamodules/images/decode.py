@@ -6,6 +6,7 @@ resizes the bytes, with antialiasing. benchmarks/image_decode.py measures the sp
 
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,12 +74,17 @@ def load(
     Raises UserError that names a file that cannot be read or decoded.
     """
     data = read_bytes(Path(path), "replace or remove it")
+    return decoded(path, lambda: decode(data, size, draws, rendering))
+
+
+def decoded(name: Path | str, decoder: Callable[[], Pixels]) -> Pixels:
+    """Returns what `decoder` makes of a file. Raises UserError that names it where it cannot be decoded."""
     try:
-        return decode(data, size, draws, rendering)
+        return decoder()
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything for damaged bytes
-        raise UserError(f"{path} cannot be decoded as an image ({reason_of(error)}): replace or remove it") from error
+        raise UserError(f"{name} cannot be decoded as an image ({reason_of(error)}): replace or remove it") from error
 
 
 def reason_of(error: BaseException) -> str:

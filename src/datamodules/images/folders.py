@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import UInt8
 from torch import distributed
 
 from src.config.ranges import Count, OpenShare, Seed
@@ -14,9 +15,10 @@ from src.datamodules.base import PUBLISHED
 from src.datamodules.fingerprint import CONTENT, hash_of, of_many_files
 from src.datamodules.images.base import ImageDataModule
 from src.datamodules.images.check import UNDECODABLE, Check, contents, range_note, verdicts
+from src.datamodules.images.decode import centre_box, decode, decoded, resized
 from src.datamodules.images.listing import classes_in, is_ignored, labelled, unlabelled, why_no_image
 from src.datamodules.images.loader import DecodingLoader, ImageFiles, Unreadable
-from src.datamodules.images.rendering import AS_STORED, Rendering
+from src.datamodules.images.rendering import AS_STORED, Pixels, Rendering
 from src.datamodules.splits import TRAIN, Splits, random_split, shared_with_train, stratified_split
 from src.errors import UserError
 from src.measure.reading import Reading
@@ -75,6 +77,13 @@ class _DecodedDataModule(ImageDataModule):
             unreadable=self.unreadable,
             **self.order,
         )
+
+    def evaluated(self, data: bytes, name: str) -> UInt8[np.ndarray, "size size 3"]:
+        return decoded(name, lambda: decode(data, self.image_size, rendering=self.rendering))
+
+    def fitted(self, pixels: Pixels) -> UInt8[np.ndarray, "size size 3"]:
+        """Returns the centre, as of ImageNet's evaluation images."""
+        return resized(pixels, centre_box(pixels.shape[1], pixels.shape[0]), self.image_size)
 
     def file_names(self, split: str) -> Sequence[str]:
         return self.files[split].files

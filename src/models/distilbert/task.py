@@ -29,10 +29,12 @@ from src.models.distilbert.labels import order_of
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.distilbert.predict import predict_sentences
+from src.models.distilbert.predictor import SentencePredictor
 from src.models.distilbert.weights import load, read_labels, read_sizes
 from src.training.checkpoints import VOCABULARY
 from src.training.classification import majority, train_counts
 from src.training.prediction import Prediction, PredictionJob
+from src.training.predictor import Inference
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -277,14 +279,24 @@ class DistilBertTask(Task):
                 share, words = majority(self._label_counts, labels, train_counts(datamodule, labels))
                 print(f"for comparison: {share:.4f} by {words}")
 
-    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
-        """Labels of sentences; see `src.models.distilbert.predict`."""
-        datamodule = job.datamodule()
+    def predictor(self, inference: Inference) -> SentencePredictor:
+        datamodule = self._text_data(inference.datamodule, False)
+        self.bind_data(datamodule)
+        return SentencePredictor(self.network, datamodule, self.device, inference)
+
+    def _text_data(self, instantiate: Callable[[], Any], has_vocabulary: bool) -> TextDataModule:
+        """Returns the configured text, with the checkpoint's vocabulary unless it has its own."""
+        datamodule = instantiate()
         if not isinstance(datamodule, TextDataModule):
             raise UserError("predict.py judges text; give datamodule=sentences or sst2")
         datamodule.device = self.device
-        if self.pieces and not is_given("datamodule.vocabulary", job.given):
+        if self.pieces and not has_vocabulary:
             datamodule.vocabulary = Vocabulary("the checkpoint", self.pieces, self.tokenizer)
+        return datamodule
+
+    def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
+        """Labels of sentences; see `src.models.distilbert.predict`."""
+        datamodule = self._text_data(job.datamodule, is_given("datamodule.vocabulary", job.given))
         if self.head_labels and job.options.input is not None:
             datamodule.expected_names = self.head_labels
         self.bind_data(datamodule)

@@ -25,9 +25,11 @@ from src.models.dlrm.cost import cost
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
+from src.models.dlrm.predictor import ClickPredictor
 from src.models.dlrm.sharded import ShardedEmbeddings
 from src.models.dlrm.sharded_plan import Sharding
 from src.training.prediction import Prediction, PredictionJob
+from src.training.predictor import Inference
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -215,6 +217,9 @@ class DLRMTask(Task):
         if self.trainer.is_global_zero:
             figures = "; ".join(f"{name} {value:.5f}" for name, value in self.metrics.items())
             print(f"on the test set: {figures}")
+
+    def predictor(self, inference: Inference) -> ClickPredictor:
+        return ClickPredictor(self.network, self.layout, self.device, inference)
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Probabilities of clicks; see `src.models.dlrm.predict`."""

@@ -24,11 +24,13 @@ from src.models.moflow.generate import Options, generate_molecules, picture_of, 
 from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.judge import POOL, Judge
 from src.models.moflow.network import MoFlow
+from src.models.moflow.predictor import MoleculeGenerator
 from src.models.moflow.temperatures import Given, Temperature, temperature_of
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
+from src.training.predictor import Inference
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -320,6 +322,10 @@ class MoFlowTask(Task):
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
+
+    def predictor(self, inference: Inference) -> MoleculeGenerator:
+        choices = self.temperature, self.correct_validity
+        return MoleculeGenerator(self.network, self.vocabulary, *choices, self.device, inference)
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Generates molecules; see `src.models.moflow.generate`. An evaluation is of a split's likelihood instead."""

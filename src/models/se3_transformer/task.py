@@ -21,8 +21,10 @@ from src.models.se3_transformer import fast
 from src.models.se3_transformer.cost import Molecule, cost
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import Quantity, predict_molecules
+from src.models.se3_transformer.predictor import MoleculePredictor
 from src.training.checkpoints import load_weights, read_checkpoint
 from src.training.prediction import Prediction, PredictionJob
+from src.training.predictor import Inference
 from src.training.schedule import Schedule
 from src.training.task import FinalMetric, Task
 
@@ -203,6 +205,10 @@ class SE3TransformerTask(Task):
         if self.trainer.is_global_zero:
             figures = "; ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
             print(f"mean absolute errors: {figures}")
+
+    def predictor(self, inference: Inference) -> MoleculePredictor:
+        elements, quantity = self.elements or list(ELEMENTS), (self.quantity, self.unit_of_quantity)
+        return MoleculePredictor(self.network, self.predicted, elements, quantity, self.device, inference)
 
     def predict(self, job: PredictionJob, clock: Clock) -> Prediction:
         """Predicts molecules of a file or a split; see `src.models.se3_transformer.predict`."""
