@@ -29,7 +29,7 @@ def dot_features(
     """Returns the bottom MLP's output, the dot products of all pairs, and zeros up to the next multiple of PAD."""
     products = dot(torch.cat([dense[:, None], sparse], 1))
     width = dense.shape[1] + products.shape[1]
-    return torch.cat([dense, products, dense.new_zeros(len(dense), padded(width) - width)], 1)
+    return torch.cat([dense, products, dense.new_zeros(dense.shape[0], padded(width) - width)], 1)
 
 
 def cat_features(

@@ -22,7 +22,7 @@ def relations_of(adj: Float[Tensor, "batch kinds nodes nodes"]) -> Float[Tensor,
     """
     device = adj.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else adj.dtype
-    identity = torch.eye(adj.shape[-1], dtype=dtype, device=adj.device)[:, None].expand(len(adj), -1, -1, -1)
+    identity = torch.eye(adj.shape[-1], dtype=dtype, device=adj.device)[:, None].expand(adj.shape[0], -1, -1, -1)
     return torch.cat([identity, adj.to(dtype).transpose(1, 2)], 2).contiguous()
 
 

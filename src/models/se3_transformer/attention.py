@@ -128,7 +128,7 @@ def attend(
     without incoming edges get 0; padded edges are ignored. Logits, weights and sums are float32 or wider.
     """
     wide = torch.promote_types(value.dtype, torch.float32)
-    nodes, edges = len(query), torch.arange(len(key), device=key.device)
+    nodes, edges = query.shape[0], torch.arange(key.shape[0], device=key.device)
     # Padded edges form an extra segment, which is dropped, so that not even their NaNs reach a node.
     segment = graph.dst.where(edges < graph.dst_ptr[-1], nodes).long()
     products = [

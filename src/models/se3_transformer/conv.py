@@ -192,12 +192,12 @@ class ConvSE3(nn.Module):
                 part = nn.functional.linear(self.fiber_nodes.part(features, degree), self.to_self[str(degree)])
                 parts.append(part.flatten(1))
             else:
-                parts.append(features.new_zeros(len(features), count * (2 * degree + 1)))
+                parts.append(features.new_zeros(features.shape[0], count * (2 * degree + 1)))
         return torch.cat(parts, 1)
 
 
 def sum_incoming(messages: Float[Tensor, "edges features"], graph: Graph) -> Float[Tensor, "nodes features"]:
     """Sums messages over incoming edges, without padded edges."""
-    is_real = torch.arange(len(graph.dst), device=graph.dst.device) < graph.dst_ptr[-1]
-    sums = messages.new_zeros(len(graph.positions), messages.shape[1])
+    is_real = torch.arange(graph.dst.shape[0], device=graph.dst.device) < graph.dst_ptr[-1]
+    sums = messages.new_zeros(graph.positions.shape[0], messages.shape[1])
     return sums.index_add(0, graph.dst, torch.where(is_real[:, None], messages, 0))

@@ -57,7 +57,7 @@ class LinearSE3(nn.Module):
             if present:
                 part = F.linear(torch.cat(present, 2), self.weights[str(degree)])
             else:
-                part = features[0].new_zeros(len(features[0]), 2 * degree + 1, c_out)
+                part = features[0].new_zeros(features[0].shape[0], 2 * degree + 1, c_out)
             parts.append(part.flatten(1))
         return torch.cat(parts, 1)
 

@@ -114,7 +114,7 @@ class SE3Transformer(nn.Module):
         graph = graph._replace(positions=graph.positions.to(dtype))
         nodes = by_degree(node_features, self.fiber_in, "node_features")
         edges = by_degree({} if edge_features is None else edge_features, self.fiber_edge, "edge_features")
-        scalars = edges[0].flatten(1) if 0 in edges else graph.positions.new_zeros(len(graph.src), 0)
+        scalars = edges[0].flatten(1) if 0 in edges else graph.positions.new_zeros(graph.src.shape[0], 0)
         geometry = Geometry.of(graph, scalars.to(dtype), self.max_degree)
         features = self.fiber_in.flatten(nodes).to(dtype)
         for block, norm in zip(self.blocks, self.norms, strict=True):

@@ -26,8 +26,8 @@ def pool(
     Does not synchronise with the device. Raises UserError for an unknown kind.
     """
     check_pooling(kind)
-    graphs = len(graph_ptr) - 1
-    nodes = torch.arange(len(features), device=features.device)
+    graphs = graph_ptr.shape[0] - 1
+    nodes = torch.arange(features.shape[0], device=features.device)
     graph_of = torch.searchsorted(graph_ptr.long(), nodes, right=True) - 1  # `graphs` for padded nodes
     sizes = graph_ptr.diff()[:, None]
     if kind == "max":
@@ -49,6 +49,6 @@ def _maximum(
     values, rows = features.detach(), graph_of[:, None].expand(features.shape)
     best = values.new_full((graphs + 1, features.shape[1]), -torch.inf).scatter_reduce(0, rows, values, "amax")
     holders = (values == best[graph_of]) | values.isnan()  # a NaN equals nothing but must reach the result
-    candidates = nodes[:, None].where(holders, len(nodes))
-    first = candidates.new_full(best.shape, len(nodes)).scatter_reduce(0, rows, candidates, "amin")[:graphs]
-    return features.gather(0, first.clamp_max(len(nodes) - 1))
+    candidates = nodes[:, None].where(holders, nodes.shape[0])
+    first = candidates.new_full(best.shape, nodes.shape[0]).scatter_reduce(0, rows, candidates, "amin")[:graphs]
+    return features.gather(0, first.clamp_max(nodes.shape[0] - 1))
