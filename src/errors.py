@@ -10,7 +10,8 @@ LONGEST, LONGEST_WORD = 6000, 300  # characters of a message and of what has no 
 class UserError(Exception):
     """A mistake of the user or a broken input: one line that says what was wrong, where, and what to do.
 
-    The entry points (train.py, predict.py, prepare.py, report.py) print it without a traceback and exit with code 2.
+    The entry points (train.py, predict.py, prepare.py, export.py, report.py) print it without a traceback and exit with
+    code 2.
     What a file brings into the message is made printable, and shortened in the middle where it is long.
     """
 

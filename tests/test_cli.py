@@ -1,4 +1,4 @@
-"""The four entry points: short, quick where nothing is trained, and every config they can name makes its object."""
+"""The five entry points: short, quick where nothing is trained, and every config they can name makes its object."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from tests.support.composing import composed
 from tests.support.tiny_run import NETWORK
 
 EXTRAS = ("mlflow", "trackio")  # loggers whose packages `make env` does not install
-ENTRY_POINTS = ("train.py", "predict.py", "prepare.py", "report.py")
+ENTRY_POINTS = ("train.py", "predict.py", "prepare.py", "export.py", "report.py")
 HEAVY = {"torch", "pytorch_lightning", "rdkit", "numpy", "matplotlib"}
 # Runs an entry point and then names the heavy packages that it loaded.
 RUNNER = f"""
@@ -97,6 +97,7 @@ def test_a_value_that_is_not_allowed_is_told_without_torch(command: str) -> None
         ("train.py", "model datamodule trainer precision hardware fix_hp callbacks logger experiment"),
         ("predict.py", "model datamodule precision hardware"),
         ("prepare.py", "datamodule"),
+        ("export.py", ""),
         ("report.py", ""),
     ],
 )

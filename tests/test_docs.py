@@ -15,6 +15,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from src import __version__
+from src.config.dashes import as_keys
 from src.config.schema import PredictConfig, TrainConfig
 from src.config.settings import CONF
 from src.report.record import read_record
@@ -24,7 +25,7 @@ from tests.support.composing import composed
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 PAGES += [page for folder in ("guides", "models", "reference") for page in sorted((DOCS / folder).glob("*.md"))]
-HELP = [CONF / f"{name}.yaml" for name in ("train", "predict", "prepare")]
+HELP = [CONF / f"{name}.yaml" for name in ("train", "predict", "prepare", "export")]
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?[^()\s]*)\)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDS = DOCS / "results" / "records"
@@ -96,10 +97,10 @@ def test_pages_that_code_and_configs_name_exist() -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Returns the words of the page's commands `python train.py ...`, predict.py and prepare.py, without comments."""
+    """Returns the words of the page's commands `python train.py ...` and of other entry points, without comments."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = re.findall(r"^ +(?:.*\| )?\S*python ((?:train|predict|prepare)\.py.*)$", text, flags=re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    lines = re.findall(r"^ +(?:.*\| )?\S*python ((?:train|predict|prepare|export)\.py.*)$", text, flags=re.MULTILINE)
+    return [as_keys(shlex.split(line, comments=True), ["to"]) for line in lines]
 
 
 def one_job(words: list[str]) -> list[str]:
@@ -152,7 +153,7 @@ def test_keys_that_pages_name_exist() -> None:
         config for group in ("model", "datamodule", "callbacks", "logger", "experiment") for config in configs(group)
     ]
     key = re.compile(
-        r"(?<![+/\w.])(?:fit|hp|execution|measure|sweep|model|datamodule|callbacks|logger)(?!\.safetensors)(?:\.\w+)+(?![\w.(/])"
+        r"(?<![+/\w.])(?:fit|hp|execution|measure|sweep|model|datamodule|callbacks|logger)(?!\.(?:safetensors|pt2|onnx))(?:\.\w+)+(?![\w.(/])"
     )
     named = {
         (page, name)

@@ -66,6 +66,8 @@ def remove_unbegun() -> None:
     hydra: Any = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     record, log = folder / "result.json", folder / f"{hydra.job.name}.log"
+    if folder.absolute() == Path.cwd():  # export.py's has no folder of its own
+        return
     with suppress(OSError, UserError):
         os.close(check_free(folder))
         if (folder / FOLDER).exists() or (folder / "job.json").exists():

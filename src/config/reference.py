@@ -14,13 +14,18 @@ from typing import Any, get_type_hints
 import yaml
 from omegaconf import MISSING
 
-from src.config.schema import PredictConfig, PrepareConfig, TrainConfig
+from src.config.schema import ExportConfig, PredictConfig, PrepareConfig, TrainConfig
 from src.config.settings import CONF
 from src.config.values import words_of
 from src.system.files import write_text
 
 PAGE = CONF.parent / "docs" / "reference" / "config.md"
-ENTRY_POINTS = {"train.py": TrainConfig, "predict.py": PredictConfig, "prepare.py": PrepareConfig}
+ENTRY_POINTS = {
+    "train.py": TrainConfig,
+    "predict.py": PredictConfig,
+    "prepare.py": PrepareConfig,
+    "export.py": ExportConfig,
+}
 GROUPS = {
     "model": "which model, with its published hyper-parameters and recipe",
     "datamodule": "which data",
@@ -66,11 +71,17 @@ def _schema_rows(schema: type, prefix: str = "") -> Iterator[Row]:
         kind = field.type
         if not (is_dataclass(kind) and isinstance(kind, type)):
             allowed, comment = words_of(hints[field.name]) if kind is not Any else "", comments.get(field.name, "")
-            yield f"`{prefix}{field.name}`", allowed, _code(_default_of(field)), comment
+            default = _code(_default_of(field)) if not is_needed(schema, field) else "must be given"
+            yield f"`{prefix}{field.name}`", allowed, default, comment
         elif kind in sections:
             yield f"`{field.name}.*`", "", "", "as in train.py"
         else:
             yield from _schema_rows(kind, f"{prefix}{field.name}.")
+
+
+def is_needed(schema: type, field: Field[Any]) -> bool:
+    """Returns whether no group gives the key a value: export.py has none."""
+    return schema is ExportConfig and field.default == MISSING
 
 
 def _default_of(field: Field[Any]) -> Any:

@@ -35,6 +35,7 @@ BatchPer = Annotated[str, Literal["device", "global"]]
 Storage = Annotated[str, Literal["32-true", "16-true", "16-mixed", "bf16-mixed"]]
 Matmul = Annotated[str, Literal["highest", "high", "medium"]]
 Accelerator = Annotated[str, Literal["auto", "cuda", "cpu"]]
+Format = Annotated[str, Literal["safetensors", "hf", "onnx", "torch_export", "aoti"]]
 HalfDtype = Annotated[str, Literal["bf16", "fp16"]]
 Exchange = Annotated[str, Literal["auto", "nccl"]]
 Kernels = Annotated[Any, Literal["auto", "off"] | list[str]]
@@ -201,6 +202,15 @@ class PrepareConfig:
     output_root: str = "outputs"  # folder of the run folders
 
 
+@dataclass(frozen=True)
+class ExportConfig:
+    ckpt_path: str = MISSING  # trained weights
+    to: Format = MISSING  # also as --to FORMAT
+    output: str | None = None  # the new folder; null: beside the checkpoint, named after it and the format
+    overwrite: bool = False  # take the place of an earlier export
+    shard_gib: Positive = 5.0  # the most of one file of safetensors
+
+
 def run_dir() -> str:
     """Returns the folder of the run; for `--cfg job`, where there is none yet, the one a run would get."""
     hydra = HydraConfig.get()
@@ -296,3 +306,4 @@ def register() -> None:
     store.store(name="train_schema", node=structured(TrainConfig))
     store.store(name="predict_schema", node=structured(PredictConfig))
     store.store(name="prepare_schema", node=structured(PrepareConfig))
+    store.store(name="export_schema", node=structured(ExportConfig))

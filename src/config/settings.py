@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.errors import UserError
 from src.system.home import CONF
 
-OURS = ("train", "predict", "prepare")  # configs of entry points
+OURS = ("train", "predict", "prepare", "export")  # configs of entry points
 
 
 def given_overrides() -> list[str]:

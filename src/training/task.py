@@ -31,6 +31,7 @@ from src.measure.judged import ClassFigures
 from src.measure.roofline import Cost
 from src.system.masking import masked
 from src.training.checkpoints import WRITTEN_BY, this_version
+from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob
 from src.training.predictor import Inference, Predictor
 from src.training.schedule import Schedule, ScheduledRate
@@ -155,6 +156,10 @@ class Task(pl.LightningModule):
         """Puts another network in the place of this one, with the fast modules that `accelerate` named."""
         self.network = network
         self.accelerate(self.kernels)
+
+    def exported(self) -> Export:
+        """Returns what export.py makes of the network beside its weights; nothing unless the model says so."""
+        return Export()
 
     def compile_network(self) -> None:
         """Compiles what is worth compiling; nothing unless the model says so."""

@@ -25,6 +25,7 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.distilbert import fast
 from src.models.distilbert.cost import Work, cost
+from src.models.distilbert.export import exported
 from src.models.distilbert.labels import order_of
 from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import DistilBert, Sizes
@@ -33,6 +34,7 @@ from src.models.distilbert.predictor import SentencePredictor
 from src.models.distilbert.weights import load, read_labels, read_sizes
 from src.training.checkpoints import VOCABULARY
 from src.training.classification import majority, train_counts
+from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob
 from src.training.predictor import Inference
 from src.training.schedule import Schedule
@@ -278,6 +280,9 @@ class DistilBertTask(Task):
                 labels = datamodule.label_names
                 share, words = majority(self._label_counts, labels, train_counts(datamodule, labels))
                 print(f"for comparison: {share:.4f} by {words}")
+
+    def exported(self) -> Export:
+        return exported(self)
 
     def predictor(self, inference: Inference) -> SentencePredictor:
         datamodule = self._text_data(inference.datamodule, False)

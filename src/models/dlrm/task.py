@@ -23,11 +23,13 @@ from src.measure.roofline import Cost
 from src.models.dlrm import fast
 from src.models.dlrm.cost import cost
 from src.models.dlrm.embeddings import PlainEmbeddings
+from src.models.dlrm.export import exported
 from src.models.dlrm.network import DLRM
 from src.models.dlrm.predict import predict_clicks
 from src.models.dlrm.predictor import ClickPredictor
 from src.models.dlrm.sharded import ShardedEmbeddings
 from src.models.dlrm.sharded_plan import Sharding
+from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob
 from src.training.predictor import Inference
 from src.training.schedule import Schedule
@@ -217,6 +219,9 @@ class DLRMTask(Task):
         if self.trainer.is_global_zero:
             figures = "; ".join(f"{name} {value:.5f}" for name, value in self.metrics.items())
             print(f"on the test set: {figures}")
+
+    def exported(self) -> Export:
+        return exported(self)
 
     def predictor(self, inference: Inference) -> ClickPredictor:
         return ClickPredictor(self.network, self.layout, self.device, inference)

@@ -13,7 +13,9 @@ from src.measure.roofline import Cost
 from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
+from src.models.mobilenet_v1.export import exported
 from src.models.mobilenet_v1.network import MobileNetV1
+from src.training.export import Export
 from src.training.image_classification import ImageClassificationTask
 from src.training.schedule import Schedule
 
@@ -91,6 +93,9 @@ class MobileNetV1Task(ImageClassificationTask):
         alpha = torch.full((), self.mixup, dtype=torch.float64, device=images.device)
         drawn = torch.distributions.Beta(alpha, alpha, validate_args=False).sample()  # validating waits for the device
         return (1 - self.mixing * (1 - drawn)).to(images.dtype)
+
+    def exported(self) -> Export:
+        return exported(self)
 
     def cost(self) -> Cost:
         return cost(self.network, self.image_size, self.batch_size, self.activation_bytes, self.updates)

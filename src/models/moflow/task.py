@@ -20,6 +20,7 @@ from src.models.moflow import fast
 from src.models.moflow.actnorm import kept_statistics
 from src.models.moflow.bond import divergence_note
 from src.models.moflow.cost import cost
+from src.models.moflow.export import exported
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.judge import POOL, Judge
@@ -29,6 +30,7 @@ from src.models.moflow.temperatures import Given, Temperature, temperature_of
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
+from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
 from src.training.predictor import Inference
 from src.training.schedule import Schedule
@@ -322,6 +324,9 @@ class MoFlowTask(Task):
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
+
+    def exported(self) -> Export:
+        return exported(self.network, self.vocabulary, self.temperature)
 
     def predictor(self, inference: Inference) -> MoleculeGenerator:
         choices = self.temperature, self.correct_validity

@@ -19,10 +19,12 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.se3_transformer import fast
 from src.models.se3_transformer.cost import Molecule, cost
+from src.models.se3_transformer.export import exported
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import Quantity, predict_molecules
 from src.models.se3_transformer.predictor import MoleculePredictor
 from src.training.checkpoints import load_weights, read_checkpoint
+from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob
 from src.training.predictor import Inference
 from src.training.schedule import Schedule
@@ -205,6 +207,9 @@ class SE3TransformerTask(Task):
         if self.trainer.is_global_zero:
             figures = "; ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
             print(f"mean absolute errors: {figures}")
+
+    def exported(self) -> Export:
+        return exported(self)
 
     def predictor(self, inference: Inference) -> MoleculePredictor:
         elements, quantity = self.elements or list(ELEMENTS), (self.quantity, self.unit_of_quantity)

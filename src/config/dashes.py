@@ -1,0 +1,16 @@
+"""Options with dashes for keys that people write so."""
+
+from collections.abc import Sequence
+
+
+def as_keys(arguments: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Returns the arguments with `--KEY VALUE` and `--KEY=VALUE` of these keys as KEY=VALUE."""
+    given: list[str] = []
+    rest = iter(arguments)
+    for text in rest:
+        key, equals, value = text.removeprefix("--").partition("=")
+        if not text.startswith("--") or key not in keys:
+            given.append(text)
+        else:
+            given.append(f"{key}={value if equals else next(rest, '')}")
+    return given
