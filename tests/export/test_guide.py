@@ -15,7 +15,9 @@ from tests.support.composing import composed
 
 pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
-SECTIONS = {title: text for title, text in re.findall(r"^#+ (.*)\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)}
+SECTIONS = {
+    title: text for title, text in re.findall(r"^#+ ([^\n]*)\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+}
 NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "hf": ("timm",)}
 
 
