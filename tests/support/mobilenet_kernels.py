@@ -73,14 +73,15 @@ def layers(
     device: str = "cpu",
     decided: bool = False,
     offset: float = 0.0,
+    cap: float = 0.0,
 ) -> Errors:
-    """Compares the layers of `build_layers`."""
+    """Compares the layers of `build_layers`; their ReLUs end at `cap` if that is positive."""
     modules = stack(build_layers(shape[1], kinds, width), 1, device, decided, offset)
     plain = nn.Sequential(*deepcopy(modules)).double()
     images = pixels(shape, dtype, device)
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        output = fused.body.features(images, modules)
-    return compared(output, plain_features(images.double(), plain), nn.Sequential(*modules), plain)
+        output = fused.body.features(images, modules, cap)
+    return compared(output, plain_features(images.double(), plain, cap), nn.Sequential(*modules), plain)
 
 
 def build_layers(channels: int, kinds: str, width: int) -> list[ConvNormReLU]:
@@ -120,9 +121,11 @@ def network(
     return compared(output, plain_features(colours.double(), plain.layers()[:depth]), model, plain)
 
 
-def plain_features(images: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+def plain_features(images: Tensor, layers: Iterable[nn.Module], cap: float = 0.0) -> Tensor:
     """Computes the features with plain torch."""
-    return nn.Sequential(*layers)(images).mean((2, 3))
+    for layer in layers:
+        images = layer(images).clamp(max=cap or None, min=0)
+    return images.mean((2, 3))
 
 
 def compared(output: Tensor, expected: Tensor, model: nn.Module, plain: nn.Module) -> Errors:

@@ -52,6 +52,13 @@ def test_a_layer_with_active_relus_agrees_with_float64(shape: Shape, kinds: str,
     assert errors.largest < 2e-5, errors.above(2e-5)
 
 
+@pytest.mark.parametrize("kinds", ["1", "2", pytest.param("p1p", marks=pytest.mark.slow)])
+def test_relus_that_end_at_a_value_agree_with_float64(kinds: str) -> None:
+    """As timm's ReLU6: half of the outputs are 0, and most others would be above 4."""
+    errors = layers(fused, (2, 16, 4, 5), kinds, 16, torch.float32, decided=True, cap=6.0)
+    assert errors.largest < 5e-5, errors.above(5e-5)
+
+
 @pytest.mark.slow
 def test_several_layers_agree_with_float64() -> None:
     """Kernels use the partial sums of other kernels."""

@@ -70,8 +70,8 @@ class DistilBertModel(plain.DistilBertModel):
         **options: Any,
     ) -> BaseModelOutput | tuple[Any, ...]:
         states = None
-        if input_ids is not None and inputs_embeds is None and position_ids is None and self.takes(input_ids, options):
-            states = self.hidden_states(input_ids, attention_mask)
+        if input_ids is not None and inputs_embeds is None and position_ids is None:
+            states = self.hidden_states(input_ids, attention_mask, options)
         if states is None:
             return as_plain(self, input_ids, attention_mask, inputs_embeds, position_ids, **options)
         output = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
@@ -95,8 +95,10 @@ class DistilBertModel(plain.DistilBertModel):
         )
 
     @training_graphs.uncompiled
-    def hidden_states(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Returns the last hidden states, with `first_only` of first tokens; None where one of these is padding."""
+    def hidden_states(self, ids: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor | None:
+        """Returns the last hidden states, with `first_only` of first tokens; None where the plain class must."""
+        if not self.takes(ids, options):
+            return None
         count, length = ids.shape
         first_only, packing = self.first_only, None
         if mask is not None:

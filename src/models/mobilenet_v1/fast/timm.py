@@ -25,9 +25,9 @@ class EfficientNet(plain.EfficientNet):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.takes(x):
-            return super().forward(x)
         pooled = self.pooled(x)
+        if pooled is None:
+            return super().forward(x)
         if self.drop_rate > 0.0:
             pooled = F.dropout(pooled, p=self.drop_rate, training=self.training)
         return self.classifier(pooled)
@@ -44,7 +44,10 @@ class EfficientNet(plain.EfficientNet):
         )
 
     @training_graphs.uncompiled
-    def pooled(self, x: Tensor) -> Tensor:
+    def pooled(self, x: Tensor) -> Tensor | None:
+        """Returns the pooled features; None where the plain class must compute them."""
+        if not self.takes(x):
+            return None
         layers, cap = layers_of(self)
         parameters = body.parameters_of(layers)
         statistics = tuple(layer.norm.running_mean.data_ptr() for layer in layers)  # type: ignore[union-attr]
