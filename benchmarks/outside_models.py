@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from src.accelerate import accelerate, explain
+from src.acceleration import accelerate, explain
 
 ROUNDS, LIMIT_S = 5, 280
 COMPILED_BY_S = 75  # no side is begun later in a case

@@ -9,7 +9,7 @@ from typing import Any
 from src.system.home import VERSION
 
 __version__ = VERSION
-PUBLIC = {"load": "trained", "accelerate": "accelerate", "UserError": "errors"}  # the module of each
+PUBLIC = {"load": "trained", "accelerate": "acceleration", "UserError": "errors"}  # the module of each
 MODULES = ("measure", "models")
 
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name in PUBLIC:
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
-        globals()[name] = value  # in the place of a module of the same name
+        globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

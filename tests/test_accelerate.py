@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.distilbert import modeling_distilbert as plain
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 
-from src.accelerate import accelerate, explain, restore
+from src.acceleration import accelerate, explain, restore
 from src.errors import UserError
 from src.gpu import triton_helpers
 from src.models.distilbert import DistilBert

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.accelerate import accelerate
+from src.acceleration import accelerate
 from src.gpu import training_graphs
 from tests.test_accelerate import BATCH, MASKS, classifier
 
