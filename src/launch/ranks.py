@@ -99,13 +99,21 @@ class Ranks:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Ranks":
-        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
         self._folder = Path(tempfile.mkdtemp(prefix="ranks_"))
-        server = socket.create_server((HOST, 0), backlog=self._count)
-        port = server.getsockname()[1]
         if threading.current_thread() is threading.main_thread():  # others may not
             self._handlers = {number: signal.signal(number, self._signalled) for number in ending_signals()}
+        try:
+            with socket.create_server((HOST, 0), backlog=self._count) as server:
+                self._start(server)
+        except BaseException:  # a process that cannot be started, say
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, server: socket.socket) -> None:
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+        port = server.getsockname()[1]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())  # until a rank has its own handlers
         try:
             origin, run = Origin(os.getpid(), self._handlers, blocked, server), str(uuid.uuid4())
@@ -118,7 +126,6 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         # It has a thread, so not before the forks; who connects earlier waits in the socket's queue.
         self._store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:

@@ -1,10 +1,12 @@
 """Ranks as processes: what they are told, how they end together, and that none is left."""
 
+import errno
 import json
 import os
 import signal
 import sys
 import time
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import psutil
@@ -101,6 +103,24 @@ def test_no_rank_is_left_behind_an_error_of_the_launcher() -> None:
         raise ArithmeticError
     assert [process.exitcode for process in group._processes] == [-signal.SIGKILL] * 2
     assert not [child for child in psutil.Process().children() if child.pid in {p.pid for p in group._processes}]
+
+
+def test_no_rank_is_left_where_another_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = ForkProcess.start, list[ForkProcess]()
+
+    def starts_one(process: ForkProcess) -> None:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(ForkProcess, "start", starts_one)
+    before = signal.getsignal(signal.SIGTERM)
+    group = Ranks(2, lambda: time.sleep(600))
+    with pytest.raises(BlockingIOError), group:
+        pass
+    assert started[0].exitcode == -signal.SIGKILL and signal.getsignal(signal.SIGTERM) == before
+    assert not group._folder.exists()
 
 
 def test_only_a_command_that_has_computed_nothing_may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
