@@ -28,7 +28,8 @@ from src.system.signals import end_with_parent, ending_signals
 
 LOOKS_EVERY_S = 0.05
 STOPPED_EVERY_S = 2.0  # looks whether a rank is stopped
-ENDING_S = 30.0  # that ranks get after another has failed
+NOTICING_S = 1.0  # in which ranks may notice by themselves that another has failed: they know better how they end
+ENDING_S = 30.0  # that they get then
 SAVING_S = 600.0  # that they get for a checkpoint and the record when they are asked to end
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 HOST = "127.0.0.1"
@@ -150,7 +151,7 @@ class Ranks:
             if self._asked is not None and asked is None:
                 asked, last_s = self._asked, time.monotonic() + SAVING_S
                 send(alive, asked)
-            elif exits and last_s == float("inf"):
+            elif last_s == float("inf") and time.time() > noticed_s(exits) + NOTICING_S:
                 last_s = time.monotonic() + ENDING_S
                 send(alive, signal.SIGTERM)
             if time.monotonic() > last_s:
@@ -214,6 +215,11 @@ class StoppedRanks:
                 if self._looks[rank] * self._every_s >= self._patience_s:
                     self.killed[rank] = self._patience_s
                     process.kill()
+
+
+def noticed_s(exits: Mapping[int, Exit]) -> float:
+    """Returns when the first of these ranks was found to have ended, in seconds since 1970; infinity for none."""
+    return min((ended.noticed_s for ended in exits.values()), default=float("inf"))
 
 
 def send(ranks: Mapping[int, BaseProcess], signum: int) -> None:

@@ -5,14 +5,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 
 import psutil
 
 from src.system.group import ANSWERED_FOR
 
-_ends: list[tuple[str, float]] = []  # of this process, in seconds of time.perf_counter
+_ends: list[tuple[str, float, int]] = []  # seconds of time.perf_counter, and the process: a fork has its parent's too
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Start:
 
 def ended(part: str) -> None:
     """Notes that a part of the start has ended: it began where the one before it ended."""
-    _ends.append((part, time.perf_counter()))
+    _ends.append((part, time.perf_counter(), os.getpid()))
 
 
 def start_of(begin_s: float, training_s: float, step_ends_s: Sequence[float], warmup_steps: int) -> Start | None:
@@ -45,9 +44,12 @@ def start_of(begin_s: float, training_s: float, step_ends_s: Sequence[float], wa
     if not step_ends_s:
         return None
     parts: dict[str, float | int | None] = {}
-    ends = [*_ends, ("device", begin_s + training_s)]
-    if (launcher_s := launched_s()) > 0:  # whose own parts a fork of it knows
-        ends = sorted([("launcher", begin_s), *ends], key=itemgetter(1))
+    ends = [(part, end_s) for part, end_s, process in _ends if process == os.getpid()]
+    ends.append(("device", begin_s + training_s))
+    if (launcher_s := launched_s()) > 0:
+        # A fork's begin is known to a hundredth of a second, and may lie before what ended last in its launcher.
+        of_launcher = [(part, min(end_s, begin_s)) for part, end_s, process in _ends if process != os.getpid()]
+        ends = [*of_launcher, ("launcher", begin_s), *ends]
     last_s = begin_s - launcher_s
     for part, end_s in ends:
         if last_s < end_s <= begin_s + training_s:

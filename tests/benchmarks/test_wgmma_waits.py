@@ -65,7 +65,7 @@ from triton.compiler import ASTSource, compile
 from src.models.mobilenet_v1.fast.pointwise_triton import forward
 
 constants = {"INPUTS": 128, "OUTPUTS": 128, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "PRECISION": "ieee",
-             "UPCAST": False, "SETTLE": True, "tiles": 1}
+             "UPCAST": False, "SETTLE": True, "CAP": 0.0, "tiles": 1}
 types = {"z": "*fp16", "norm": "*fp32", "weight": "*fp16", "out": "*fp16", "partials": "*fp32", "rows": "i32"}
 names = forward.arg_names
 source = ASTSource(

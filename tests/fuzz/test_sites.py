@@ -125,7 +125,7 @@ PLACES: dict[str, str] = {
     "src/models/distilbert/weights.py:read_config": "weights.config",
     "src/models/distilbert/weights.py:read_tensors": "weights.bin",
     "src/models/se3_transformer/checkpoint.py:read_tensors": "weights.safetensors",
-    "src/training/image_predictor.py:ImagePredictor.pixels": "image",
+    "src/training/image_predictor.py:ImagePredictor.pixels": BYTES,
     "src/molecules/distances.py:chemnet": CODE,
     "src/published": CODE,
     "src/report/compare/page.py:_pictures": BYTES,

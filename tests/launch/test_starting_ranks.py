@@ -55,7 +55,8 @@ def fails(rank: int, code: int) -> None:
     time.sleep(600)
 
 
-def test_the_others_end_with_a_rank_that_fails() -> None:
+def test_the_others_end_with_a_rank_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "NOTICING_S", 0.1)
     with Ranks(3, lambda: fails(1, 7)) as group, pytest.raises(RanksFailed) as failed:
         group.wait(patience_s=60)
     assert (failed.value.failure.rank, failed.value.failure.exitcode) == (1, 7)
@@ -72,6 +73,7 @@ def ignores(rank: int) -> None:
 
 
 def test_ranks_that_do_not_listen_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "NOTICING_S", 0.1)
     monkeypatch.setattr(ranks, "ENDING_S", 0.1)
     with Ranks(2, lambda: ignores(0)) as group, pytest.raises(RanksFailed) as failed:
         group.wait(patience_s=60)

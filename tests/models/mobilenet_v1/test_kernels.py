@@ -56,7 +56,7 @@ def test_a_layer_with_active_relus_agrees_with_float64(shape: Shape, kinds: str,
 def test_relus_that_end_at_a_value_agree_with_float64(kinds: str) -> None:
     """As timm's ReLU6: half of the outputs are 0, and most others would be above 4."""
     errors = layers(fused, (2, 16, 4, 5), kinds, 16, torch.float32, decided=True, cap=6.0)
-    assert errors.largest < 5e-5, errors.above(5e-5)
+    assert errors.largest < 1e-4, errors.above(1e-4)
 
 
 @pytest.mark.slow
