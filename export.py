@@ -6,7 +6,7 @@ import hydra
 from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
-from src.config.dashes import as_keys
+from src.config.dashes import add_model_keys, as_keys
 from src.config.schema import ExportConfig
 from src.system.loading import loading
 
@@ -25,4 +25,4 @@ def export(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     sys.argv[1:] = as_keys(sys.argv[1:], ["to"])
-    run_entry_point(main)
+    run_entry_point(main, add_model_keys)

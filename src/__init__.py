@@ -1,4 +1,4 @@
-"""Reprise as a library: `load`, `measure`, `accelerate`, and the models; docs/guides/library.md.
+"""Reprise as a library: `load`, `from_pretrained`, `measure`, `accelerate`, and the models; docs/guides/library.md.
 
 Importing it loads nothing else: neither torch, nor Hydra, nor Lightning.
 """
@@ -9,7 +9,12 @@ from typing import Any
 from src.system.home import VERSION
 
 __version__ = VERSION
-PUBLIC = {"load": "trained", "accelerate": "acceleration", "UserError": "errors"}  # the module of each
+PUBLIC = {  # the module of each
+    "load": "trained",
+    "from_pretrained": "trained",
+    "accelerate": "acceleration",
+    "UserError": "errors",
+}
 MODULES = ("measure", "models")
 
 

@@ -20,6 +20,8 @@ from src.config.settings import CONF
 from src.config.trained import RUN, is_in, named_choices
 from src.config.values import check_values
 from src.errors import UserError
+from src.pretrained.hub import downloaded
+from src.pretrained.reading import read_export
 from src.training.checkpoints import load_weights, naming_version, read_checkpoint, trained_config
 from src.training.predictor import Inference
 from src.training.task import Task
@@ -47,7 +49,7 @@ def open_trained(path: Path | str, *overrides: str, device: torch.device | str =
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device={device} is not supported; expected cpu or cuda")
-    checkpoint = read_checkpoint(Path(path))
+    checkpoint = read_export(Path(path)) if Path(path).is_dir() else read_checkpoint(Path(path))
     trained = trained_config(checkpoint, Path(path))
     if trained is None:
         raise UserError(f"{path}: does not say which model it is of; give a checkpoint that train.py wrote")
@@ -74,7 +76,7 @@ def load(path: Path | str, *overrides: str, device: torch.device | str | None = 
     """Returns the trained network of a checkpoint with its preprocessing, ready to call: its model's Predictor.
 
     Args:
-        path: a last.ckpt or best.ckpt of a run.
+        path: a last.ckpt or best.ckpt of a run, or a folder that export.py wrote.
         overrides: as on predict.py's command line, such as precision=bf16 or batch_size=64.
         device: cpu or cuda; the first GPU if there is one.
 
@@ -84,6 +86,22 @@ def load(path: Path | str, *overrides: str, device: torch.device | str | None = 
     trained = open_trained(path, *overrides, device=device)
     data, config = partial(instantiate, trained.config.datamodule, "datamodule"), trained.config
     return trained.task.predictor(Inference(data, config.batch_size, config.precision.lightning))
+
+
+def from_pretrained(
+    name: Path | str, *overrides: str, device: torch.device | str | None = None, revision: str | None = None
+) -> Any:
+    """Returns what `load` returns, of an export on the Hugging Face Hub. No code is downloaded.
+
+    Args:
+        name: USER/NAME of the Hub, as export.py's push; or a folder that export.py wrote.
+        overrides, device: see `load`.
+        revision: a branch, tag or commit of the repository.
+
+    Raises UserError as `open_trained`, and where the Hub has no such repository or does not answer.
+    """
+    folder = Path(name) if Path(name).is_dir() else downloaded(str(name), revision)
+    return load(folder, *overrides, device=device)
 
 
 @contextmanager

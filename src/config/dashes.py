@@ -14,3 +14,8 @@ def as_keys(arguments: Sequence[str], keys: Sequence[str]) -> list[str]:
         else:
             given.append(f"{key}={value if equals else next(rest, '')}")
     return given
+
+
+def add_model_keys(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with `++` before the model's keys, which export.py's config has none of."""
+    return [f"++{text}" if text.startswith("model.") else text for text in arguments]

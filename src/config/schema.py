@@ -209,6 +209,8 @@ class ExportConfig:
     output: str | None = None  # the new folder; null: beside the checkpoint, named after it and the format
     overwrite: bool = False  # take the place of an earlier export
     shard_gib: Positive = 5.0  # the most of one file of safetensors
+    push: str | None = None  # USER/NAME on the Hugging Face Hub, where the folder is uploaded
+    model: dict[str, Any] = field(default_factory=dict)  # keys that the checkpoint leaves out: secrets
 
 
 def run_dir() -> str:

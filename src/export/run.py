@@ -12,12 +12,16 @@ import torch
 from omegaconf import DictConfig
 
 from src.config.schema import ExportConfig, typed
+from src.config.settings import given_overrides
 from src.config.values import checked
 from src.datamodules.prepared import atomic_folder
 from src.errors import UserError
+from src.export.card import write_card
 from src.export.graphs import FILES, READERS, WRITERS, graph_difference, silenced
-from src.export.record import NAME, with_version, write_record
-from src.export.weights import weights_difference, write_weights
+from src.export.record import is_ours, with_version, write_record
+from src.pretrained.hub import check_hub, push
+from src.pretrained.reading import NAME, write_rest
+from src.pretrained.weights import weights_difference, write_weights
 from src.system.files import check_writable
 from src.trained import Trained, open_trained
 from src.training.checkpoints import first_line
@@ -27,6 +31,7 @@ from src.training.export import Export
 TOLERANCE = {"safetensors": 0.0, "torch_export": 1e-6, "aoti": 1e-4, "onnx": 1e-4, "hf": 1e-4}
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
 EXTRA = "export"
+MODEL = "model."
 GIB = 2**30
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
@@ -40,7 +45,9 @@ def export(config: DictConfig) -> None:
     path, kind = Path(settings.ckpt_path), settings.to
     target = Path(settings.output) if settings.output else path.with_name(f"{path.stem}_{kind}")
     check_target(target, settings.overwrite)
-    trained = opened(path)
+    if settings.push is not None:
+        check_hub(settings.push)
+    trained = opened(path, *of_the_model(given_overrides()))
     exported = trained.task.exported()
     check_possible(kind, exported, trained.config.model["name"])
     check_writable(target.parent)
@@ -52,18 +59,28 @@ def export(config: DictConfig) -> None:
                 f"to={kind}: read again by {reader} it differs by {apart:.2g} from the checkpoint's network, more than "
                 f"{TOLERANCE[kind]:g}, so nothing was written; give to={' or '.join(possible(exported, kind))}"
             )
-        write_record(folder, path, trained, exported, kind, {"reader": reader, "difference": apart})
+        content = write_record(folder, path, trained, exported, kind, {"reader": reader, "difference": apart})
+        if is_ours(kind, exported):
+            write_rest(folder, trained.task.state_dict())
+        write_card(folder, path, content, exported, settings.push or str(target))
     size = sum(file.stat().st_size for file in target.iterdir())
     print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))} ({size / 2**20:.1f} MiB)")
     print(f"read again by {reader}: greatest difference {apart:.2g} (allowed: {TOLERANCE[kind]:g})")
+    if settings.push is not None:
+        print(f"pushed: {push(target, settings.push)}")
 
 
-def opened(path: Path) -> Trained:
+def of_the_model(overrides: Sequence[str]) -> list[str]:
+    """Returns those for the model's own keys, which a checkpoint leaves out where they are secrets."""
+    return [text.lstrip("+") for text in overrides if text.lstrip("+").startswith(MODEL)]
+
+
+def opened(path: Path, *overrides: str) -> Trained:
     """Returns the checkpoint's task with its plain modules in float32. Raises UserError, with the version that wrote it
     where that is another one.
     """
     try:
-        trained = open_trained(path, "precision=fp32", "execution.kernels=off")
+        trained = open_trained(path, "precision=fp32", "execution.kernels=off", *overrides)
     except UserError as error:
         raise UserError(with_version(str(error), path)) from error
     trained.task.requires_grad_(False)

@@ -39,13 +39,15 @@ class HubFolder:
     """A folder in the layout of another library.
 
     needs: the package that reads it. write: writes it. difference: reads it with that package and returns the greatest
-    difference from the task. command: how it is read.
+    difference from the task. command: how it is read. has_our_names: whether its weights have the names of the
+    network's state_dict.
     """
 
     needs: str
     write: Callable[[Path], None]
     difference: Callable[[Path], float]
     command: str
+    has_our_names: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,14 @@ class Export:
 
     preprocessing: plain data that is needed to use the network, such as label names.
     refused: formats that it has not, each with the reason.
+    pipeline: the Hub's name of what it does; None for what the Hub has no name for.
     """
 
     preprocessing: dict[str, Any] = field(default_factory=dict)
     graph: TensorGraph | None = None
     hub: HubFolder | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    pipeline: str | None = None
 
 
 def difference(actual: Outputs, expected: Outputs, scale: float | None = None) -> float:

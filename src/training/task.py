@@ -81,6 +81,7 @@ class Task(pl.LightningModule):
     expected_data = ""  # the error message for a datamodule of another kind
     replacements: ClassVar[Replacements] = {}  # the fast modules of its network, by name
     imported_on_ranks: ClassVar[tuple[str, ...]] = ()  # modules that it imports where it trains on several devices
+    checkpoint_keys: ClassVar[tuple[str, ...]] = ()  # texts of a checkpoint that its predictor needs, for an export
     predictions_name = "predictions.csv"  # where predict.py writes if no output is given
     is_trained = False  # whether it began with weights that predict
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from src.config.dashes import as_keys
 from src.export.record import without_folders
-from src.export.weights import FILE, INDEX, shards_of, weights_difference, write_weights
+from src.pretrained.weights import FILE, INDEX, shards_of, weights_difference, write_weights
 from src.training.export import difference
 
 
@@ -68,3 +68,5 @@ def test_folders_of_this_machine_are_not_written() -> None:
         "data_dir": "sst2",
         "names": ["y", "a/b"],
     }
+    labels = {"weights": "/x/y", "labels": ["/r/python", "a/b"]}
+    assert without_folders(labels, in_lists=False) == labels | {"weights": "y"}

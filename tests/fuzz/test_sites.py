@@ -119,7 +119,7 @@ PLACES: dict[str, str] = {
     "src/measure/roofline.py:datasheet": CODE,
     "src/measure/sources.py": CODE,
     "src/measure/starting.py:process_creation_s": KERNEL,
-    "src/export/weights.py:weights_difference": OURS,
+    "src/pretrained/weights.py:weights_difference": OURS,
     "src/models/distilbert/export.py:exported.from_transformers": OURS,
     "src/models/distilbert/predict.py:read_input": BYTES,
     "src/models/distilbert/weights.py:read_config": "weights.config",

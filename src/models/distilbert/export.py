@@ -97,9 +97,8 @@ def exported(task: Any) -> Export:
         else None
     )
     both = {0: "sentences", 1: "tokens"}
-    hub = HubFolder(
-        "transformers", write, from_transformers, "AutoModelForSequenceClassification.from_pretrained('FOLDER')"
-    )
+    command = "transformers.AutoModelForSequenceClassification.from_pretrained('FOLDER')"
+    hub = HubFolder("transformers", write, from_transformers, command, has_our_names=True)
     return Export(
         preprocessing={
             "labels": label_names(task),
@@ -117,6 +116,7 @@ def exported(task: Any) -> Export:
         ),
         hub=hub if reason is None else None,
         refused={} if reason is None else {"hf": reason},
+        pipeline="text-classification",
     )
 
 

@@ -66,6 +66,7 @@ class DistilBertTask(Task):
 
     unit = "samples"
     replacements = fast.REPLACEMENTS
+    checkpoint_keys = (VOCABULARY, TOKENIZER)
     curves = ("loss", "acc", "lr")
     data_kind = TokenDataModule
     expected_data = "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"

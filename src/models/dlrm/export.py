@@ -43,4 +43,5 @@ def exported(task: Any) -> Export:
         preprocessing={"numerical": task.layout.num_numerical, "tables": tables, "vectors": "sum of a row's ids"},
         graph=TensorGraph(Layers(network), example, {"numerical": rows, "vectors": rows}, ("logit",), beside),
         refused={"hf": "transformers has no such model, and a graph of its hub has no place for tables"},
+        pipeline="tabular-classification",
     )

@@ -102,4 +102,5 @@ def exported(task: Any) -> Export:
         graph=TensorGraph(network, example, {"images": {0: "batch"}}, ("logits",)),
         hub=hub if reason is None else None,
         refused={} if reason is None else {"hf": reason},
+        pipeline="image-classification",
     )

@@ -39,4 +39,5 @@ def exported(network: MoFlow, vocabulary: Vocabulary, temperature: object) -> Ex
         },
         graph=TensorGraph(Decoder(network), example, {"z_atom": batch, "z_bond": batch}, ("atoms", "bonds")),
         refused={"hf": "transformers has no such model"},
+        pipeline="graph-ml",
     )

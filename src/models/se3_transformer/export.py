@@ -71,4 +71,5 @@ def exported(task: Any) -> Export:
             "hf": "transformers has no such model",
             "onnx": "ONNX has no searchsorted, by which atoms are assigned to molecules",
         },
+        pipeline="graph-ml",
     )

@@ -45,13 +45,18 @@ def shards_of(weights: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]
     return shards
 
 
-def weights_difference(folder: Path, weights: Mapping[str, Tensor]) -> float:
-    """Returns 0 where the files hold these weights bit for bit, else infinity."""
+def places_in(folder: Path) -> dict[str, str]:
+    """Returns the file of each tensor in a folder of weights."""
     index = folder / INDEX
     if index.is_file():
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    else:
-        places = dict.fromkeys(weights, FILE)
+        return json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    with safe_open(folder / FILE, "pt") as file:
+        return dict.fromkeys(file.keys(), FILE)
+
+
+def weights_difference(folder: Path, weights: Mapping[str, Tensor]) -> float:
+    """Returns 0 where the files hold these weights bit for bit, else infinity."""
+    places = places_in(folder)
     same = places.keys() == weights.keys()
     for name in dict.fromkeys(places.values()):
         with safe_open(folder / name, "pt") as file:
