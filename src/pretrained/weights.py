@@ -9,6 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from src.system.reading import read_json
+
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -49,7 +51,7 @@ def places_in(folder: Path) -> dict[str, str]:
     """Returns the file of each tensor in a folder of weights."""
     index = folder / INDEX
     if index.is_file():
-        return json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return read_json(index)["weight_map"]
     with safe_open(folder / FILE, "pt") as file:
         return dict.fromkeys(file.keys(), FILE)
 

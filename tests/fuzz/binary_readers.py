@@ -36,6 +36,8 @@ from src.measure import cpu_peaks
 from src.models.distilbert import convert, weights
 from src.models.distilbert.network import DistilBert, Sizes
 from src.models.se3_transformer.checkpoint import read_tensors
+from src.pretrained.reading import read_state
+from src.pretrained.weights import INDEX
 from src.system.reading import read_npy
 from tests.support.click_rows import click_rows
 from tests.support.sst2_rows import PIECES
@@ -62,6 +64,15 @@ def model_folder(path: Path, name: str) -> Path:
         (folder / weights.FILES[0]).write_bytes(saved_tensors()[0])
     path.replace(folder / name)
     return folder
+
+
+def export_index(path: Path) -> None:
+    folder = path.parent / "export"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "model-1.safetensors").write_bytes(save({"a": torch.zeros(1)}))
+    path.replace(folder / INDEX)
+    read_state(folder)
 
 
 def loaded(folder: Path) -> None:
@@ -335,6 +346,7 @@ READERS: dict[str, Reader] = {
     "sst2.zip": (sst2_zip, "SST-2.zip", zips),
     "weights.bin": (weights_bin, "new.bin", pickled),
     "weights.safetensors": (weights_safe, "new.safetensors", saved_tensors),
+    "export": (export_index, "new.json", lambda: [b'{"weight_map": {"a": "model-1.safetensors"}}']),
     "weights.config": (weights_config, "new.json", configs),
     "bert.config": (bert_config, "new.json", bert_configs),
     "qm9_edge": (qm9_edge, "qm9_edge.npz", molecules),

@@ -119,6 +119,7 @@ PLACES: dict[str, str] = {
     "src/measure/roofline.py:datasheet": CODE,
     "src/measure/sources.py": CODE,
     "src/measure/starting.py:process_creation_s": KERNEL,
+    "src/pretrained/weights.py:places_in": "export",
     "src/pretrained/weights.py:weights_difference": OURS,
     "src/models/distilbert/export.py:exported.from_transformers": OURS,
     "src/models/distilbert/predict.py:read_input": BYTES,
