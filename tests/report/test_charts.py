@@ -8,7 +8,7 @@ import pytest
 from src.measure.intervals import mean_interval
 from src.report.compare.answer import answer
 from src.report.compare.answer_charts import means_spec, ratio_spec
-from src.report.compare.axes import bounded, log_ticks, short, value_axis
+from src.report.compare.axes import bounded, in_lines, log_ticks, round_ticks, short, value_axis
 from src.report.compare.build import compare
 from src.report.compare.charts import runs_spec
 from src.report.compare.curves import LETTERS, _apart, curve_spec, panels
@@ -50,7 +50,15 @@ def test_axes_begin_at_zero_or_say_that_they_are_cut() -> None:
 def test_labels_of_axes_are_short() -> None:
     values = ["0.00134471245580917", "0.03", "65536", "1e-05"]
     assert [short(as_number(value) or 0.0) for value in values] == ["1.3e-3", "0.03", "65,536", "1e-5"]
+    assert log_ticks(1.7e-3, 0.28) == [3e-3, 1e-2, 3e-2, 0.1]
+    assert round_ticks(50, 70) == [50, 55, 60, 65, 70] and round_ticks(0.13, 1) == [0.2, 0.4, 0.6, 0.8, 1]
     assert log_ticks(1.5e-4, 0.3) == [1e-3, 1e-2, 1e-1] and log_ticks(0.02, 0.3) == [0.02, 0.05, 0.1, 0.2]
+
+
+def test_a_long_title_of_a_vertical_axis_is_in_two_lines() -> None:
+    assert in_lines({"title": "top1 (axis cut, not from 0)"})["title"] == "top1 (axis cut, not from 0)"
+    long = in_lines({"title": "bits_atom, bits per dimension (axis cut, not from 0)"})
+    assert long["title"] == ["bits_atom, bits per dimension", "(axis cut, not from 0)"]
 
 
 def test_intervals_of_shares_end_where_shares_do() -> None:

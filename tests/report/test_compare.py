@@ -168,6 +168,7 @@ def test_varied_keys_are_axes_with_the_groups_places(make: Make) -> None:
         ("nuv", [0, 1, 0.5, None]),
         ("p_steady", [0, 1, 0.5, None]),
     ]
+    assert (batch.rank_correlation, lr.rank_correlation) == pytest.approx((0.0, 0.5))  # of those with a metric
     assert [label for _, label in comparison.parallel[2].ticks] == ["50", "55", "60", "65", "70"]
     assert [(failure.varied, failure.reason) for failure in comparison.failures] == [
         ("batch_size=64 lr=0.01", "X: why")
@@ -181,7 +182,8 @@ def test_many_values_of_a_key_stand_at_their_places(make: Make) -> None:
     comparison = compared(*(make(f"r{i}", config={"hp.lr": lr, "hp.batch_size": i % 2}) for i, lr in enumerate(rates)))
     lr = next(axis for axis in comparison.parallel if axis.title == "hp.lr")
     assert lr.places == pytest.approx([1 - i / 9 for i in range(10)])
-    assert [place for place, _ in lr.ticks] == [0, 0.25, 0.5, 0.75, 1] and lr.ticks[-1][1] == "1"
+    assert [label for _, label in lr.ticks] == ["1e-9", "1e-7", "1e-5", "1e-3", "0.1"]
+    assert [place for place, _ in lr.ticks] == pytest.approx([0, 2 / 9, 4 / 9, 6 / 9, 8 / 9])
     assert [axis.places[0] for axis in comparison.parallel if axis.title == "nuv"] == [0.5]  # all are equal
 
 

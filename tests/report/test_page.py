@@ -87,14 +87,15 @@ def test_a_sweeps_page_draws_its_figures_over_each_varied_key(tmp_path: Path, tr
         write_record(record, tmp_path / str(i) / "result.json")
     parser = Page(page(compare(load([tmp_path]), published=False)))
     drawn = [attributes["aria-label"] for tag, attributes in parser.tags if tag == "svg"]
-    assert drawn[:2] == ["nuv: single runs: no intervals", "p_steady: single runs: no intervals"]
+    assert drawn[:2] == ["nuv: single runs, no intervals", "p_steady: single runs, no intervals"]
     assert drawn[2:6] == [
         "nuv over hp.batch_size",
         "p_steady over hp.batch_size",
         "nuv over hp.lr",
         "p_steady over hp.lr",
     ]
-    assert drawn[6] is not None and drawn[6].startswith("All keys and figures")
+    assert drawn[6] is not None and drawn[6].startswith("Importance: nuv and each numeric key")
+    assert drawn[7] is not None and drawn[7].startswith("All keys and figures")
     assert f"hp.batch_size=1024 hp.lr=0.01: {tmp_path / '2'}" in parser.texts
     assert parser.texts.index("Not done") < parser.texts.index("What was varied")
 

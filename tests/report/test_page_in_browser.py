@@ -35,6 +35,8 @@ LOOK = """(() => {
   const area = svg => { const box = svg.getBoundingClientRect(); return box.width * box.height; };
   return {
     overflow: document.documentElement.scrollWidth - innerWidth,
+    scrolled: [...document.querySelectorAll(".wide,figure")].filter(box => box.scrollWidth > box.clientWidth + 1)
+      .map(box => box.textContent.slice(0, 80)),
     svgs: document.querySelectorAll("svg").length,
     hidden: [...document.querySelectorAll("svg")].filter(svg => area(svg) < 1000).length,
     faint: [...document.querySelectorAll("svg text")].filter(text => contrast(text) < 4.5).map(text => text.innerHTML),
@@ -89,6 +91,7 @@ def test_the_page_fits_wide_and_phone_sized_windows_light_and_dark(sweep: Path, 
     results, browser = asyncio.run(looks())
     for (_, scheme, media), look in results.items():
         assert look["overflow"] <= 0 and look["hidden"] == 0 and look["faint"] == [] and look["scripts"] == 0
+        assert look["scrolled"] == []
         assert look["svgs"] > 10 and look["dark"] == (scheme == "dark" and media == "screen")
     assert set(browser.requested) == {file.as_uri()} and browser.complaints == []
 

@@ -6,13 +6,12 @@ from typing import Any
 from src.measure.intervals import mean_interval
 from src.report.compare.answer import Answer
 from src.report.compare.axes import bounded, value_axis
-from src.report.compare.charts import INK, NAMED_ROWS, look, names, plain, shape_of
+from src.report.compare.charts import INK, NAMES, look, names, plain, shape_of, width_beside
 from src.report.compare.quantities import header
 from src.report.compare.structure import Comparison, Quantity
 from src.report.digits import shown
 
-WIDTH = 250  # with its labels it is readable on a phone
-LABELS = 170  # pixels of a group's name
+WIDTH = 300  # of ratios
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)  # of ratios
 FINE = (0.8, 0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2)  # where all ratios are near 1
 STEP = 24  # pixels of a row
@@ -46,7 +45,7 @@ def ratio_spec(comparison: Comparison, answer: Answer) -> dict[str, Any] | None:
     axis = {"format": "~g", "grid": False, "labelOverlap": True, **({"values": ticks} if len(ticks) > 1 else {})}
     x = {"field": "ratio", "type": "quantitative", "title": plain(f"{group} over {base}, log axis"), "scale": scale,
          "axis": {**axis, "titleLimit": 420}}  # fmt: skip
-    y = {"field": "quantity", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": LABELS}}
+    y = {"field": "quantity", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": NAMES}}
     colour = {"value": look(answer.ratios[0].group)[0]}
     whisker = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
     point = {"type": "point", "filled": True, "size": 110, "opacity": 1, "shape": shape_of(answer.ratios[0].group)}
@@ -80,13 +79,14 @@ def means_spec(comparison: Comparison, quantity: Quantity, order: Sequence[int])
         scaled = [None if value is None else value * quantity.factor for value in (estimate.mean, low, high)]
         rows.append({"group": labels[i], "mean": scaled[0], "low": scaled[1], "high": scaled[2],
                      "label": shown(estimate.mean * quantity.factor)})  # fmt: skip
-        runs += [{"group": labels[i], "mean": value * quantity.factor} for value in estimate.values]
+        if estimate.n > 1:
+            runs += [{"group": labels[i], "mean": value * quantity.factor} for value in estimate.values]
     if not rows:
         return None
     values = [row[key] for row in rows for key in ("mean", "low", "high") if row[key] is not None]
     values += [run["mean"] for run in runs]
     x = value_axis("mean", header(quantity), values, quantity)
-    y = {"field": "group", "type": "nominal", "title": None, "axis": {"labelLimit": LABELS, "domain": False},
+    y = {"field": "group", "type": "nominal", "title": None, "axis": {"labelLimit": NAMES, "domain": False},
          "scale": {"domain": [labels[i] for i in order]}}  # fmt: skip
     scale = {"domain": labels, "range": [look(i)[0] for i in range(len(labels))]}
     shapes = {"domain": labels, "range": [shape_of(i) for i in range(len(labels))]}
@@ -94,7 +94,7 @@ def means_spec(comparison: Comparison, quantity: Quantity, order: Sequence[int])
     shape = {"field": "group", "type": "nominal", "scale": shapes, "legend": None}
     low_end = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
     return {
-        "width": WIDTH, "height": {"step": STEP}, "padding": NAMED_ROWS, "data": {"values": rows},
+        "width": width_beside(labels, NAMES), "height": {"step": STEP}, "data": {"values": rows},
         "layer": [
             {"data": {"values": runs}, "mark": {"type": "tick", "thickness": 1.5, "opacity": 0.7, "size": 12},
              "encoding": {"x": x, "y": y, "color": colour}},

@@ -50,7 +50,7 @@ def compare(loaded: Loaded, published: bool = True, curves: Sequence[str] | None
     environments = [joined([environment(record) for _, record in group]) for group in members]
     machine, _ = differing(environments)
     done = [record for _, record in runs if record.status == "done"]
-    varied, best = axes(config, naming(config)), _best(groups, metric)
+    varied, best = axes(config, naming(config), groups), _best(groups, metric)
     drawn, left_out = pictures(groups, best)
     points = _scaling(runs, published)
     hindrances, notes = hindered(members, groups, config, machine, partial)

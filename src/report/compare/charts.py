@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from src.errors import UserError
 from src.measure.phases import PHASES
-from src.report.compare.axes import value_axis
+from src.report.compare.axes import in_lines, value_axis
 from src.report.compare.quantities import header
 from src.report.compare.structure import Comparison
 from src.report.phases import TITLES
@@ -22,8 +23,11 @@ DASHES = {"solid": [1, 0], "dashed": [6, 3], "dotted": [2, 2]}  # CSS's names fo
 SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of a mark, for readers of the screen
 PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
 PADDING = {"left": 20, "right": 20, "top": 5, "bottom": 5}  # fonts of readers may be wider than those here
-NAMED_ROWS = {**PADDING, "left": 36}  # where the left labels are names of groups, which are long
-WIDTH = 360  # of a plot without its labels
+WIDTH, NARROW = 340, 200  # of a plot; with its labels it is readable in a column of a page, of print and on a phone
+HEIGHT = 240  # of a plot of points
+LINE = 12  # pixels of a line of letters
+NAMES = 170  # of a group's name left of a row
+LETTER = 6.2  # pixels of a letter beside a plot
 LONG = re.compile(r"(\d\.\d\d)\d+")
 CONFIG = {
     "background": "transparent",
@@ -53,6 +57,11 @@ def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def width_beside(labels: Sequence[str], limit: int) -> int:
+    """Returns the width of a plot beside labels of at most `limit` pixels: with them charts are of one width."""
+    return max(NARROW, WIDTH - min(limit, ceil(LETTER * max(map(len, labels), default=0))))
+
+
 def svg(spec: Mapping[str, Any]) -> str:
     """Returns the SVG of a spec. Raises UserError without vl-convert-python."""
     try:
@@ -73,6 +82,10 @@ def look(group: int) -> tuple[str, str, str]:
     """Returns a group's colour, glyph and dash by its position: 21 groups are told apart without their numbers."""
     turn = group // len(CURVES) % len(GLYPHS)
     return CURVES[group % len(CURVES)], GLYPHS[turn], list(DASHES)[turn]
+
+
+def row_height(comparison: Comparison) -> int:
+    return 30 if len(comparison.groups) <= len(CURVES) else 20
 
 
 def shape_of(group: int) -> str:
@@ -97,45 +110,52 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     if not values:
         return None
     x = value_axis("x", header(rate), [point["x"] for point in values], rate)
-    y = value_axis("y", plain(header(metric)), [point["y"] for point in values], metric)
+    y = in_lines(value_axis("y", plain(header(metric)), [point["y"] for point in values], metric))
     mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
     looks = _look(comparison, "shape")
     if 1 < len(comparison.groups) <= len(CURVES):
         looks["color"] = {**looks["color"], "legend": {"columns": 1}}
     points = {"mark": mark, "encoding": {"x": x, "y": y, **looks}}
-    return {"height": 240, "data": {"values": values}, "layer": [points, *_labels(comparison, values, x, y)]}
+    return {"height": HEIGHT, "data": {"values": values}, "layer": [points, *_labels(comparison, values, x, y)]}
 
 
 def _labels(comparison: Comparison, values: Sequence[Mapping[str, Any]], x: Any, y: Any) -> list[dict[str, Any]]:
-    """Returns the names of groups beside points, where colours alone do not tell them apart; none over another."""
+    """Returns the names of groups beside points, where colours alone do not tell them apart.
+
+    A name without room is left out: none covers another or a point.
+    """
     if len(comparison.groups) <= len(CURVES):
         return []
     wide = max(point["x"] for point in values) or 1.0  # the axis begins at zero
     low, top = y["scale"].get("domain") or (0.0, max(point["y"] for point in values))
     high = (top - low) or 1.0
-    kept: list[Mapping[str, Any]] = []
     best = names(comparison)[comparison.best] if comparison.best is not None else None
-    for point in sorted(values, key=lambda point: point["group"] != best):
-        near = [abs(point["x"] - o["x"]) < 0.4 * wide and abs(point["y"] - o["y"]) < 0.08 * high for o in kept]
-        if not any(near):
-            kept.append(point)
-    middle = wide / 2
+    order = sorted(values, key=lambda point: point["group"] != best)
+    places = [(WIDTH * point["x"] / wide, HEIGHT * (point["y"] - low) / high) for point in order]
+    taken = [(across - 5, across + 5, up) for across, up in places]
+    kept: tuple[list[Mapping[str, Any]], ...] = ([], [])
+    for i, (point, (across, up)) in enumerate(zip(order, places, strict=True)):
+        letters = min(NAMES, LETTER * len(point["group"]))
+        for is_left in (across > WIDTH / 2, across <= WIDTH / 2):
+            start = across - 8 - letters if is_left else across + 8
+            box = start, start + letters, up
+            others = taken[:i] + taken[i + 1 :]
+            if 0 <= start <= WIDTH + 20 - letters and not any(_touch(box, other) for other in others):
+                kept[is_left].append(point)
+                taken.append(box)
+                break
     text = {"field": "group", "type": "nominal"}
     return [
-        {
-            "data": {"values": [point for point in kept if (point["x"] > middle) == is_right]},
-            "mark": {
-                "type": "text",
-                "align": side,
-                "dx": 8 - 16 * is_right,
-                "fontSize": 11,
-                "limit": 190,
-                "color": INK,
-            },
-            "encoding": {"x": x, "y": y, "text": text},
-        }
-        for is_right, side in ((False, "left"), (True, "right"))
-    ]
+        {"data": {"values": kept[is_left]},
+         "mark": {"type": "text", "align": align, "dx": dx, "fontSize": 11, "limit": NAMES, "color": INK},
+         "encoding": {"x": x, "y": y, "text": text}}
+        for is_left, align, dx in ((False, "left", 8), (True, "right", -8))
+    ]  # fmt: skip
+
+
+def _touch(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Returns whether two boxes, from left to right at a height, cover each other."""
+    return one[0] < other[1] and other[0] < one[1] and abs(one[2] - other[2]) < LINE
 
 
 def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -152,9 +172,10 @@ def phases_spec(comparison: Comparison) -> dict[str, Any] | None:
     legend = {"columns": 2, "columnPadding": 28}
     scale = {"domain": [TITLES[phase] for phase in phases], "range": [PHASE_COLOURS[phase] for phase in phases]}
     return {
-        "height": {"step": 30}, "padding": NAMED_ROWS, "data": {"values": values}, "mark": "bar",
+        "height": {"step": row_height(comparison)}, "width": width_beside(names(comparison), NAMES),
+        "data": {"values": values}, "mark": "bar",
         "encoding": {
-            "y": {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}},
+            "y": {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": NAMES}},
             "x": {"field": "seconds", "type": "quantitative", "title": "mean seconds of a run"},
             "color": {"field": "phase", "type": "nominal", "scale": scale, "legend": legend},
             "order": {"field": "order", "type": "quantitative"},
@@ -173,13 +194,14 @@ def times_spec(comparison: Comparison) -> dict[str, Any] | None:
         return None
     percentiles = list(dict.fromkeys(point["percentile"] for point in values))
     scale = {"domain": percentiles, "range": list(SHAPES[: len(percentiles)])}
-    y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 200}}
+    y = {"field": "group", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": NAMES}}
     title = "ms of a step" if comparison.kind == "train" else "ms of a batch"
     x = {"field": "ms", "type": "quantitative", "title": title, "scale": {"zero": True}}
     ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "ms", "aggregate": "max"}}
     shape = {"field": "percentile", "type": "nominal", "scale": scale, "legend": {"direction": "horizontal"}}
     return {
-        "height": {"step": 30}, "padding": NAMED_ROWS, "data": {"values": values},
+        "height": {"step": row_height(comparison)}, "width": width_beside(names(comparison), NAMES),
+        "data": {"values": values},
         "layer": [
             {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"y": y, **ends, "color": _colour(comparison)}},
             {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from src.report.axes import unit_of, wants_log
-from src.report.compare.axes import number_axis, value_axis
-from src.report.compare.charts import DASHES, INK, look, names, plain, shape_of
+from src.report.compare.axes import in_lines, number_axis, value_axis
+from src.report.compare.charts import DASHES, INK, NAMES, look, names, plain, shape_of, width_beside
 from src.report.compare.structure import Comparison, Curve
 from src.system.colours import CURVES
 
@@ -45,6 +45,7 @@ def curve_spec(comparison: Comparison, metrics: Sequence[str], over: str) -> dic
     y = value_axis("y", title, numbers) if not metrics[0].endswith("_per_s") else _from_zero(title, numbers)
     if wants_log(numbers):
         y |= {"title": f"{title} (log axis)", "scale": {"type": "log", "domain": [min(numbers), max(numbers)]}}
+    y = in_lines(y)
     x = number_axis("x", plain(f"{comparison.unit} trained on" if over == "samples" else TITLES[over]))
     x["scale"] = {"zero": True, "nice": False}
     x["axis"] = {"labelOverlap": True, "format": "~s"} if max(point["x"] for point in values) >= 10_000 else {}
@@ -66,7 +67,12 @@ def curve_spec(comparison: Comparison, metrics: Sequence[str], over: str) -> dic
         for thin in [len(metrics) > 1 and metric == metrics[0]]
         if any(point["metric"] == metric for point in values)
     ]  # fmt: skip
-    return {"height": HEIGHT, "layer": [*lines, *_end_labels(comparison, values, metrics[-1], y["scale"])]}
+    ended = labels if len(labels) > 1 else []
+    return {
+        "height": HEIGHT,
+        "width": width_beside(ended, NAMES),
+        "layer": [*lines, *_end_labels(comparison, values, metrics[-1], y["scale"])],
+    }
 
 
 def _places(curve: Curve, over: str) -> Sequence[float | None]:
@@ -113,7 +119,7 @@ def _end_labels(
     at = {"x": {"value": "width"}, "y": {"field": "place", "type": "quantitative", "scale": None, "axis": None}}
     colour = {"field": "colour", "type": "nominal", "scale": None}
     shape = {"field": "shape", "type": "nominal", "scale": None}
-    text = {"type": "text", "align": "left", "xOffset": 16, "fontSize": 11, "limit": 150, "color": INK}
+    text = {"type": "text", "align": "left", "xOffset": 16, "fontSize": 11, "limit": NAMES, "color": INK}
     return [
         {"data": {"values": rows}, "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1, "xOffset": 8},
          "encoding": {**at, "color": colour, "shape": shape}},

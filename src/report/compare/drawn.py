@@ -13,7 +13,7 @@ from src.report.compare.quantities import RATES, spread
 from src.report.compare.structure import Comparison
 from src.report.compare.text import result
 from src.report.compare.varied import responses
-from src.report.compare.varied_charts import axis_spec, parallel_spec, scaling_spec
+from src.report.compare.varied_charts import axis_spec, importance_spec, parallel_spec, scaling_spec
 from src.report.scaling import Kind
 
 POINTS = (  # what is shown, its horizontal and its vertical quantity
@@ -57,6 +57,12 @@ def varied(comparison: Comparison) -> list[Chart]:
         for quantity in responses(comparison.quantities)
         if (spec := axis_spec(comparison, axis, quantity))
     ]
+    if drawn and comparison.metric and (spec := importance_spec(comparison)):
+        name = comparison.quantity(comparison.metric).title
+        title = f"Importance: {name} and each numeric key, +1 where it rises with the key, -1 where it falls"
+        ranked = ", ".join(f"{axis.key} {axis.rank_correlation:+.2f}" for axis in comparison.axes
+                           if axis.rank_correlation is not None)  # fmt: skip
+        drawn.append(Chart(section=section, title=title, spec=spec, words=ranked, inside="importance"))
     if drawn and (spec := parallel_spec(comparison)):
         title = "All keys and figures, a line for each group"
         title += ", the best one thick" if comparison.best is not None else ""
@@ -69,6 +75,8 @@ def measured(comparison: Comparison) -> list[Chart]:
     """Returns the charts of the runs' figures: speed and accuracy, phases, step times, scaling."""
     words = result_words(comparison)
     section = "Speed, accuracy and memory, a point for each run"
+    percentiles, is_train = charts.times_spec(comparison), comparison.kind == "train"
+    times = "Phases" + ((" and step times" if is_train else " and latency") if percentiles else "")
     drawn = [
         Chart(section=section, title=title, spec=spec, words=words)
         for title, over, y in POINTS
@@ -76,11 +84,13 @@ def measured(comparison: Comparison) -> list[Chart]:
     ]
     if spec := charts.phases_spec(comparison):
         title = "Mean seconds of each phase, a bar for each group"
-        drawn.append(Chart(section="Phases", title=title, spec=spec, words=_seconds(comparison)))
-    if spec := charts.times_spec(comparison):
-        section, what = ("Step times", "steady steps") if comparison.kind == "train" else ("Latency", "batches")
+        inside = "seconds of each phase"
+        drawn.append(Chart(section=times, title=title, spec=spec, words=_seconds(comparison), inside=inside))
+    if percentiles:
+        what = "steady steps" if is_train else "batches"
         title = f"Percentiles of the {what}, from the middle one to the slowest hundredth"
-        drawn.append(Chart(section=section, title=title, spec=spec, words=_percentiles(comparison)))
+        words = _percentiles(comparison)
+        drawn.append(Chart(section=times, title=title, spec=percentiles, words=words, inside="percentiles"))
     if spec := calibration_spec(comparison):
         title = "Reliability: share over predicted probability, on the dashed line calibrated"
         drawn.append(Chart(section="Calibration", title=title, spec=spec, words=words, inside="reliability diagram"))
@@ -119,7 +129,7 @@ def answers(comparison: Comparison, answered: Answer) -> list[Chart]:
         return [Chart(section="", title=title, spec=spec, words=words)]
     order = _by_metric(comparison)
     has_interval = any(group.done > 1 for group in comparison.groups)
-    title = "mean with 95% interval, a tick for each run" if has_interval else "single runs: no intervals"
+    title = "mean with 95% interval, a tick for each run" if has_interval else "single runs, no intervals"
     return [
         Chart(section="", title=f"{quantity.title}: {title}", spec=spec, words=words)
         for quantity in responses(comparison.quantities)

@@ -20,7 +20,7 @@ for (const [i, spec] of SPECS.entries()) {
   const draw = () => {
     const image = figure.querySelector("svg"), view = document.createElement("div");
     spec.description = [...image.querySelectorAll("title,desc")].map(text => text.textContent).join(": ");
-    spec.width = Math.max(figure.clientWidth, figure.classList.contains("long") ? 576 : 0);
+    spec.width = image.getBoundingClientRect().width;
     spec.autosize = {type: "fit-x", contains: "padding"};
     figure.append(view);
     vegaEmbed(view, spec, {renderer: "svg", actions: false, ast: true})
@@ -78,9 +78,13 @@ def _with_tooltip(view: Mapping[str, Any]) -> dict[str, Any]:
     if "group" not in drawn or "tooltip" in encoding or any("aggregate" in channel for channel in drawn.values()):
         return {**view, "mark": mark}
     told = [
-        {"field": field, "type": channel["type"], "title": channel.get("title") or field}
+        {"field": field, "type": channel["type"], "title": _in_a_line(channel.get("title")) or field}
         for field, channel in drawn.items()
         if field not in ("group", "run", "order")
     ]
     told.append({"field": "group", "type": "nominal", "title": "group"})
     return {**view, "mark": mark, "encoding": {**encoding, "tooltip": told}}
+
+
+def _in_a_line(title: str | Sequence[str] | None) -> str:
+    return title if isinstance(title, str) else " ".join(title or ())

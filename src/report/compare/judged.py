@@ -90,7 +90,7 @@ def calibration_spec(comparison: Comparison) -> dict[str, Any] | None:
             {"data": {"values": ends}, "mark": {"type": "line", "color": INK, "strokeDash": [4, 3], "strokeWidth": 1},
              "encoding": {"x": x, "y": y}},
             {"mark": {"type": "line", "strokeWidth": 1.5},
-             "encoding": {"x": x, "y": y, "color": {**colour, "legend": None}, "detail": detail}},
+             "encoding": {"x": x, "y": y, "color": colour, "detail": detail}},
             {"mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
              "encoding": {"x": x, "y": y, "color": colour, "shape": shape}},
         ],

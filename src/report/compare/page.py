@@ -37,7 +37,7 @@ from src.system.reading import read_bytes
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 BLACK = "#000000"  # of a group; white in the dark
-KEYED = ("Curves", "Step times", "Latency")  # sections whose charts may leave out names of groups
+KEYED = "Curves"  # the section whose charts may leave out names of groups
 
 
 def page(comparison: Comparison, interactive: bool = False) -> str:
@@ -56,11 +56,10 @@ def pages(comparisons: Sequence[Comparison], interactive: bool = False) -> str:
     if interactive:
         sections[0].insert(3, f'<p id="help" hidden>{HELP}</p>')
     bodies = ["\n".join(filter(None, parts)) for parts in sections]
-    every = [f"{comparison.title}: {answer(comparison).sentence}" for comparison in comparisons]
     body = (
         bodies[0]
         if len(bodies) == 1
-        else listed(every) + "\n".join(f'<section style="margin:2rem 0 4rem">{part}</section>' for part in bodies)
+        else _answers(comparisons) + "\n".join(f'<section id="part-{i}">{x}</section>' for i, x in enumerate(bodies))
     )
     policy = POLICY
     if interactive:
@@ -75,6 +74,16 @@ def pages(comparisons: Sequence[Comparison], interactive: bool = False) -> str:
         f"<title>{title}</title><style>{STYLE}</style></head>"
     )
     return f"{head}<body><main>{body}</main></body></html>\n"
+
+
+def _answers(comparisons: Sequence[Comparison]) -> str:
+    """Returns the answers of several comparisons, each with a link to its section."""
+    lines = [
+        f'<li><a href="#part-{i}">{text(comparison.title)}</a>: '
+        f"<strong>{text(answer(comparison).sentence)}</strong></li>"
+        for i, comparison in enumerate(comparisons)
+    ]
+    return f'<ul class="answers">{"".join(lines)}</ul>'
 
 
 def _section(comparison: Comparison, drawn: list[Chart]) -> list[str]:
@@ -135,7 +144,7 @@ def _values(comparison: Comparison, answered: Answer) -> str:
     counts = ["runs", *(str(group.done) for group in groups)]
     has_spread = max(group.done for group in groups) > 1
     head = ["mean ± sd" if has_spread else "figure", *(group.name for group in groups)]
-    return table([head, counts, *lines], 1, "The figures that the ratios are of.")
+    return table([head, counts, *lines], 1, "The figures that the ratios are of.", has_cards=False)
 
 
 def _result(comparison: Comparison) -> str:
@@ -156,7 +165,9 @@ def _judged(comparison: Comparison) -> list[str]:
         parts.append(folded("Quality of predictions", table(quality, 1, LEGEND), f"{len(quality) - 1} figures"))
     if classes:
         caption = f"{LEGEND} F1: harmonic mean of recall and precision."
-        parts.append(folded("Classes", table(classes, 1, caption), f"{len(classes) - 2} with recall, precision, F1"))
+        parts.append(
+            folded("Classes", table(upright(classes), 1, caption), f"{len(classes) - 2} with recall, precision, F1")
+        )
     return parts
 
 
@@ -238,16 +249,15 @@ def _charts(comparison: Comparison, drawn: Sequence[Chart], start: int) -> list[
     parts = []
     for section, group in groupby(enumerate(drawn, start), lambda pair: pair[1].section):
         members = list(group)
-        narrow = "".join(_figure(i, chart) for i, chart in members if not chart.is_wide)
-        wide = "".join(_figure(i, chart) for i, chart in members if chart.is_wide)
-        key = _key(comparison) if section in KEYED and len(comparison.groups) > len(CURVES) else ""
+        figures = "".join(_figure(i, chart) for i, chart in members)
+        key = _key(comparison) if section == KEYED and len(comparison.groups) > len(CURVES) else ""
         inside = ", ".join(dict.fromkeys(chart.inside or chart.title.partition(":")[0] for _, chart in members))
-        parts.append(folded(section, f'{key}<div class="charts">{narrow}</div>{wide}', inside))
+        parts.append(folded(section, f'{key}<div class="charts">{figures}</div>', inside))
     return parts
 
 
 def _figure(index: int, chart: Chart, heading: str = "h3") -> str:
-    wide = ' class="long" tabindex="0"' if chart.is_wide else ""
+    wide = ' class="long"' if chart.is_wide else ""
     image = _svg(chart.spec, chart.title, chart.words)
     return f'<figure id="chart-{index}"{wide}><{heading}>{text(chart.title)}</{heading}>{image}</figure>'
 

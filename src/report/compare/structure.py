@@ -141,6 +141,7 @@ class Axis:
         numbers: the same as numbers; None unless all are.
         log: whether the numbers are spread more evenly on a logarithmic scale.
         lines: the values of the other varied keys of each group: those of one line differ in this key alone.
+        rank_correlation: Spearman's, of the key and the final metric; None for words, and where one is constant.
     """
 
     key: str
@@ -148,6 +149,7 @@ class Axis:
     numbers: Sequence[float] | None
     log: bool
     lines: Sequence[str]
+    rank_correlation: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

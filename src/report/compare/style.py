@@ -16,7 +16,7 @@ h3,figure h2{display:block;font-size:.95rem;margin:.5rem 0 .25rem}
 .first>div{min-width:0;max-width:100%}
 .first{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start;margin-bottom:1rem}
 .first .charts{flex:1 1 30rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
-.first figure{max-width:34rem}.first .charts:has(>figure:only-child){flex:0 1 34rem}
+.first .charts:has(>figure:only-child){flex:0 1 28rem}
 dl{margin:.5rem 0;font-size:.9rem}.first>div:last-child{flex:0 1 24rem}
 .first td.text:first-child{min-width:0}dl div{border-bottom:1px solid var(--line);padding:.25rem 0}
 dt{font-weight:600}dd{margin:0;color:var(--faint)}
@@ -30,28 +30,43 @@ th{white-space:normal;vertical-align:bottom}.text{text-align:left}
 td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--back)}
 td.text:first-child{min-width:min(11rem,36vw);max-width:min(28rem,40vw)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,28rem),1fr));gap:1rem}
-figure{margin:0;max-width:44rem;overflow-x:auto}figure svg,img{display:block;width:100%;height:auto}
-details figure svg{min-width:26rem}img{background:#fff}
-figure .vega-embed,figure .vega-embed svg{display:block;width:auto}
-figure.long{max-width:64rem}figure.long svg{width:auto;min-width:36rem;max-width:64rem}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:1rem}
+figure{margin:0;min-width:0}figure svg,img{display:block;max-width:100%;height:auto;overflow:visible}
+.charts:has(img){grid-template-columns:repeat(auto-fill,minmax(min(100%,36rem),1fr))}
+img{background:#fff}.long svg{width:36rem}@media(min-width:60rem){.long{grid-column:span 2}}
+figure .vega-embed{display:block}
+.answers{padding-left:1.2rem}.answers li{margin:.4rem 0}section{margin:2rem 0 4rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
 svg [stroke="#000000"],svg [stroke="#222222"]{stroke:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
-figure text{paint-order:stroke;stroke:var(--back);stroke-width:3px}.key{list-style:none;padding:0;columns:22rem}
+figure text{paint-order:stroke;stroke:var(--back);stroke-width:3px}
+.key{list-style:none;font-size:.85rem;padding:0;columns:22rem}
 .key span{display:inline-block;width:2em;margin-right:.5em;line-height:1;
 text-align:center;border-bottom:3px solid;print-color-adjust:exact}
 details td.text{white-space:pre-line}
 a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
-@media(max-width:600px){.first table{font-size:.75rem}.first th,.first td{padding:.3rem .25rem}
+@media screen and (max-width:600px){.cards thead{display:none}
+.cards,.cards caption,.cards tbody,.cards td{display:block}
+.cards tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(9rem,1fr));gap:0 1rem;padding:.4rem 0;
+border-bottom:1px solid var(--line)}
+.cards.long tr{grid-template-columns:1fr}
+.cards td,.cards td.text{border:0;padding:.1rem 0;text-align:right;white-space:normal;
+min-width:0;max-width:none;font-size:.8rem}
+.cards td::before{content:attr(data-of);float:left;margin-right:.5rem;color:var(--faint);text-align:left;max-width:100%}
+.cards td.text{overflow-wrap:anywhere}
+.cards td.text:first-child{grid-column:1/-1;text-align:left;font-weight:600;position:static}
+.cards td:first-child::before{content:none}
+.first table{font-size:.75rem}.first th,.first td{padding:.3rem .25rem}
 .answer{font-size:1.1rem}h1{font-size:.85rem}.verdict{font-size:.9rem}}
-@media print{@page{size:landscape;margin:12mm}.answer{font-size:1.1rem}
+@media print{@page{size:portrait;margin:12mm}.answer{font-size:1.1rem}summary{list-style:none}
 :root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
 body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
-summary,h3,caption,thead{break-after:avoid}.charts{grid-template-columns:repeat(3,1fr)}
-.first .charts{grid-template-columns:repeat(2,1fr)}
-.wide,figure,figure.long{overflow:visible}details figure svg{min-width:0}
-figure .vega-embed svg{max-width:100%;height:auto}#help{display:none}
+summary,h1,h3,caption,thead{break-after:avoid;break-inside:avoid}
+details:has(>.charts>figure:nth-child(-n+2):last-child){break-inside:avoid}
+.charts{grid-template-columns:repeat(2,1fr);gap:.5rem 1rem}
+.first{gap:0 1rem}.first .charts{flex:1 1 100%}.first .charts:has(>figure:only-child){flex:0 1 48%}
+.first>div:last-child{flex:1 1 45%}.first dl{columns:2}.first dl div{break-inside:avoid}
+section{margin:1rem 0}.wide{overflow:visible}#help{display:none}code{font-size:.65rem}ol,ul{margin:.25rem 0}
 details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}h3{font-size:.8rem}
 table{font-size:.65rem}th,td{padding:.15rem .3rem}th:first-child,td:first-child{position:static}
 th,td,td.text,td.text:first-child{white-space:normal;min-width:0}}

@@ -4,11 +4,11 @@ import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
-from src.report.compare.axes import short
+from src.report.compare.axes import log_ticks, round_ticks, short
 from src.report.compare.quantities import RATES
 from src.report.compare.structure import Axis, Coordinate, Difference, Group, Quantity
-from src.report.digits import rounded
 
 FEWEST = 3  # groups: with two there is no course to draw
 MOST = 6  # keys: of more, only those that tell the groups apart
@@ -17,7 +17,7 @@ NEAR = 4  # times the least value: where all are below it their ratios matter li
 APART = 0.06  # of an axis: labels that are closer cover each other
 
 
-def axes(config: Sequence[Difference], naming: Sequence[Difference]) -> list[Axis]:
+def axes(config: Sequence[Difference], naming: Sequence[Difference], groups: Sequence[Group]) -> list[Axis]:
     """Returns an axis for each varied key; none for fewer than three groups.
 
     Args:
@@ -27,7 +27,8 @@ def axes(config: Sequence[Difference], naming: Sequence[Difference]) -> list[Axi
     keys = config if len(config) <= MOST else naming
     if not keys or len(keys[0].values) < FEWEST:
         return []
-    return [_axis(key, [other for other in keys if other is not key]) for key in keys]
+    metric = [group.estimates["metric"].mean if "metric" in group.estimates else None for group in groups]
+    return [_axis(key, [other for other in keys if other is not key], metric) for key in keys]
 
 
 def parallel(key_axes: Sequence[Axis], groups: Sequence[Group], quantities: Sequence[Quantity]) -> list[Coordinate]:
@@ -50,20 +51,33 @@ def responses(quantities: Sequence[Quantity]) -> list[Quantity]:
     return [quantity for quantity in (by_name.get("metric"), rate) if quantity is not None]
 
 
-def _axis(key: Difference, others: Sequence[Difference]) -> Axis:
+def _axis(key: Difference, others: Sequence[Difference], metric: Sequence[float | None]) -> Axis:
     numbers = [as_number(value) for value in key.values]
     finite = [value for value in numbers if value is not None]
     lines = [
         " ".join(f"{other.key.rpartition('.')[2]}={value}" for other, value in zip(others, values, strict=True))
         for values in zip(*(other.values for other in others), strict=True)
     ] or ["" for _ in key.values]
+    is_number = len(finite) == len(numbers)
     return Axis(
         key=key.key,
         labels=key.values,
-        numbers=finite if len(finite) == len(numbers) else None,
-        log=len(finite) == len(numbers) and _log(finite),
+        numbers=finite if is_number else None,
+        log=is_number and _log(finite),
         lines=lines,
+        rank_correlation=_rank_correlation(finite, metric) if is_number else None,
     )
+
+
+def _rank_correlation(numbers: Sequence[float], metric: Sequence[float | None]) -> float | None:
+    """Returns Spearman's rank correlation over the groups that have the metric; None for too few and for constants."""
+    pairs = [(number, mean) for number, mean in zip(numbers, metric, strict=True) if mean is not None]
+    if len(pairs) < FEWEST or any(len(set(values)) < 2 for values in zip(*pairs, strict=True)):
+        return None
+    from scipy.stats import spearmanr  # takes a second to import
+
+    result: Any = spearmanr(pairs)
+    return float(result.statistic)
 
 
 def as_number(value: str) -> float | None:
@@ -115,15 +129,13 @@ def _measured(title: str, values: Sequence[float | None], log: bool = False) -> 
     if low == high:
         places = [None if value is None else 0.5 for value in values]
         return Coordinate(title=title, places=places, ticks=[(0.5, short(low))])
-    to, back = (math.log, math.exp) if log else (float, float)
+    to = math.log if log else float
     width = to(high) - to(low)
-    values_at = [back(to(low) + i / 4 * width) for i in range(5)]
-    shown = [short(value) for value in values_at] if log else [_trimmed(x) for x in rounded(values_at, width / 2)]
-    ticks = [(i / 4, label) for i, label in enumerate(shown)]
-    return Coordinate(
-        title=title, places=[None if value is None else (to(value) - to(low)) / width for value in values], ticks=ticks
-    )
 
+    def place(value: float) -> float:
+        return (to(value) - to(low)) / width
 
-def _trimmed(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    labelled = log_ticks(low, high) if log else round_ticks(low, high)
+    labelled = labelled[:: -(-len(labelled) // LEVELS)] if labelled else [low, high]
+    ticks = [(place(value), short(value)) for value in labelled]
+    return Coordinate(title=title, places=[None if value is None else place(value) for value in values], ticks=ticks)

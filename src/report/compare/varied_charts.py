@@ -1,10 +1,11 @@
 """The charts of varied keys and devices: a figure against one key, parallel coordinates, scaling; Vega-Lite specs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from src.report.compare.axes import SHORT, log_ticks, number_axis, value_axis
-from src.report.compare.charts import DASHES, INK, SHAPES, look, plain
+from src.report.compare.axes import SHORT, in_lines, log_ticks, number_axis, value_axis
+from src.report.compare.charts import DASHES, INK, NAMES, SHAPES, WIDTH, look, plain, width_beside
 from src.report.compare.quantities import header
 from src.report.compare.structure import Axis, Comparison, Quantity
 from src.report.compare.varied import LEVELS
@@ -13,6 +14,9 @@ from src.system.colours import CURVES
 
 RAMP = ["#E69F00", "#0072B2"]  # least to greatest, told apart by colour-blind readers too, in light and dark
 FAILED = "#999999"
+LETTERS = 12  # of a line of an axis' title
+BREAK = re.compile(r"(.{4,11}[._])(?=.{3})")
+COLUMN = 92  # pixels of an axis of parallel coordinates
 
 
 def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[str, Any] | None:
@@ -38,7 +42,7 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
     shapes = {"domain": lines, "range": [SHAPES[i % len(SHAPES)] for i in range(len(lines))]}
     x = _key_axis(axis, [mean["x"] for mean in means])
     values = [row["y"] for row in (*means, *runs)]
-    y = value_axis("y", plain(header(quantity)), values, quantity)
+    y = in_lines(value_axis("y", plain(header(quantity)), values, quantity))
     colour = (
         {"field": "line", "type": "nominal", "scale": scale, "legend": {"columns": 2, "columnPadding": 24}}
         if named
@@ -55,12 +59,13 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
 
 def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
     """Returns the parallel coordinates: a line for each group, grey and dashed without a metric, the best one thick."""
-    titles = [plain(coordinate.title) for coordinate in comparison.parallel]
+    titles = _titles([plain(coordinate.title) for coordinate in comparison.parallel])
     if not titles:
         return None
     rows, ticks = _parallel_rows(comparison, titles)
     top = {"title": None, "orient": "top", "labelAngle": 0, "domain": False, "ticks": False, "grid": True,
-           "gridColor": INK, "gridOpacity": 0.4, "labelFontWeight": "bold", "labelLimit": 150}  # fmt: skip
+           "gridColor": INK, "gridOpacity": 0.4, "labelFontWeight": "bold",
+           "labelLimit": 2 * COLUMN, "labelExpr": "split(datum.label, '\\n')"}  # fmt: skip
     places = {"domain": titles, "type": "point", "padding": 0.3}
     x = {"field": "axis", "type": "nominal", "sort": None, "scale": places, "axis": top}
     y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.03, 1.03]}}
@@ -79,7 +84,39 @@ def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
     text = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK}
     named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
     layers.append({"data": {"values": ticks}, "mark": text, "encoding": named})
-    return {"height": 300, "width": max(420, 150 * len(titles)), "layer": [layer for layer in layers if layer]}
+    return {"height": 260, "width": max(WIDTH, COLUMN * len(titles)), "layer": [layer for layer in layers if layer]}
+
+
+def _titles(keys: Sequence[str]) -> list[str]:
+    """Returns the last parts of keys, which name groups too, as far as they differ; long ones in two lines."""
+    last = [key.rpartition(".")[2] for key in keys]
+    titles = last if len(set(last)) == len(last) else list(keys)
+    return [BREAK.sub(r"\1\n", title, count=1) if len(title) > LETTERS else title for title in titles]
+
+
+def importance_spec(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns bars of the metric's rank correlation with each numeric key, the strongest first; None without keys."""
+    ranked = [(axis.key, axis.rank_correlation) for axis in comparison.axes if axis.rank_correlation is not None]
+    if not ranked:
+        return None
+    titles = dict(zip((key for key, _ in ranked), _titles([plain(key) for key, _ in ranked]), strict=True))
+    ranked.sort(key=lambda pair: -abs(pair[1]))
+    rows = [{"key": titles[key].replace("\n", ""), "rank": value, "label": f"{value:+.2f}"} for key, value in ranked]
+    y = {"field": "key", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": NAMES}}
+    x = {"field": "rank", "type": "quantitative", "title": "Spearman's rank correlation",
+         "scale": {"domain": [-1.2, 1.2]}, "axis": {"values": [-1, -0.5, 0, 0.5, 1]}}  # fmt: skip
+    label = {"type": "text", "fontSize": 12, "color": INK}
+    named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
+    return {
+        "height": {"step": 36}, "width": width_beside([row["key"] for row in rows], NAMES), "data": {"values": rows},
+        "layer": [
+            {"mark": {"type": "bar", "size": 16}, "encoding": {"x": x, "y": y, "color": _plain_colour()}},
+            {"transform": [{"filter": "datum.rank >= 0"}], "mark": {**label, "align": "left", "dx": 4},
+             "encoding": named},
+            {"transform": [{"filter": "datum.rank < 0"}], "mark": {**label, "align": "right", "dx": -4},
+             "encoding": named},
+        ],
+    }  # fmt: skip
 
 
 def _parallel_rows(comparison: Comparison, titles: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
