@@ -3,38 +3,41 @@
 # make test-all    the slow tests and those of clusters too; make lint, make fast    the two parts of make test
 # make test-cluster    the tests that need SLURM (Debian's slurmctld, slurmd, slurm-client, munge), submitit or Ray
 # make env    the set-up alone: for the CPU, or for the NVIDIA GPU that nvidia-smi lists (GPU= sets up for the CPU there)
-#             versions are those of requirements.lock; LATEST=1 takes the newest that pyproject.toml allows
+#             versions are those of requirements.lock; LATEST=1 makes .venv-latest, of the newest that pyproject.toml allows
+#             and a release candidate of Hydra; with it make test runs the fast tests there
 # make lock   writes requirements.lock anew, of the newest versions
 # make audit  looks the locked versions up in the database of known vulnerabilities
 # make test-gpu-all    every option on a GPU; PART=1/3, 2/3 and 3/3 take ten minutes each, ONLY=... some: tests/options
 # make test-gpu    the tests for an NVIDIA GPU; GPU_PYTHON=... for another environment than .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-BIN := .venv/bin
-READY := .venv/.ready
+VENV := $(if $(LATEST),.venv-latest,.venv)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 
 # FBGEMM 1.X needs torch 2.(X+5). Its CUDA build 1.6 and torch 2.11.0 are the pair that was measured on GPUs.
 GPU = $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')
-CPU_TORCH := 2.13.0
-CUDA_TORCH := 2.11.0
-CUDA_FBGEMM := 1.6.0
-CUDA_TORCHREC := 1.6.1
+CPU_TORCH := $(if $(LATEST),2.14.1,2.13.0)
+CPU_FBGEMM := 1.8
+CUDA_TORCH := $(if $(LATEST),2.14.1,2.11.0)
+CUDA_FBGEMM := $(if $(LATEST),1.9.0,1.6.0)
+CUDA_TORCHREC := $(if $(LATEST),1.9.2,1.6.1)
 
 # Not in the lock: torch's build depends on the machine, and these belong to it.
 OF_TORCH := torch cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
   cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 UV_VERSION := 0.13.9
 
-.PHONY: env run fast test test-all test-cluster lint test-gpu test-gpu-all lock audit clean FORCE
+.PHONY: env run fast test test-all test-cluster lint test-gpu test-gpu-all lock audit clean
 
 env: $(READY)
 
 # uv installs what is locked, held to its hashes, and torch's own dependencies with it. Then pip takes the build of torch
 # that fits the machine. Compiled: where PYTHONDONTWRITEBYTECODE is set every process would compile a thousand modules
 # again, which takes it a second. .ready says which versions are there.
-$(READY): pyproject.toml requirements.lock $(if $(LATEST),$(shell grep -qs latest $(READY) || echo FORCE))
+$(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or later is needed; give it with make PYTHON=..." >&2; exit 2; }
-	$(PYTHON) -m venv --clear .venv
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) uv==$(UV_VERSION)
 	$(if $(LATEST),$(latest),$(locked))
 	$(if $(GPU),$(for_cuda))
@@ -52,7 +55,7 @@ endef
 
 define latest
 $(PIP) $(TORCH)
-$(UV) --editable '.[dev]' $(TORCH)
+$(UV) --editable '.[dev]' $(TORCH) 'hydra-core>=1.4.0rc1' 'omegaconf>=2.4.1rc1'
 @echo 'the newest versions are installed, not those of requirements.lock'
 endef
 
@@ -63,7 +66,8 @@ $(PIP) --no-deps torchrec==$(CUDA_TORCHREC) fbgemm-gpu==$(CUDA_FBGEMM)
 endef
 
 lock: $(READY)
-	echo 'torch==$(CPU_TORCH)' | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+	printf '%s\n' torch==$(CPU_TORCH) 'torchrec==$(CPU_FBGEMM).*' 'fbgemm-gpu-cpu==$(CPU_FBGEMM).*' | \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
 	  --generate-hashes --no-annotate --no-emit-index-url --custom-compile-command 'make lock' \
 	  $(addprefix --no-emit-package=,$(OF_TORCH)) --constraint - --output-file requirements.lock pyproject.toml
 
@@ -82,7 +86,7 @@ fast: env
 # Side by side: types are checked on one core, which leaves another idle. Where one of the two fails, make says so and
 # waits for the other before it ends with an error.
 test: env
-	@$(MAKE) --no-print-directory --jobs=2 lint fast
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(LATEST),,lint) fast
 
 test-all: test
 	$(PYTEST) -m 'slow and not gpu and not cluster'
@@ -117,4 +121,4 @@ test-gpu-all: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
 	$(GPU_PYTHON) -m tests.options PART=$(PART) OUT=$(OUT) $(if $(ONLY),'ONLY=$(ONLY)') $(if $(filter 1/1,$(PART)),SECONDS=36000)
 
 clean:
-	rm -rf .venv .venv-cluster .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-latest .venv-cluster .pytest_cache .ruff_cache *.egg-info

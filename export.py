@@ -8,10 +8,11 @@ from omegaconf import DictConfig
 from src.cli import run_entry_point, run_job
 from src.config.dashes import add_model_keys, as_keys
 from src.config.schema import ExportConfig
+from src.config.versions import BASE
 from src.system.loading import loading
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="export")
+@hydra.main(**BASE, config_path="conf", config_name="export")
 def main(config: DictConfig) -> None:
     run_job(export, config, ExportConfig)
 

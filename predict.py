@@ -6,10 +6,11 @@ from omegaconf import DictConfig
 from src.cli import run_entry_point, run_job
 from src.config.schema import PredictConfig
 from src.config.trained import name_model
+from src.config.versions import BASE
 from src.system.loading import loading
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="predict")
+@hydra.main(**BASE, config_path="conf", config_name="predict")
 def main(config: DictConfig) -> None:
     run_job(predict, config, PredictConfig)
 

@@ -5,10 +5,11 @@ from omegaconf import DictConfig
 
 from src.cli import run_entry_point, run_job
 from src.config.schema import PrepareConfig
+from src.config.versions import BASE
 from src.system.loading import loading
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="prepare")
+@hydra.main(**BASE, config_path="conf", config_name="prepare")
 def main(config: DictConfig) -> None:
     run_job(prepare, config, PrepareConfig)
 

@@ -6,9 +6,10 @@ from omegaconf import DictConfig
 from src.cli import run_entry_point, run_job
 from src.config.schema import TrainConfig
 from src.config.searched import as_searched
+from src.config.versions import BASE
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(**BASE, config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     from src.train import train_here_or_on_ranks  # torch is not loaded for --help, --cfg job or completion
 

@@ -1,7 +1,6 @@
 """Hydra's plugins of this project: Hydra finds them only in this package. The implementations are in src/sweep."""
 
-from hydra.core.config_store import ConfigStore
-
+from src.config.versions import store_config
 from src.sweep.grid import GridSweeper
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.search import SearchSweeper
@@ -21,7 +20,7 @@ class Search(SearchSweeper):
 
 # Hydra's own basic sweeper ends without a table where the launcher is a cluster's. It is not a yaml file, because Hydra
 # warns of one that has the name of a part of its own.
-ConfigStore.instance().store(
+store_config(
     name="basic",
     group="hydra/sweeper",
     node={"_target_": "hydra_plugins.reprise.Grid", "max_batch_size": None, "params": None},

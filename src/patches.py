@@ -60,7 +60,9 @@ class Patch(NamedTuple):
         return not os.environ.get(self.switch) and versions_fit
 
 
-HYDRA = Patch(keep_written_numbers, "REPRISE_PLAIN_OVERRIDES", {"hydra-core": ("1.3.",), "omegaconf": ("2.3.",)})
+HYDRA = Patch(
+    keep_written_numbers, "REPRISE_PLAIN_OVERRIDES", {"hydra-core": ("1.3.", "1.4."), "omegaconf": ("2.3.", "2.4.")}
+)
 TORCHMETRICS = Patch(
     import_torchmetrics_alone, "REPRISE_PLAIN_START", {"torchmetrics": ("1.9.",), "lightning-utilities": ("0.15.",)}
 )

@@ -19,6 +19,7 @@ from src.config.schema import PredictConfig
 from src.config.settings import CONF
 from src.config.trained import RUN, is_in, named_choices
 from src.config.values import check_values
+from src.config.versions import BASE
 from src.errors import UserError
 from src.pretrained.hub import downloaded
 from src.pretrained.reading import read_export
@@ -110,7 +111,7 @@ def own_hydra() -> Iterator[None]:
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with initialize_config_dir(str(CONF), **BASE):
             yield
     finally:
         GlobalHydra.instance().hydra = running

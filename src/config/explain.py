@@ -31,6 +31,7 @@ SYNONYMS = {
     "n": "num_samples", "num": "num_samples", "samples": "num_samples",
 }  # fmt: skip
 NO_GROUP = re.compile(r"Could not override '(\w+)'.*No match in the defaults list")
+NO_ROW = re.compile(r"Interpolation key '\.?table\.([^']+)'")  # OmegaConf 2.4 has the dot of a relative key
 
 
 def explain(error: BaseException) -> str:
@@ -51,8 +52,8 @@ def explain(error: BaseException) -> str:
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return f"unknown key {key!r}{nearest_key(key, known_keys(cause))}; see `--cfg job` for every key there is"
         return f"{key}: {first_line(cause)}"
-    if isinstance(error, InterpolationKeyError) and "'table." in str(error):
-        return missing_row(first_line(error))
+    if isinstance(error, InterpolationKeyError) and (match := NO_ROW.search(str(error))):
+        return missing_row(match[1].replace(".", " "))
     if match := NO_GROUP.match(str(error)):
         added = match[1] == "fix_hp"
         return f"{match[1]} " + ("is added: write +fix_hp=..." if added else "is no group of this command; see --help")
@@ -147,9 +148,8 @@ def known_keys(error: OmegaConfBaseException) -> list[str]:
     return keys
 
 
-def missing_row(reason: str) -> str:
-    """Returns the message for a case that the max_bs table lacks. `reason` ends in 'table.MODEL.TRAINER'."""
-    case = reason.partition("'table.")[2].partition("'")[0].replace(".", " ")
+def missing_row(case: str) -> str:
+    """Returns the message for a case, as `MODEL TRAINER`, that the max_bs table lacks."""
     table = OmegaConf.load(CONF / "fix_hp" / "max_bs.yaml").fix_hp.table
     there = "; ".join(f"{model}: {', '.join(map(str, rows))}" for model, rows in table.items())
     return f"fix_hp=max_bs: no published row for {case}; there are {there}; leave +fix_hp away or set hp.batch_size"

@@ -14,12 +14,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Literal
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import II, MISSING, DictConfig, OmegaConf, SCMode
 
 from src.config.ranges import Count, Limit, NotNegative, Number, OpenShare, Positive, Seconds, Seed
 from src.config.settings import CONF
+from src.config.versions import ignore_unlisted, register_resolver, store_config
 from src.system.files import claimed
 from src.system.group import begun_s, restarts, started_by
 
@@ -298,14 +298,14 @@ def typed(config: DictConfig) -> Any:
 
 def register() -> None:
     """Makes the schemas and resolvers known; every entry point calls it before composing."""
-    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
-    OmegaConf.register_new_resolver("begun", begun, replace=True)
-    OmegaConf.register_new_resolver("first", first, replace=True)
-    OmegaConf.register_new_resolver("class_folders", class_folders, replace=True)
-    OmegaConf.register_new_resolver("claim", run_folder, replace=True)
-    OmegaConf.register_new_resolver("choices", choices, replace=True)
-    store = ConfigStore.instance()
-    store.store(name="train_schema", node=structured(TrainConfig))
-    store.store(name="predict_schema", node=structured(PredictConfig))
-    store.store(name="prepare_schema", node=structured(PrepareConfig))
-    store.store(name="export_schema", node=structured(ExportConfig))
+    ignore_unlisted()
+    register_resolver("run_dir", run_dir)
+    register_resolver("begun", begun)
+    register_resolver("first", first)
+    register_resolver("class_folders", class_folders)
+    register_resolver("claim", run_folder)
+    register_resolver("choices", choices)
+    store_config(name="train_schema", node=structured(TrainConfig))
+    store_config(name="predict_schema", node=structured(PredictConfig))
+    store_config(name="prepare_schema", node=structured(PrepareConfig))
+    store_config(name="export_schema", node=structured(ExportConfig))

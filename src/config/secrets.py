@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from src.config.versions import register_resolver
 from src.system.masking import MASK, SHORTEST, Secrets, is_told, know, leaves, told
 
 MARK = "REPRISE_VALUE_OF_THE_ENVIRONMENT"  # an identifier, so that resolvers pass it on
@@ -62,11 +63,11 @@ def from_environment(config: DictConfig | ListConfig) -> tuple[set[str], dict[tu
         places = [below for below, leaf in leaf_paths(plain) if MARK in str(leaf)]
         return {(*path, *below): MASK if below else text for below in places}
 
-    OmegaConf.register_new_resolver("oc.env", marked, replace=True)
+    register_resolver("oc.env", marked)
     try:
         walk(config, ())
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        register_resolver("oc.env", oc.env)
     return names, paths
 
 

@@ -15,6 +15,7 @@ from src.config.from_file import PARTIAL, TARGET, is_withheld, values_for
 from src.config.schema import Precision, PredictConfig, TrainConfig, structured
 from src.config.settings import CONF
 from src.config.values import parameters_of, target_of
+from src.config.versions import BASE
 from src.errors import UserError
 from src.system.masking import MASK, masked
 from src.system.reading import load_pickled
@@ -193,7 +194,7 @@ def is_in(name: Any, group: str) -> TypeGuard[str]:
 def group_of(group: str, name: str) -> DictConfig:
     """Returns a choice of a config group, not resolved."""
     running = GlobalHydra.instance().is_initialized()  # by an entry point
-    with nullcontext() if running else initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if running else initialize_config_dir(str(CONF), **BASE):
         choice = compose(f"{group}/{name}")[group]
     OmegaConf.set_struct(choice, False)
     return choice

@@ -102,7 +102,7 @@ def settle_batch(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         row = search(run, settings, [text for text in overrides if not text.lstrip("+").startswith(DROPPED_IN_TRIALS)])
         with locked(file.with_suffix(".lock")):  # other runs may write at the same time
             write_text(file, "# What fix_hp=auto found.\n" + OmegaConf.to_yaml(read_rows(file) | {case: row}))
-    config.hp.batch_size, config.hp.lr = row["batch_size"], row["lr"]
+    config.hp.batch_size, config.hp.lr = row["batch_size"], float(row["lr"])
     if started_by() is None:
         chosen = f"hp.batch_size={config.hp.batch_size} hp.lr={config.hp.lr:g}"
         print(f"fix_hp=auto: {chosen}{published_row_note(run)}; {file}", flush=True)

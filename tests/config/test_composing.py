@@ -7,12 +7,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from src.config import schema
 from src.config.settings import CONF
+from src.config.versions import BASE
 from tests.support.composing import composed
 
 
 def by_hydra(*overrides: str) -> DictConfig:
     schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         return compose("train", list(overrides))
 
 
@@ -27,7 +28,7 @@ def by_hydra(*overrides: str) -> DictConfig:
 def test_it_is_what_hydra_composes(overrides: list[str]) -> None:
     config, expected = composed("train", *overrides), by_hydra(*overrides)
     assert OmegaConf.to_container(config) == OmegaConf.to_container(expected)
-    config.hp.lr = 7
+    config.hp.lr = 7.0
     assert composed("train", *overrides).hp.lr == expected.hp.lr
 
 

@@ -15,6 +15,7 @@ from src.config.complete import complete
 from src.config.explain import explain
 from src.config.schema import typed
 from src.config.settings import CONF, check_fix_hp
+from src.config.versions import BASE
 from src.errors import UserError
 from src.gpu import graph_gaps
 from src.launch.devices import set_execution
@@ -150,7 +151,7 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("entry", ["train", "predict", "prepare"])
 def test_a_run_claims_its_folder(entry: str) -> None:
     schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         config = compose(entry, return_hydra_config=True)
     assert OmegaConf.to_container(config.hydra.run)["dir"].startswith("${claim:")  # type: ignore[index]
 

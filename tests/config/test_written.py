@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from src import patches
 from src.config import schema
 from src.config.settings import CONF
+from src.config.versions import BASE
 from src.errors import UserError
 
 
@@ -19,7 +20,7 @@ def hydras(entry: str, *overrides: str) -> DictConfig:
     """Returns the config that Hydra composes."""
     schema.register()
     patches.install(patches.HYDRA)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         return compose(entry, list(overrides), return_hydra_config=True)
 
 

@@ -16,6 +16,7 @@ from rdkit.Chem import rdDistGeom
 
 from src.batches.clicks import Clicks
 from src.config.trained import name_model
+from src.config.versions import BASE
 from src.errors import UserError
 from src.run import train
 from src.system.home import VERSION
@@ -154,7 +155,7 @@ def test_a_program_under_hydra_keeps_its_own_configs(tmp_path: Path) -> None:
     named = checkpoint.rename(checkpoint.with_name("a,b=c $x.ckpt"))
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "mine.yaml").write_text("number: 3\n")
-    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.3"):
+    with initialize_config_dir(str(tmp_path / "theirs"), **BASE):
         load(named, device="cpu")
         assert compose("mine").number == 3
 

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from src import patches
 from src.config import schema, written
 from src.config.settings import CONF
+from src.config.versions import BASE
 
 if TYPE_CHECKING:
     from src.report.record import Record
@@ -57,5 +58,5 @@ def _is_value(override: Override) -> bool:
 @cache
 def _composed(entry: str, overrides: tuple[str, ...]) -> DictConfig:
     schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         return compose(entry, list(overrides))

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from src.config import schema
 from src.config.secrets import find, watch
 from src.config.settings import CONF
+from src.config.versions import BASE
 from src.errors import UserError
 from src.system import masking
 from src.system.masking import MASK, MaskingFilter, Secrets, mask_error, masked, masked_text
@@ -233,7 +234,7 @@ def test_what_a_checkpoint_leaves_out_has_to_be_given_again(left_out: str) -> No
 def test_hydra_itself_writes_no_config(entry: str) -> None:
     """It would do so before any code of ours runs, and on every rank."""
     schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         assert compose(entry, return_hydra_config=True).hydra.output_subdir is None
 
 

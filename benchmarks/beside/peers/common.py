@@ -14,6 +14,7 @@ from benchmarks.beside.assignment import Assignment
 from src.config import schema
 from src.config.instantiate import instantiate
 from src.config.settings import CONF
+from src.config.versions import BASE
 
 POOL = 8  # different batches on the device
 _last_loss: list[Tensor] = []
@@ -27,7 +28,7 @@ def batches(
     from src.config.complete import complete
 
     schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **BASE):
         config = complete(compose("train", [*assignment.data, "logger=none", "output_dir=none"]))
     datamodule = instantiate(config.datamodule, "datamodule")
     datamodule.device = device
