@@ -1,6 +1,7 @@
 """Patches of other packages: what each changes, the versions that it was tried with, and its switch.
 
-With its switch set in the environment, or another version of a package, the package is left as it is.
+With its switch set in the environment, or another version of a package, the package is left as it is: numbers of the
+command line lose how they were written, and torchmetrics imports all that it may need.
 """
 
 import os

@@ -192,7 +192,7 @@ def test_an_optional_column_may_be_missing_and_case_may_be_ignored(tmp_path: Pat
         ("a.csv", b"\xff\xfet\0e", "line 1 is not UTF-16 (byte 0x65)"),
         ("a.csv", b"PK\3\4", "is a spreadsheet or an archive, no text: save its sheet as CSV UTF-8"),
         ("a.csv", b"PAR1", "is no text but a .parquet file: rename it"),
-        ("a.csv", gzip.compress(b"text"), "is no text but a .gz file: rename it"),
+        ("a.csv", gzip.compress(b"text", mtime=0), "is no text but a .gz file: rename it"),
         ("a.csv.gz", b"text", "is truncated or no .gz file"),
         ("a.xlsx", b"", "is a spreadsheet: save its sheet as CSV UTF-8 (.csv), and give that file"),
         ("a.txt", b"", "is no table: give a file that ends in .csv, .tsv, .jsonl, .parquet"),
