@@ -185,7 +185,7 @@ def test_what_is_not_plain_is_refused(path: Path, key: str, value: Any) -> None:
     assert re.match(rf"{re.escape(str(path))}(\.|: ){key}", str(raised.value))
 
 
-@pytest.mark.filterwarnings("default:Sparse invariant checks")  # of torch 2.11
+@pytest.mark.filterwarnings("default:Sparse invariant checks", "default:Validating sparse tensor")  # torch 2.11, 2.14
 @pytest.mark.parametrize("tensor", [torch.ones(3).to_sparse(), torch.empty(3, device="meta")])
 def test_weights_that_are_not_dense_are_refused(path: Path, tensor: torch.Tensor) -> None:
     write_checkpoint(CONTENT | {"state_dict": {"network.bias": tensor}}, path)
