@@ -73,7 +73,7 @@ def test_a_sweep_ends_in_a_comparison_that_names_what_failed(tmp_path: Path) -> 
     for folder, job in other.items():
         write_job(folder, replace(job, key=folder.name))
     file = write_comparison(tmp_path / "other", other)
-    assert file is not None and file.read_text().count('<section style="') == 2  # figures of two kinds: one for each
+    assert file is not None and file.read_text().count('<section id="part-') == 2  # figures of two kinds: one for each
 
 
 @pytest.mark.parametrize(
