@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from src.report.cli import main
-from src.report.digits import number
+from src.report.digits import shown
 from src.report.record import Record, read_record, write_record
 from tests.support import ROOT
 from tests.support.possible import possible
@@ -174,5 +174,5 @@ def test_the_guides_commands_lead_from_two_runs_to_a_report(tmp_path: Path) -> N
     written = (tmp_path / "outputs" / "report.html").read_text(encoding="utf-8")
     for record in records:
         assert record.steady is not None and record.steady.p_train is not None
-        assert f"<td>{number(record.steady.p_train)}</td>" in written
+        assert f">{shown(record.steady.p_train)}</td>" in written
     assert "lr=0.05" in (tmp_path / "outputs" / "table.tex").read_text(encoding="utf-8")
