@@ -190,10 +190,10 @@ def errors(case: Case, dtype: torch.dtype) -> dict[str, Any]:
             with cast:
                 loss = case.loss(model, given)
             loss.backward()
-        found = {"loss": loss.detach()}  # pyright: ignore[reportPossiblyUnboundVariable]
-        found |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-        found |= dict(model.named_buffers())
-        values[side] = {name: value.double() for name, value in found.items()}
+        tensors = {"loss": loss.detach()}  # pyright: ignore[reportPossiblyUnboundVariable]
+        tensors |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+        tensors |= dict(model.named_buffers())
+        values[side] = {name: value.double() for name, value in tensors.items()}
     assert values["exact"].keys() == values["fast"].keys() == values["plain"].keys()
     largest = max(v.abs().max().item() for k, v in values["exact"].items() if k.startswith("gradient"))
 

@@ -125,11 +125,11 @@ def planned(model: nn.Module) -> tuple[list[tuple[nn.Module, type[nn.Module]]], 
     """Returns the modules to replace with their fast classes, and the report."""
     plan: list[tuple[nn.Module, type[nn.Module]]] = []
     replaced, kept = dict[str, str](), dict[str, str]()
-    own = own_replacements(model)
+    replacements = own_replacements(model)
     for name, module in model.named_modules():
         plain = plain_class(module) or type(module)
         key = f"{plain.__module__}:{plain.__qualname__}"
-        path = OTHERS.get(key) or own.get(key)
+        path = OTHERS.get(key) or replacements.get(key)
         if path is None:
             path, why = derived(plain)
             if why:
@@ -180,11 +180,11 @@ def own_replacements(model: nn.Module) -> dict[str, str]:
         for module in model.modules()
         if type(module).__module__.startswith(f"{MODELS}.")
     }
-    found: dict[str, str] = {}
+    fast_classes: dict[str, str] = {}
     for package in sorted(packages):
         for classes in import_module(f"{package}.fast").REPLACEMENTS.values():
-            found |= {f"{plain.__module__}:{plain.__qualname__}": fast for plain, fast in classes.items()}
-    return found
+            fast_classes |= {f"{plain.__module__}:{plain.__qualname__}": fast for plain, fast in classes.items()}
+    return fast_classes
 
 
 def derived(kind: type[nn.Module]) -> tuple[None, str | None]:

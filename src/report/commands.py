@@ -122,9 +122,9 @@ def rcp_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_rcp(options: argparse.Namespace) -> int:
-    found = convergence.points(load(options.runs), options.target)
+    points = convergence.points(load(options.runs), options.target)
     is_json = options.format == "json"
-    put(convergence.as_json(found, options.benchmark) if is_json else convergence.as_table(found), options.output)
+    put(convergence.as_json(points, options.benchmark) if is_json else convergence.as_table(points), options.output)
     return 0
 
 

@@ -144,12 +144,12 @@ def steps_per_epoch(source: str, record: Record) -> float:
     Raises UserError where none of these tells.
     """
     fit, rows = mapping(record.config.get("fit")), [row for row in record.history if row.get("step")]
-    epochs, each = fit.get("max_epochs") or -1, fit.get("eval_every_n_epochs")
+    epochs, epochs_between = fit.get("max_epochs") or -1, fit.get("eval_every_n_epochs")
     if rows and epochs > 0 and not any(fit.get(key) not in (None, False, -1) for key in ENDS_EARLY):
         return max([rows[-1]["step"], *(leg.last_step for leg in record.legs or ())]) / epochs
-    if each and not fit.get("eval_every_n_steps"):
+    if epochs_between and not fit.get("eval_every_n_steps"):
         for row in rows:
-            if "loss" not in row and row.get("epoch") is not None and (row["epoch"] + 1) % each == 0:
+            if "loss" not in row and row.get("epoch") is not None and (row["epoch"] + 1) % epochs_between == 0:
                 return row["step"] / (row["epoch"] + 1)
     if isinstance(steps := mapping(record.config.get("datamodule")).get("steps_per_epoch"), int):
         return steps
@@ -236,7 +236,7 @@ def as_json(every: Sequence[Point], benchmark: str | None = None) -> str:
             "Pruned": point in dropped,
         }
     text = json.dumps(entries, indent=2) + "\n"
-    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+    return re.sub(r"\[[^][{}]*\]", lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
 
 
 def as_table(every: Sequence[Point]) -> str:
@@ -246,10 +246,10 @@ def as_table(every: Sequence[Point]) -> str:
     for point in every:
         case, metric = point.record.case, point.record.final_metric
         figures = (point.mean, point.sd, fmean(sorted(point.samples)[1:-1]), point.every)
-        epochs, sd, samples, each = map(number, figures)
+        epochs, sd, samples, interval = map(number, figures)
         lines.append(
             [case.model, case.datamodule, metric.name if metric else "", f"{point.target:g}", str(point.batch),
-             str(len(point.epochs)), epochs, sd, samples, each, "yes" if point in dropped else ""]
+             str(len(point.epochs)), epochs, sd, samples, interval, "yes" if point in dropped else ""]
         )  # fmt: skip
     words = [
         "Epochs and samples to the target: the mean without the fastest and the slowest of n seeds; sd, in epochs, is",

@@ -129,10 +129,10 @@ def test_the_five_scripts_of_the_guide(library: Path, tmp_path: Path) -> None:
     rows = [(" ".join(source.choices(WORDS[label], k=4)), label) for label in sorted(WORDS) * 60]
     (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *(",".join(row) for row in rows), ""]))
     (tmp_path / "new.txt").write_text("the team scored a goal\nsoup with bread\n")
-    found = scripts()
-    assert list(found) == ["train.sh", "predict.sh", "load.py", "measuring.py", "export.sh"]
+    texts = scripts()
+    assert list(texts) == ["train.sh", "predict.sh", "load.py", "measuring.py", "export.sh"]
     printed = {}
-    for name, text in found.items():
+    for name, text in texts.items():
         assert len(text.splitlines()) <= 15
         (tmp_path / name).write_text(text)
         starting = [str(library)] if name.endswith(".py") else ["bash", "-e"]

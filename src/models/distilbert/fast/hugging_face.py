@@ -140,11 +140,11 @@ class DistilBertModel(plain.DistilBertModel):
         padding = -1 if padding is None else padding
         x = embed(batch, *weights[:4], self.embeddings.LayerNorm.eps, dropouts[0], dtype, padding)  # type: ignore
         for number, block in enumerate(blocks_of(self)):
-            own = tuple(weights[4 + 16 * number : 20 + 16 * number])
+            of_layer = tuple(weights[4 + 16 * number : 20 + 16 * number])
             is_last = number + 1 == len(self.transformer.layer)
             pair = dropouts[1 + 2 * number : 3 + 2 * number]
             eps = block.sa_layer_norm.eps
-            x = layer(x, layout, first_only and is_last, config.n_heads, eps, pair, own)  # type: ignore[arg-type]
+            x = layer(x, layout, first_only and is_last, config.n_heads, eps, pair, of_layer)  # type: ignore[arg-type]
         return x
 
     def dropouts(self) -> tuple[float, ...]:
