@@ -51,3 +51,13 @@ class PackedTokens(NamedTuple):
     def processed_tokens(self) -> int:
         """Tokens of the batch, padding included."""
         return self.ids.numel()
+
+
+Tokens = PaddedTokens | PackedTokens
+
+
+class Work(NamedTuple):
+    """An average sentence: its tokens, and their square (tokens times tokens attended to)."""
+
+    tokens: float
+    squares: float

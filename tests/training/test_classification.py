@@ -9,10 +9,10 @@ import pytest
 from src.datamodules.base import DataModule
 from src.measure.classification import scores_of
 from src.measure.reading import Reading
-from src.models.distilbert.predict import write_labels
 from src.training.classification import judge_classes, majority, train_counts
 from src.training.image_classification import Classified, write_classes
 from src.training.prediction import Quality
+from src.training.sentence_prediction import write_labels
 
 NAMES = ["=1+1", "+49", "-x", "@SUM(A1)", "a,b", 'say "no"', "two\nlines", "日本語", "\u202egnp", "plain"]
 SAFE = ["'=1+1", "+49", "'-x", "'@SUM(A1)", *NAMES[4:]]  # a number is no formula

@@ -4,17 +4,9 @@ Only matrix products count, over all tokens of a padded sentence or the real one
 sentence of 512 tokens takes 48.3 GFLOP forward and 145 GFLOP to train.
 """
 
-from typing import NamedTuple
-
+from src.batches.tokens import Work
 from src.measure.roofline import ADAM_BYTES, Cost
 from src.models.distilbert.network import DistilBert, Sizes
-
-
-class Work(NamedTuple):
-    """An average sentence: its tokens, and their square (tokens times tokens attended to)."""
-
-    tokens: float
-    squares: float
 
 
 def macs_per_sentence(sizes: Sizes, work: Work) -> float:

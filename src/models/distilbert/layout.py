@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from src.batches.tokens import PackedTokens, PaddedTokens
-
-Tokens = PaddedTokens | PackedTokens
+from src.batches.tokens import PaddedTokens, Tokens
 
 
 class Sentences(NamedTuple):

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.batches.tokens import PaddedTokens
+from src.batches.tokens import PaddedTokens, Tokens
 from src.config.ranges import ShareBelow1
 from src.errors import UserError
-from src.models.distilbert.layout import Layout, Tokens
+from src.models.distilbert.layout import Layout
 
 EPS = 1e-12  # of every layer norm
 INIT_STD = 0.02  # of weights; biases are initialised to 0

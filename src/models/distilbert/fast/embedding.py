@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.batches.tokens import PAD, PaddedTokens
+from src.batches.tokens import PAD, PaddedTokens, Tokens
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert.fast import rows
 from src.models.distilbert.fast.rows import Drop, TokenIds
-from src.models.distilbert.layout import Tokens
 from src.models.distilbert.network import EPS, Embeddings, Hidden
 from src.parallel.gradient_slots import slot_of
 

@@ -16,14 +16,14 @@ from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.distilbert import modeling_distilbert as plain
 
-from src.batches.tokens import PackedTokens, PaddedTokens
+from src.batches.tokens import PackedTokens, PaddedTokens, Tokens
 from src.gpu import training_graphs
 from src.gpu.hooks import hooked
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.embedding import embed
 from src.models.distilbert.fast.layer import layer
-from src.models.distilbert.layout import Layout, Tokens
+from src.models.distilbert.layout import Layout
 
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")  # which all compute the same
 IGNORED = ("return_dict", "num_items_in_batch")  # arguments that change nothing in the encoder

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from src.datamodules.text.texts import TextDataModule
-from src.models.distilbert.network import DistilBert
 from src.training.predictor import Classes, Inference, Predictor
 
 
@@ -17,10 +17,8 @@ class SentencePredictor(Predictor[str | Sequence[str], Classes]):
         network, datamodule: on one device, and bound to each other.
     """
 
-    network: DistilBert
-
     def __init__(
-        self, network: DistilBert, datamodule: TextDataModule, device: torch.device, inference: Inference
+        self, network: nn.Module, datamodule: TextDataModule, device: torch.device, inference: Inference
     ) -> None:
         super().__init__(device, inference)
         self.network, self.datamodule = network, datamodule

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from src.batches.tokens import UNLABELLED
+from src.batches.tokens import UNLABELLED, Tokens
 from src.datamodules.tables import is_table
 from src.datamodules.text.tables import LabelledSentences, is_blank, read_table
 from src.datamodules.text.texts import Sentences, TextDataModule
@@ -20,8 +20,6 @@ from src.measure.classification import scores_of
 from src.measure.clock import Clock
 from src.measure.curves import score_groups
 from src.measure.reading import Reading
-from src.models.distilbert.layout import Tokens
-from src.models.distilbert.network import DistilBert
 from src.printable import printable
 from src.system.reading import decoded, read_bytes
 from src.system.tables import write_csv
@@ -49,7 +47,7 @@ BLANK = "no sentence, an empty label in the output"
 
 @dataclass(frozen=True)
 class Options:
-    """DistilBERT's own of a prediction: conf/model/distilbert.yaml, `predict`.
+    """Options of a prediction: `predict` in the model's yaml.
 
     input: a table, a file with a sentence a line, or - for standard input; the datamodule's `predict`
         split if not given.
@@ -59,7 +57,7 @@ class Options:
 
 
 def predict_sentences(
-    network: DistilBert,
+    logits: Callable[[Tokens], Tensor],
     datamodule: TextDataModule,
     job: PredictionJob,
     clock: Clock,
@@ -72,7 +70,7 @@ def predict_sentences(
     making of the batch and its share of the tokenisation, which is done for all sentences at once.
 
     Args:
-        network, datamodule: on one device.
+        logits: of a batch, on the datamodule's device.
         metric: the accuracy, with its target.
         count_work: told of every timed batch.
     """
@@ -100,7 +98,7 @@ def predict_sentences(
     loader = datamodule.loader(tokens.truncated(datamodule.max_length), batch_size=job.batch_size)
 
     def probabilities(batch: Tokens) -> Float[Tensor, "sentences labels"]:
-        return network(batch).softmax(1)
+        return logits(batch).softmax(1)
 
     run = Graphed(probabilities, job.graph)
     warm_up(run, loader, job)
