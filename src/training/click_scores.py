@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.batches.clicks import ClickBatch
 from src.datamodules.clicks.criteo import ClickDataModule
@@ -15,7 +15,6 @@ from src.gpu.cuda_graphs import Graphed
 from src.measure.auc import ExactAUC
 from src.measure.clock import Clock
 from src.measure.curves import log_loss, score_groups, separation
-from src.models.dlrm.network import DLRM
 from src.printable import printable
 from src.system.tables import write_csv
 from src.training.prediction import (
@@ -33,7 +32,7 @@ from src.training.task import FinalMetric
 
 
 def predict_clicks(
-    network: DLRM,
+    network: nn.Module,
     datamodule: ClickDataModule,
     job: PredictionJob,
     clock: Clock,
@@ -142,7 +141,7 @@ def judge(
         Quality("base rate", base, "nats", always),
         Quality("NE", loss / base, "", "normalised entropy: log loss over that of the base rate; 1 is no better"),
     ]
-    from src.models.dlrm.plots import clicks_picture  # not at the top: matplotlib
+    from src.training.click_picture import clicks_picture  # not at the top: matplotlib
 
     clicks_picture(scores, labels, curves, area, words, path)
     return quality, {"curves": path}

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.own import ClickFileDataModule, features_of, ids_and_numbers
 from src.datamodules.clicks.own_rows import ClickColumns, read_clicks
 from src.errors import UserError
-from src.models.dlrm.network import DLRM
 from src.training.predictor import Inference, Predictor
 
 Rows = str | Path | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Clicks
@@ -29,9 +28,7 @@ class ClickPredictor(Predictor[Rows, np.ndarray]):
     any network they are `Clicks`, whose ids are those of the training.
     """
 
-    network: DLRM
-
-    def __init__(self, network: DLRM, layout: ClickLayout, device: torch.device, inference: Inference) -> None:
+    def __init__(self, network: nn.Module, layout: ClickLayout, device: torch.device, inference: Inference) -> None:
         super().__init__(device, inference)
         self.network, self.layout = network, layout
 
