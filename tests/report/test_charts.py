@@ -11,8 +11,8 @@ from src.report.compare.answer_charts import means_spec, ratio_spec
 from src.report.compare.axes import bounded, in_lines, log_ticks, round_ticks, short, value_axis
 from src.report.compare.build import compare
 from src.report.compare.charts import runs_spec
-from src.report.compare.curves import LETTERS, _apart, curve_spec, panels
-from src.report.compare.structure import Comparison, Quantity
+from src.report.compare.curves import LETTERS, _apart, curve_spec, mean_curves, panels
+from src.report.compare.structure import Comparison, Curve, Quantity
 from src.report.compare.varied import as_number
 from src.report.load import Loaded
 from src.report.record import Case, ReachedMetric, Record, Steady
@@ -93,9 +93,21 @@ def test_training_and_validation_of_one_loss_share_a_panel(comparison: Compariso
     assert panels(comparison) == [("loss", "val_loss")]
     drawn = curve_spec(comparison, ("loss", "val_loss"), "samples")
     assert drawn is not None
-    training, validation, _, names = drawn["layer"]
+    seeds, training, validation, _, names = drawn["layer"]
     assert training["mark"]["strokeWidth"] < validation["mark"]["strokeWidth"]
+    assert seeds["mark"]["opacity"] < 0.5 and len(seeds["data"]["values"]) == 4 * 3
+    # 3 / i + seed, on average over seeds 1 and 2
+    assert [point["y"] for point in validation["data"]["values"]] == [4.5, 3.0, 2.5] * 2
     assert {row["group"] for row in names["data"]["values"]} == {"precision=amp", "precision=tf32"}
+
+
+def test_seeds_that_were_judged_at_other_samples_stand_for_themselves() -> None:
+    one = Curve(group=0, source="a", metric="acc", values=[1, 2, 3], samples=[10, 20, 30], seconds=[1, 2, None])
+    other = replace(one, source="b", values=[5, 8], samples=[20, 30], seconds=[4, 5])
+    (mean,), seeds = mean_curves([one, other])
+    assert (mean.samples, mean.values, mean.seconds) == ([20, 30], [3.5, 5.5], [3.0, None]) and seeds == [one, other]
+    apart = [one, replace(other, samples=[21, 31])]
+    assert mean_curves(apart) == (apart, [])
 
 
 def test_names_at_the_ends_of_curves_do_not_cover_each_other() -> None:

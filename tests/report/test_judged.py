@@ -10,6 +10,7 @@ from src.measure.curves import score_groups
 from src.measure.judged import ClassFigures, listed
 from src.report.cli import main
 from src.report.compare.build import compare
+from src.report.compare.hindrances import verdict
 from src.report.compare.judged import calibration_spec, class_table, quality_table
 from src.report.compare.structure import Comparison
 from src.report.load import load
@@ -37,6 +38,15 @@ def test_each_class_has_its_figures_and_their_means(compared: Comparison) -> Non
     assert cat == ["cat", "4", "0.88 ± 0.18", "0.70 ± 0.14", "0.78 ± 0.16", "0.75", "0.6", "0.6667"]
     assert dog[0] == "dog" and dog[5:] == ["0.6667", "0.8", "0.7273"]
     assert mean[0] == "mean of the classes" and mean[5] == "0.7083"  # balanced accuracy: (3/4 + 4/6) / 2
+
+
+def test_groups_that_were_evaluated_on_other_samples_are_not_comparable(trained: Record, tmp_path: Path) -> None:
+    for name, lr, count in (("a", 1, 4), ("b", 2, 4), ("c", 3, 1_000)):
+        record = replace(trained, classes=[replace(CAT, count=count), DOG], config={"hp": {"lr": lr}})
+        write_record(record, tmp_path / name / "result.json")
+    same, other = (compare(load([tmp_path / name for name in names])) for names in ("ab", "abc"))
+    assert verdict(same).startswith("Comparable: hp.lr alone differs")
+    assert verdict(other) == "Not comparable in the metric: evaluated on 10 to 1,006 samples."
 
 
 def test_the_page_has_the_classes_folded(compared: Comparison, tmp_path: Path) -> None:

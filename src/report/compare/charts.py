@@ -24,10 +24,11 @@ SPOKEN = re.compile(r' (?:aria-[a-z]+|role|class|pointer-events)="[^"]*"')  # of
 PLACES = re.compile(r' (?:d|transform|x2?|y2?)="[^"]*"')
 PADDING = {"left": 20, "right": 20, "top": 5, "bottom": 5}  # fonts of readers may be wider than those here
 WIDTH, NARROW = 340, 200  # of a plot; with its labels it is readable in a column of a page, of print and on a phone
-HEIGHT = 240  # of a plot of points
+HEIGHT = 170  # of a plot: four rows of charts fill a printed page
 LINE = 12  # pixels of a line of letters
 NAMES = 170  # of a group's name left of a row
 LETTER = 6.2  # pixels of a letter beside a plot
+SYMBOL = 20  # pixels of a legend's symbol
 LONG = re.compile(r"(\d\.\d\d)\d+")
 CONFIG = {
     "background": "transparent",
@@ -60,6 +61,12 @@ def complete(spec: Mapping[str, Any]) -> dict[str, Any]:
 def width_beside(labels: Sequence[str], limit: int) -> int:
     """Returns the width of a plot beside labels of at most `limit` pixels: with them charts are of one width."""
     return max(NARROW, WIDTH - min(limit, ceil(LETTER * max(map(len, labels), default=0))))
+
+
+def legend(labels: Sequence[str]) -> dict[str, Any]:
+    """Returns the legend of some labels: in two columns where these fit the plot's width."""
+    is_short = SYMBOL + LETTER * max(map(len, labels)) <= WIDTH / 2
+    return {"columns": 2 if is_short else 1, "columnPadding": 36}
 
 
 def svg(spec: Mapping[str, Any]) -> str:
@@ -114,7 +121,7 @@ def runs_spec(comparison: Comparison, over: Sequence[str], name: str) -> dict[st
     mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
     looks = _look(comparison, "shape")
     if 1 < len(comparison.groups) <= len(CURVES):
-        looks["color"] = {**looks["color"], "legend": {"columns": 1}}
+        looks["color"] = {**looks["color"], "legend": legend(names(comparison))}
     points = {"mark": mark, "encoding": {"x": x, "y": y, **looks}}
     return {"height": HEIGHT, "data": {"values": values}, "layer": [points, *_labels(comparison, values, x, y)]}
 

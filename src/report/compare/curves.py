@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from src.report.axes import unit_of, wants_log
-from src.report.compare.axes import in_lines, number_axis, value_axis
-from src.report.compare.charts import DASHES, INK, NAMES, look, names, plain, shape_of, width_beside
+from src.report.compare.axes import in_lines, log_ticks, number_axis, value_axis
+from src.report.compare.charts import DASHES, HEIGHT, INK, NAMES, look, names, plain, shape_of, width_beside
 from src.report.compare.structure import Comparison, Curve
 from src.system.colours import CURVES
 
-HEIGHT = 220
 LETTERS = 13  # pixels between the names at the ends of two curves
+FAINT = 0.25  # opacity of a seed beside the mean
 HELD_OUT = ("val_", "dev_")  # prefixes of a training metric's name where it is of other samples
 TITLES = {"samples": "samples", "seconds": "seconds since the first step"}
 
@@ -27,13 +29,15 @@ def panels(comparison: Comparison) -> list[tuple[str, ...]]:
 def curve_spec(comparison: Comparison, metrics: Sequence[str], over: str) -> dict[str, Any] | None:
     """Returns the curves of metrics, a line for each run, over 'samples' or 'seconds'; None without lines.
 
-    The first metric is thin where there are several: training is noisier than validation.
+    The first metric is thin where there are several: training is noisier than validation. Seeds are faint beside the
+    line of their mean.
     """
-    curves = [curve for curve in comparison.curves if curve.metric in metrics]
+    runs = [curve for curve in comparison.curves if curve.metric in metrics]
+    curves, seeds = mean_curves(runs)
     labels = names(comparison)
     values = [
-        {"x": x, "y": y, "group": labels[curve.group], "run": i, "metric": curve.metric}
-        for i, curve in enumerate(curves)
+        {"x": x, "y": y, "group": labels[curve.group], "run": i, "metric": curve.metric, "is_seed": i >= len(curves)}
+        for i, curve in enumerate([*curves, *seeds])
         for x, y in zip(_places(curve, over), curve.values, strict=True)
         if x is not None
     ]
@@ -45,6 +49,7 @@ def curve_spec(comparison: Comparison, metrics: Sequence[str], over: str) -> dic
     y = value_axis("y", title, numbers) if not metrics[0].endswith("_per_s") else _from_zero(title, numbers)
     if wants_log(numbers):
         y |= {"title": f"{title} (log axis)", "scale": {"type": "log", "domain": [min(numbers), max(numbers)]}}
+        y["axis"] = {"values": log_ticks(min(numbers), max(numbers))}
     y = in_lines(y)
     x = number_axis("x", plain(f"{comparison.unit} trained on" if over == "samples" else TITLES[over]))
     x["scale"] = {"zero": True, "nice": False}
@@ -58,21 +63,60 @@ def curve_spec(comparison: Comparison, metrics: Sequence[str], over: str) -> dic
     }  # fmt: skip
     lines = [
         {
-            "data": {"values": [point for point in values if point["metric"] == metric]},
-            "mark": {"type": "line", "strokeWidth": 1 if thin else 1.8, "opacity": 0.5 if thin else 1,
-                     "point": len(curves) == 1},
+            "data": {"values": drawn},
+            "mark": {"type": "line", "strokeWidth": 1 if thin or is_seed else 1.8,
+                     "opacity": FAINT if is_seed else 0.5 if thin else 1, "point": len(runs) == 1 or is_bare},
             "encoding": encoding,
         }
+        for is_seed in (True, False)
         for metric in metrics
         for thin in [len(metrics) > 1 and metric == metrics[0]]
-        if any(point["metric"] == metric for point in values)
+        for drawn in [[point for point in values if point["metric"] == metric and point["is_seed"] == is_seed]]
+        for is_bare in [len(drawn) == len({point["run"] for point in drawn})]  # no line goes through a single point
+        if drawn and not (thin and is_seed)  # faint and thin lines of seeds would be those of no group
     ]  # fmt: skip
     ended = labels if len(labels) > 1 else []
+    ends = [point for point in values if not point["is_seed"]]
     return {
         "height": HEIGHT,
         "width": width_beside(ended, NAMES),
-        "layer": [*lines, *_end_labels(comparison, values, metrics[-1], y["scale"])],
+        "layer": [*lines, *_end_labels(comparison, ends, metrics[-1], y["scale"])],
     }
+
+
+def mean_curves(curves: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
+    """Returns the curves to be drawn thick, and the seeds that these are means of.
+
+    A mean is over the samples at which all runs of a group have the metric. Runs without such samples, and single ones,
+    stand for themselves.
+    """
+    by_group: dict[tuple[int, str], list[Curve]] = {}
+    for curve in curves:
+        by_group.setdefault((curve.group, curve.metric), []).append(curve)
+    thick, seeds = [], []
+    for runs in by_group.values():
+        if len(runs) > 1 and (mean := _mean(runs)):
+            thick.append(mean)
+            seeds += runs
+        else:
+            thick += runs
+    return thick, seeds
+
+
+def _mean(runs: Sequence[Curve]) -> Curve | None:
+    """Returns the mean of runs at the samples that all of them have; None where they share fewer than two."""
+    index = [{sample: i for i, sample in enumerate(run.samples)} for run in runs]
+    common = [sample for sample in runs[0].samples if sample is not None and all(sample in at for at in index)]
+    if len(common) < 2:
+        return None
+    values, seconds = [], []
+    for sample in common:
+        points = [at[sample] for at in index]
+        values.append(fmean(run.values[i] for run, i in zip(runs, points, strict=True)))
+        times = [run.seconds[i] for run, i in zip(runs, points, strict=True)]
+        present = [time for time in times if time is not None]
+        seconds.append(fmean(present) if len(present) == len(times) else None)
+    return replace(runs[0], source="mean", values=values, samples=common, seconds=seconds)
 
 
 def _places(curve: Curve, over: str) -> Sequence[float | None]:

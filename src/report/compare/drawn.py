@@ -7,7 +7,7 @@ from typing import Any
 from src.report.compare import charts
 from src.report.compare.answer import Answer
 from src.report.compare.answer_charts import means_spec, ratio_spec
-from src.report.compare.curves import curve_spec, panels
+from src.report.compare.curves import curve_spec, mean_curves, panels
 from src.report.compare.judged import calibration_spec
 from src.report.compare.quantities import RATES, spread
 from src.report.compare.structure import Comparison
@@ -19,7 +19,7 @@ from src.report.scaling import Kind
 POINTS = (  # what is shown, its horizontal and its vertical quantity
     ("Final metric over rate", RATES, "metric"),
     ("Peak memory over rate", RATES, "mem"),
-    ("Roofline: share of peak bandwidth over share of peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
+    ("Roofline: peak bandwidth over peak FLOP/s", ("of_peak_flops",), "of_peak_bandwidth"),
 )
 SCALING: Mapping[Kind, str] = {
     "weak": "Weak scaling: speed-up per device at a fixed batch per device",
@@ -105,11 +105,11 @@ def measured(comparison: Comparison) -> list[Chart]:
 
 def curves(comparison: Comparison) -> list[Chart]:
     """Returns the charts of the curves over samples and over seconds."""
-    words = result_words(comparison)
+    words, has_seeds = result_words(comparison), bool(mean_curves(comparison.curves)[1])
     return [
         Chart(
             section="Curves",
-            title=f"{_both(metrics)} over {over}",
+            title=f"{_both(metrics)} over {over}" + (", mean of seeds" if has_seeds else ""),
             spec=spec,
             words=words,
             inside=" and ".join(metrics),
@@ -129,7 +129,7 @@ def answers(comparison: Comparison, answered: Answer) -> list[Chart]:
         return [Chart(section="", title=title, spec=spec, words=words)]
     order = _by_metric(comparison)
     has_interval = any(group.done > 1 for group in comparison.groups)
-    title = "mean with 95% interval, a tick for each run" if has_interval else "single runs, no intervals"
+    title = "mean, 95% interval, runs" if has_interval else "single runs, no intervals"
     return [
         Chart(section="", title=f"{quantity.title}: {title}", spec=spec, words=words)
         for quantity in responses(comparison.quantities)

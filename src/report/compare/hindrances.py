@@ -39,6 +39,12 @@ def hindered(
     if "datamodule" in keys:
         notes.append("The groups were trained on different data sets: their metrics cannot be compared.")
         hindrances.append("in the metric: different data sets")
+    judged = [{sum(part.count for part in run.classes) for run in group.runs if run.classes} for group in groups]
+    if len({frozenset(counts) for counts in judged if counts}) > 1:
+        sizes = sorted(set().union(*judged))
+        numbers = f"{sizes[0]:,} to {sizes[-1]:,} samples"
+        notes.append(f"The groups were evaluated on {numbers}: a difference of the metric may be of these.")
+        hindrances.append(f"in the metric: evaluated on {numbers}")
     several = [
         group.name for group in groups[1:] if sum(_varies(difference, group, groups[0]) for difference in config) > 1
     ]

@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from src.measure.judged import ClassFigures
-from src.report.compare.charts import INK, look, names, shape_of
+from src.report.compare.charts import INK, legend, look, names, shape_of
 from src.report.compare.structure import Comparison, Group
 from src.report.digits import rounded
 
@@ -79,13 +79,13 @@ def calibration_spec(comparison: Comparison) -> dict[str, Any] | None:
     y = {"field": "y", "type": "quantitative", "title": share, "scale": scale}
     colours = {"domain": labels, "range": [look(i)[0] for i in range(len(labels))]}
     shapes = {"domain": labels, "range": [shape_of(i) for i in range(len(labels))]}
-    legend = {"columns": 1} if len(labels) > 1 else None
-    colour = {"field": "group", "type": "nominal", "scale": colours, "legend": legend}
-    shape = {"field": "group", "type": "nominal", "scale": shapes, "legend": legend}
+    key = legend(labels) if len(labels) > 1 else None
+    colour = {"field": "group", "type": "nominal", "scale": colours, "legend": key}
+    shape = {"field": "group", "type": "nominal", "scale": shapes, "legend": key}
     detail = {"field": "run", "type": "nominal"}
     ends = [{"x": 0, "y": 0}, {"x": top, "y": top}]
     return {
-        "height": 300, "width": 300, "data": {"values": values},
+        "height": 240, "width": 240, "data": {"values": values},
         "layer": [
             {"data": {"values": ends}, "mark": {"type": "line", "color": INK, "strokeDash": [4, 3], "strokeWidth": 1},
              "encoding": {"x": x, "y": y}},

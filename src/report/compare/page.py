@@ -26,6 +26,7 @@ from src.report.compare.text import (
     change,
     changes,
     differing_values,
+    filled,
     key_table,
     result,
     upright,
@@ -193,8 +194,8 @@ def _published(comparison: Comparison) -> str:
     ]  # fmt: skip
     lines = [[name for name, _ in shown], *([shows(row) for _, shows in shown] for row in comparison.published)]
     caption = f"{RULE} As printed, a correction in parentheses; '/' is not reported."
-    links = _sources(comparison)
-    return folded("Published rows", f"{table(lines, 4, caption)}<p>All rows: {more}.</p>{links}", f"{len(lines) - 1}")
+    rows = f"{table(filled(lines), 4, caption)}<p>All rows: {more}.</p>{_sources(comparison)}"
+    return folded("Published rows", rows, f"{len(lines) - 1}")
 
 
 def _printed(row: Row, *names: str) -> str:
@@ -249,7 +250,9 @@ def _charts(comparison: Comparison, drawn: Sequence[Chart], start: int) -> list[
     parts = []
     for section, group in groupby(enumerate(drawn, start), lambda pair: pair[1].section):
         members = list(group)
-        figures = "".join(_figure(i, chart) for i, chart in members)
+        images = [_figure(i, chart) for i, chart in members]
+        pairs = ["".join(images[i : i + 2]) for i in range(0, len(images), 2)]
+        figures = "".join(f'<div class="row">{pair}</div>' for pair in pairs)  # that print keeps on one page
         key = _key(comparison) if section == KEYED and len(comparison.groups) > len(CURVES) else ""
         inside = ", ".join(dict.fromkeys(chart.inside or chart.title.partition(":")[0] for _, chart in members))
         parts.append(folded(section, f'{key}<div class="charts">{figures}</div>', inside))
@@ -281,11 +284,10 @@ def _figures(comparison: Comparison) -> str:
         for group in comparison.groups:
             estimate = group.estimates.get(quantity.name)
             moved = change(estimate, base.estimates.get(quantity.name))
-            line.append(
-                "/" if estimate is None else spread(estimate, quantity) + (f" ({moved})" if moved != "/" else "")
-            )
+            beside = "" if moved == "/" else f"\n{moved}" if "[" in moved else f" ({moved})"
+            line.append("/" if estimate is None else spread(estimate, quantity) + beside)
         lines.append(line)
-    rows = table(upright(lines), 1, f"{LEGEND} In parentheses: difference from the first group.")
+    rows = table(upright(lines), 1, f"{LEGEND} Below or in parentheses: difference from the first group.")
     return folded("Other figures", rows, ", ".join(quantity.title for quantity in quantities))
 
 

@@ -25,15 +25,15 @@ summary{cursor:pointer}.wide{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;font-size:.85rem;margin:.5rem 0}
 caption{text-align:left;color:var(--faint);padding:.25rem 0}
 caption span{position:sticky;left:0;display:inline-block;max-width:min(80rem,calc(100vw - 2rem))}
-th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;vertical-align:top}
+th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:pre;vertical-align:top}
 th{white-space:normal;vertical-align:bottom}.text{text-align:left}
 td.text{white-space:normal;min-width:6rem;max-width:28rem;overflow-wrap:break-word}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--back)}
 td.text:first-child{min-width:min(11rem,36vw);max-width:min(28rem,40vw)}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:1rem}
 figure{margin:0;min-width:0}figure svg,img{display:block;max-width:100%;height:auto;overflow:visible}
-.charts:has(img){grid-template-columns:repeat(auto-fill,minmax(min(100%,36rem),1fr))}
-img{background:#fff}.long svg{width:36rem}@media(min-width:60rem){.long{grid-column:span 2}}
+.row{display:contents}.charts:has(img){grid-template-columns:repeat(auto-fill,minmax(min(100%,36rem),1fr))}
+img{background:#fff}@media(min-width:60rem){.long{grid-column:span 2}}
 figure .vega-embed{display:block}
 .answers{padding-left:1.2rem}.answers li{margin:.4rem 0}section{margin:2rem 0 4rem}
 svg [fill="#222222"],svg [fill="#000000"]{fill:var(--ink)}
@@ -50,7 +50,7 @@ a{color:inherit}code{font-size:.8rem;overflow-wrap:anywhere}
 .cards tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(9rem,1fr));gap:0 1rem;padding:.4rem 0;
 border-bottom:1px solid var(--line)}
 .cards.long tr{grid-template-columns:1fr}
-.cards td,.cards td.text{border:0;padding:.1rem 0;text-align:right;white-space:normal;
+.cards td,.cards td.text{border:0;padding:.1rem 0;text-align:right;white-space:pre-line;
 min-width:0;max-width:none;font-size:.8rem}
 .cards td::before{content:attr(data-of);float:left;margin-right:.5rem;color:var(--faint);text-align:left;max-width:100%}
 .cards td.text{overflow-wrap:anywhere}
@@ -62,12 +62,16 @@ min-width:0;max-width:none;font-size:.8rem}
 :root{color-scheme:light;--ink:#222;--faint:#555;--line:#e6e6e6;--back:#fff;--fair:#00744f;--hindered:#a84300}
 body{max-width:none;padding:0;font-size:12px}figure,tr,li{break-inside:avoid}
 summary,h1,h3,caption,thead{break-after:avoid;break-inside:avoid}
-details:has(>.charts>figure:nth-child(-n+2):last-child){break-inside:avoid}
-.charts{grid-template-columns:repeat(2,1fr);gap:.5rem 1rem}
+table:not(:has(tbody>tr:nth-child(4))){break-inside:avoid}
+tbody>tr:nth-child(-n+2),tbody>tr:last-child{break-before:avoid}
+.row{display:flex;gap:1rem;break-inside:avoid}.row figure{flex:0 0 calc(50% - .5rem)}
+details .charts{display:block}img{max-height:108mm}
 .first{gap:0 1rem}.first .charts{flex:1 1 100%}.first .charts:has(>figure:only-child){flex:0 1 48%}
 .first>div:last-child{flex:1 1 45%}.first dl{columns:2}.first dl div{break-inside:avoid}
 section{margin:1rem 0}.wide{overflow:visible}#help{display:none}code{font-size:.65rem}ol,ul{margin:.25rem 0}
-details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}h3{font-size:.8rem}
+details::details-content{content-visibility:visible;block-size:auto}h2{font-size:1rem}
+h3,figure h2{font-size:.8rem;margin:.25rem 0 .1rem}
 table{font-size:.65rem}th,td{padding:.15rem .3rem}th:first-child,td:first-child{position:static}
-th,td,td.text,td.text:first-child{white-space:normal;min-width:0}}
+th,td,td.text,td.text:first-child{white-space:pre-line;min-width:0}td.text:first-child{min-width:13em}
+.key{font-size:.65rem}}
 """

@@ -170,7 +170,13 @@ def changes(comparison: Comparison) -> tuple[list[list[str]], int]:
                 ),
             ]
         )
-    return lines, 1
+    return filled(lines), 1
+
+
+def filled(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns a table, headers first, without the columns that are '/' in every line."""
+    kept = [i for i in range(len(lines[0])) if any(line[i] != "/" for line in lines[1:])]
+    return [[line[i] for i in kept] for line in lines]
 
 
 def change(estimate: Estimate | None, base: Estimate | None) -> str:

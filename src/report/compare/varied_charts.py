@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from src.report.compare.axes import SHORT, in_lines, log_ticks, number_axis, value_axis
-from src.report.compare.charts import DASHES, INK, NAMES, SHAPES, WIDTH, look, plain, width_beside
+from src.report.compare.charts import DASHES, HEIGHT, INK, NAMES, SHAPES, WIDTH, look, plain, width_beside
 from src.report.compare.quantities import header
 from src.report.compare.structure import Axis, Comparison, Quantity
 from src.report.compare.varied import LEVELS
@@ -54,7 +54,7 @@ def axis_spec(comparison: Comparison, axis: Axis, quantity: Quantity) -> dict[st
               "encoding": {"x": x, "y": y, "color": colour, "detail": detail}}  # fmt: skip
     points = {"data": {"values": runs}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
               "encoding": {"x": x, "y": y, "color": colour, "shape": shape}}  # fmt: skip
-    return {"height": 220, "layer": [joined, points] if named or len(lines) == 1 else [points]}
+    return {"height": HEIGHT, "layer": [joined, points] if named or len(lines) == 1 else [points]}
 
 
 def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ def parallel_spec(comparison: Comparison) -> dict[str, Any] | None:
     text = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK}
     named = {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}}
     layers.append({"data": {"values": ticks}, "mark": text, "encoding": named})
-    return {"height": 260, "width": max(WIDTH, COLUMN * len(titles)), "layer": [layer for layer in layers if layer]}
+    return {"height": HEIGHT, "width": max(WIDTH, COLUMN * len(titles)), "layer": [layer for layer in layers if layer]}
 
 
 def _titles(keys: Sequence[str]) -> list[str]:
@@ -173,7 +173,7 @@ def scaling_spec(comparison: Comparison, kind: Kind) -> dict[str, Any] | None:
                "mark": {"type": "point", "shape": "cross", "angle": 45, "size": 150, "filled": True},
                "encoding": {"x": x, "y": y, "color": {"value": FAILED}}}  # fmt: skip
     layers = [*([grey] if published else []), line, *([crosses] if crosses["data"]["values"] else [])]
-    return {"height": 260, "layer": layers}
+    return {"height": HEIGHT, "layer": layers}
 
 
 def _lines(rows: list[dict[str, Any]], x: Any, y: Any, colour: Any, style: Mapping[str, Any]) -> dict[str, Any]:
