@@ -13,7 +13,7 @@ from src.report.compare.structure import Comparison, Curve
 from src.system.colours import CURVES
 
 LETTERS = 13  # pixels between the names at the ends of two curves
-FAINT = 0.25  # opacity of a seed beside the mean
+FAINT = 0.35  # opacity of a seed beside the mean
 HELD_OUT = ("val_", "dev_")  # prefixes of a training metric's name where it is of other samples
 TITLES = {"samples": "samples", "seconds": "seconds since the first step"}
 

@@ -5,7 +5,7 @@ from html import escape
 
 from src.report.compare.charts import plain
 
-HALF = 9  # letters of a figure in half of that, beside its name
+HALF = 22  # letters of a name and its figure in half of that
 PHONE = 40  # letters in the width of a phone
 FIRST = 14  # letters that the first column has room for at least
 
@@ -38,7 +38,6 @@ def _letters(lines: Sequence[Sequence[str]], texts: int) -> int:
 def table(lines: Sequence[Sequence[str]], texts: int, caption: str, has_cards: bool = True) -> str:
     """Returns a table in a box that scrolls under its first column; the first of `lines` are headers.
 
-
     Args:
         texts: the number of columns that are text; the others are numbers.
         has_cards: whether on a phone each line of a wide table is a card, with the header beside each figure.
@@ -48,7 +47,8 @@ def table(lines: Sequence[Sequence[str]], texts: int, caption: str, has_cards: b
     head = "".join(f'<th scope="col"{kind}>{text(cell)}</th>' for kind, cell in zip(kinds, lines[0], strict=True))
     named = [f' data-of="{text(name)}"' if is_wide else "" for name in lines[0]]
     names = [kind + name for kind, name in zip(kinds, named, strict=True)]
-    is_long = any(len(cell) > HALF for line in lines[1:] for cell in line[texts:])
+    beside = [len(name + cell) for line in lines[1:] for name, cell in zip(lines[0][1:], line[1:], strict=True)]
+    is_long = max(beside, default=0) > HALF
     cards = (' class="cards long"' if is_long else ' class="cards"') if is_wide else ""
     body = "".join(
         "<tr>" + "".join(f"<td{kind}>{text(cell)}</td>" for kind, cell in zip(names, line, strict=True)) + "</tr>"

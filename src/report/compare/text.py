@@ -38,7 +38,8 @@ INTERVALS = (
 
 def markdown(comparison: Comparison) -> str:
     """Returns the comparison as Markdown: the answer, whether it is fair, what differs, notes, then the sections."""
-    parts = [f"# {comparison.title}", opening(comparison), *filter(None, [best_runs(comparison)])]
+    runs = best_runs(comparison)
+    parts = [f"# {comparison.title}", opening(comparison), *([f"Best by the mean: {runs}"] if runs else [])]
     parts += ["\n".join(f"- **Note:** {text}" for text in comparison.warnings)] if comparison.warnings else []
     return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections(comparison))]) + "\n"
 
