@@ -85,7 +85,7 @@ def calibration_spec(comparison: Comparison) -> dict[str, Any] | None:
     detail = {"field": "run", "type": "nominal"}
     ends = [{"x": 0, "y": 0}, {"x": top, "y": top}]
     return {
-        "height": 240, "width": 240, "data": {"values": values},
+        "height": 200, "width": 200, "data": {"values": values},
         "layer": [
             {"data": {"values": ends}, "mark": {"type": "line", "color": INK, "strokeDash": [4, 3], "strokeWidth": 1},
              "encoding": {"x": x, "y": y}},
