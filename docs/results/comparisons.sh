@@ -11,6 +11,13 @@ if [ $# -lt 1 ]; then
 fi
 out=$1 what=${2:-pages} python=${PYTHON:-.venv/bin/python} records=$(dirname "$0")/records
 rcp() { "$python" report.py rcp "${@:2}" --format json --output "$out/../rcps/$1.json"; }
+digest() {  # FILE ... (without this folder's paths): their digests anew
+  "$python" -c 'if True:
+    import sys, pathlib
+    from src.report.record import read_record, write_record
+    for file in map(pathlib.Path, sys.argv[1:]):
+        write_record(read_record(file), file)' "$@"
+}
 page() { "$python" report.py compare "${@:2}" --format html --output "$out/$1.html"; }
 case $what in
   pages)
@@ -31,11 +38,7 @@ case $what in
       for job in outputs/convergence/"$1"/?/; do
         sed "s#$PWD/##g" "${job}result.json" > "$records/convergence/$1_$(printf %02d $(($(basename "$job") + 1))).json"
       done
-      "$python" -c 'if True:  # their digests anew
-        import sys, pathlib
-        from src.report.record import read_record, write_record
-        for file in map(pathlib.Path, sys.argv[1:]):
-            write_record(read_record(file), file)' "$records/convergence/$1"_??.json
+      digest "$records/convergence/$1"_??.json
     }
     export OMP_NUM_THREADS=1
     mkdir -p "$records/convergence"
@@ -51,6 +54,7 @@ case $what in
     for job in outputs/mobilenet_sweep/*/; do
       sed "s#$PWD/##g" "${job}result.json" > "$records/mobilenet_sweep/$(printf %02d "$(basename "$job")").json"
     done
+    digest "$records"/mobilenet_sweep/*.json
     ;;
   screenshots)
     "$python" -m tests.support.browser "$out/moflow_precision.html" "$out/moflow_precision_wide.png" 1440 900
