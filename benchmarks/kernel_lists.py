@@ -1,8 +1,8 @@
 """Writes `src/models/*/fast/kernels.json`: the Triton kernels that the published cases compile on this GPU.
 
 `python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with molecules of
-FOLDER/mols.xyz and other data that are made up. MoFlow has one such kernel, and MobileNetV1 compiles itself those that
-its sizes need (`fast/precompile.py`).
+FOLDER/mols.xyz and other data that are made up. Each list begins with what takes longest to compile. MoFlow has one
+such kernel, and MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
 """
 
 import json
@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from src.gpu.precompile import LIST, entry_of
+from src.gpu.precompile import LIST, compile_kernel, entry_of
 from src.system.files import write_text
 from src.system.interpreter import ROOT, python, safe_path
 
@@ -28,6 +29,7 @@ def cases(folder: Path) -> dict[str, list[str]]:
     """Returns the overrides of each model's published case."""
     molecules = (f"datamodule.source.file={folder}/mols.xyz", "datamodule.source.skip_bad=true")
     return {
+        "mobilenet_v1": ["datamodule=image_synthetic"],
         "se3_transformer": ["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"],
         "distilbert": ["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"],
         "dlrm": ["datamodule=criteo_resident", "datamodule.steps_per_epoch=20", "datamodule.pool_batches=4"],
@@ -66,13 +68,34 @@ def recorded(model: str, overrides: list[str], precision: str, folder: Path) -> 
     return json.loads(file.read_text())
 
 
+def slowest_first(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the kernels in order of the CPU time that each took to compile."""
+    from triton import knobs
+
+    with TemporaryDirectory() as folder, knobs.cache.scope():
+        knobs.cache.dir = folder  # pyright: ignore[reportAttributeAccessIssue]
+        seconds = [compiled_s(entry) for entry in entries]
+    return [entries[i] for i in sorted(range(len(entries)), key=lambda i: -seconds[i])]
+
+
+def compiled_s(entry: dict[str, Any]) -> float:
+    begin = os.times()
+    compile_kernel(entry)
+    end = os.times()
+    return sum(end[:4]) - sum(begin[:4])
+
+
 def main(folder: Path, models: Sequence[str] = ()) -> None:
     """Writes the lists of these models, all if none is given."""
     for model, overrides in cases(folder).items():
         if models and model not in models:
             continue
-        entries = [entry for precision in PRECISIONS for entry in recorded(model, overrides, precision, folder)]
-        lines = dict.fromkeys(json.dumps(entry) for entry in entries)  # each once
+        precisions: dict[str, list[str]] = {}
+        for precision in PRECISIONS:
+            for entry in recorded(model, overrides, precision, folder):
+                precisions.setdefault(json.dumps(entry), []).append(precision)
+        entries = [json.loads(entry) | {"precisions": names} for entry, names in precisions.items()]
+        lines = [json.dumps(entry) for entry in slowest_first(entries)]
         file = ROOT / "src" / "models" / model / "fast" / LIST
         write_text(file, "[\n" + ",\n".join(lines) + "\n]\n")
         print(f"{file.relative_to(ROOT)}: {len(lines)} kernels")

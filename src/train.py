@@ -114,7 +114,7 @@ def begin_kernels(config: DictConfig) -> None:
     task = OmegaConf.select(config, "model.task._target_")
     if config.hardware.accelerator != "cpu" and isinstance(task, str) and started_by() is None and may_fork():
         with loading():
-            precompile.begin(task, config.execution.kernels)
+            precompile.begin(task, config.execution.kernels, config.precision.name)
 
 
 def import_for_ranks(config: DictConfig) -> None:

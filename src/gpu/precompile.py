@@ -2,7 +2,7 @@
 
 Each model's `fast/kernels.json` lists them with what Triton specialises them on (by `benchmarks/kernel_lists.py`).
 They are compiled by forks of a run that has not begun CUDA, which need no GPU, and lie in Triton's cache on disk then.
-What the run needs earlier, it compiles itself.
+The run's first step waits for them.
 """
 
 import hashlib
@@ -10,8 +10,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -24,37 +25,57 @@ from src.system.workers import cpu_count
 LIST = "kernels.json"
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
 
+_running: int | None = None  # a pipe's end, which other ranks inherit: it is at its end once the kernels are compiled
 
-def begin(task: str, kernels: str | Sequence[str]) -> None:
-    """Begins to compile the kernels of a model that were not compiled on this machine yet; to be called before CUDA is.
+
+def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
+    """Begins to compile the kernels of a case that were not compiled on this machine yet; to be called before CUDA is.
 
     Args:
         task: the class of the model's task, `src.models.dlrm.task.DLRMTask` say.
         kernels: `execution.kernels`.
+        precision: its name; there is a list of `amp` and `tf32`.
     """
+    global _running
     with suppress(ImportError, ValueError):  # which the check of the config tells
         import_module(task.rpartition(".")[0])
     module = sys.modules.get(task.rpartition(".")[0])
     folder = Path(getattr(module, "__file__", None) or "none").parent / "fast"
     if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
         return
-    entries = [entry for entry in json.loads((folder / LIST).read_text()) if entry["capability"] == here]
-    done = done_file(folder)
+    entries = [
+        entry
+        for entry in json.loads((folder / LIST).read_text())
+        if entry["capability"] == here and precision in entry["precisions"]
+    ]
+    done = done_file(folder, precision)
     if not entries or done.exists():
         return
     for name in {entry["kernel"].partition(":")[0] for entry in entries}:
         import_module(name)
+    _running, writer = os.pipe()
     if os.fork() == 0:
         try:
             end_with_parent(os.getppid(), signal.SIGKILL)
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in range(3):  # who reads this run's output must not wait for these processes
                 os.dup2(nothing, number)
-            if compile_side_by_side(entries, max(1, cpu_count() - 1)):
+            jobs = [build_driver, *(partial(compile_kernel, entry) for entry in entries)]
+            if side_by_side(jobs, max(1, cpu_count() - 1)):
                 done.parent.mkdir(parents=True, exist_ok=True)
                 done.touch()
         finally:
             os._exit(0)
+    os.close(writer)
+
+
+def wait() -> None:
+    """Waits for the kernels that `begin` began to compile: who needs one meanwhile would compile it a second time."""
+    global _running
+    if _running is not None:
+        os.read(_running, 1)
+        os.close(_running)
+        _running = None
 
 
 def capability() -> int:
@@ -71,35 +92,43 @@ def capability() -> int:
     return 0
 
 
-def done_file(folder: Path) -> Path:
+def done_file(folder: Path, precision: str) -> Path:
     """Returns the file in Triton's cache that says that these kernels, as they are now, were compiled."""
     from triton import knobs
 
     sources = hashlib.sha256(version("triton").encode())
     for file in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py"), folder / LIST]):
         sources.update(file.read_bytes())
-    return Path(knobs.cache.dir) / "reprise" / sources.hexdigest()
+    return Path(knobs.cache.dir) / "reprise" / f"{sources.hexdigest()}_{precision}"
 
 
-def compile_side_by_side(entries: Sequence[Mapping[str, Any]], processes: int) -> bool:
-    """Compiles kernels, each process the next one that nobody has begun; returns whether all could be compiled."""
+def side_by_side(jobs: Sequence[Callable[[], object]], processes: int) -> bool:
+    """Does jobs, each process the next one that nobody has begun; returns whether all could be done.
+
+    A list begins with the kernels that take longest, so that no process is left alone with one.
+    """
     tickets, writer = os.pipe()
-    for number in range(len(entries)):
+    for number in range(len(jobs)):
         os.write(writer, number.to_bytes(2, "little"))
     os.close(writer)
     children = list[int]()
-    for _ in range(min(processes, len(entries))):
+    for _ in range(min(processes, len(jobs))):
         if (child := os.fork()) == 0:
             code = 1
             try:
                 end_with_parent(os.getppid(), signal.SIGKILL)
                 while ticket := os.read(tickets, 2):
-                    compile_kernel(entries[int.from_bytes(ticket, "little")])
+                    jobs[int.from_bytes(ticket, "little")]()
                 code = 0
             finally:
                 os._exit(code)
         children.append(child)
     return not any([os.waitpid(child, 0)[1] for child in children])
+
+
+def build_driver() -> None:
+    """Has a C compiler build what Triton calls CUDA by, unless its cache has it."""
+    import_module("triton.backends.nvidia.driver").CudaUtils()
 
 
 def compile_kernel(entry: Mapping[str, Any]) -> Any:
@@ -112,7 +141,16 @@ def compile_kernel(entry: Mapping[str, Any]) -> Any:
     kernel = named(entry["kernel"])
     signature = {name: entry["signature"][name] for name in kernel.arg_names}  # positions are what constants name
     source = ASTSource(kernel, signature, constants, attributes)
-    return compile(source, target=GPUTarget("cuda", entry["capability"], 32), options=dict(entry["options"]))
+    compiled = compile(source, target=GPUTarget("cuda", entry["capability"], 32), options=dict(entry["options"]))
+    build_launcher(source, compiled)
+    return compiled
+
+
+def build_launcher(source: Any, compiled: Any) -> None:
+    """Builds the C function that launches kernels of a signature: Triton before 3.7 has a C compiler make it."""
+    driver: Any = import_module("triton.backends.nvidia.driver")
+    if hasattr(driver, "make_launcher"):
+        driver.CudaLauncher(source, compiled.metadata)
 
 
 def entry_of(kernel: Any, specialisation: str, capability: int) -> dict[str, Any]:

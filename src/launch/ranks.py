@@ -4,6 +4,7 @@ A rank is a fork of the launcher, which has imported what a run needs and comput
 Either has the variables that torchrun gives its ranks, and meets the others at a store that the launcher serves.
 """
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -33,6 +34,7 @@ ENDING_S = 30.0  # that they get then
 SAVING_S = 600.0  # that they get for a checkpoint and the record when they are asked to end
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 HOST = "127.0.0.1"
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _has_computed = False
 
 
@@ -69,12 +71,12 @@ def may_fork() -> bool:
 
 
 def uses_cuda() -> bool:
-    """Returns whether CUDA was begun here, which then works in no fork; NVML alone does not open this file."""
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # of the listing itself, which is closed
-            if os.readlink(f"/proc/self/fd/{number}") == "/dev/nvidia-uvm":
-                return True
-    return False
+    """Returns whether CUDA was begun here, which then works in no fork: its driver answers no question before."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:  # nothing has loaded it
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED
 
 
 class Origin(NamedTuple):

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from src.batches.step import StepBatches
 from src.config.schema import Execution
+from src.gpu import precompile
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
@@ -67,6 +68,7 @@ class TrainStep:
 
     def __call__(self, step: StepBatches) -> dict[str, Tensor]:
         if not self.started:
+            precompile.wait()
             self.task.prepare_first_step(step.batches)
             self.started = True
         outputs = self.run(step.weights, *step.batches)

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from src.gpu import precompile
-from src.gpu.precompile import LIST, compile_kernel, compile_side_by_side, constant, done_file, entry_of, named
+from src.gpu.precompile import LIST, compile_kernel, constant, done_file, entry_of, named, side_by_side
 from src.system.interpreter import python, safe_path
 from tests.support import ROOT
 
@@ -57,9 +58,10 @@ def find_by_launch() -> None:
 
 def compile_two() -> None:
     """Compiles a kernel in a process of its own, and one that cannot be."""
-    assert compile_side_by_side([small("number_rows")], processes=2)
+    entry = small("number_rows")
+    assert side_by_side([partial(compile_kernel, entry)], processes=2)
     assert list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
-    assert not compile_side_by_side([small("number_rows") | {"signature": {}}], processes=2)
+    assert not side_by_side([partial(compile_kernel, entry | {"signature": {}})], processes=2)
 
 
 @pytest.mark.slow
@@ -78,25 +80,25 @@ def test_without_a_gpu_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(precompile.os, "fork", forked)
     monkeypatch.setattr(precompile, "capability", lambda: 0)
-    precompile.begin("src.models.dlrm.task.DLRMTask", "auto")
+    precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
     monkeypatch.setattr(precompile, "capability", lambda: 80)  # of no list
-    precompile.begin("src.models.dlrm.task.DLRMTask", "auto")
+    precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
     monkeypatch.setattr(precompile, "capability", lambda: 90)
-    precompile.begin("src.models.dlrm.task.DLRMTask", "off")
-    precompile.begin("no.such.module", "auto")
+    precompile.begin("src.models.dlrm.task.DLRMTask", "off", "amp")
+    precompile.begin("no.such.module", "auto", "amp")
     with pytest.raises(AssertionError, match="a process was begun"):
-        precompile.begin("src.models.dlrm.task.DLRMTask", "auto")
+        precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
 
 
 def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "capability", lambda: 90)
     monkeypatch.setattr(precompile.os, "fork", lambda: pytest.fail("a process was begun"))
-    file = done_file(ROOT / "src/models/dlrm/fast")
+    file = done_file(ROOT / "src/models/dlrm/fast", "amp")
     assert file.is_relative_to(tmp_path)
     file.parent.mkdir()
     file.touch()
-    precompile.begin("src.models.dlrm.task.DLRMTask", "auto")
+    precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
 
 
 def test_an_entry_is_made_of_what_triton_tells() -> None:
@@ -112,4 +114,4 @@ def test_an_entry_is_made_of_what_triton_tells() -> None:
     class Info:
         module, name = entry["kernel"].split(":")
 
-    assert entry_of(Info, json.dumps(data), 90) == entry
+    assert entry_of(Info, json.dumps(data), 90) | {"precisions": entry["precisions"]} == entry

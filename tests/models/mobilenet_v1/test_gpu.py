@@ -159,7 +159,7 @@ def test_each_kernel_of_a_network_agrees_with_float64(kind: str, precision: Prec
     make, shape = NETWORKS[kind]
     with matmul_precision(precision), checked_kernels(fused) as errors:
         images = pixels(shape, precision.dtype, CUDA)
-        fused.body.apply_body(images, make().to(CUDA).layers(), precision.dtype).float().square().sum().backward()
+        fused.body.apply_body(images, make().to(CUDA).layers(), precision.dtype, 0.0).float().square().sum().backward()
     assert {name.split()[0] for name in errors} == set(CHECKS)
     limits = {
         name: precision.tolerance / 4 if name.endswith(("output", "gradient", "weight")) else 1e-5 for name in errors

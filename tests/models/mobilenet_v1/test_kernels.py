@@ -1,14 +1,19 @@
 """MobileNetV1's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
+import inspect
+import json
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from src.gpu.precompile import LIST, named
 from src.models.mobilenet_v1 import fast
-from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
+from src.models.mobilenet_v1.fast.body import launches_of
 from src.models.mobilenet_v1.fast.tiles import strips_of, tile_of
-from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, Pointwise
+from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1, Pointwise
 from tests.support.kernel_differences import random
 from tests.support.mobilenet_kernels import Shape, layers, network, plain_features
 
@@ -160,3 +165,23 @@ def test_launches_are_recorded_without_running() -> None:
     assert forward.arguments[:5] == (torch.float32,) * 5 and dict(forward.constants)["CHANNELS"] == 8
     fused.body.features(images, layers)
     assert not any(bool((layer.norm.running_var == 1).any()) for layer in layers)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])
+def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: torch.dtype) -> None:
+    """By their constants; `SETTLE` is of the chip, and so is the product's precision."""
+    with torch.device("meta"):
+        images = torch.empty(64, 3, 224, 224, dtype=dtype)
+        launches = launches_of(images, MobileNetV1().layers(), dtype)
+    launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in launches)
+    listed = Counter[Any]()
+    for entry in json.loads((Path(fast.__file__).parent / LIST).read_text()):
+        if precision in entry["precisions"]:
+            names = named(entry["kernel"]).arg_names
+            listed[by_constants(entry["kernel"], {names[key[0]]: value for key, value in entry["constants"]})] += 1
+    assert listed == launched
+
+
+def by_constants(kernel: str, constants: dict[str, Any]) -> tuple[str, frozenset[Any]]:
+    names = {name for name in inspect.signature(named(kernel).fn).parameters if name.isupper()}
+    return kernel, frozenset((name, constants[name]) for name in names - {"SETTLE", "PRECISION"})
