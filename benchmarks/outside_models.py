@@ -1,9 +1,10 @@
 """Other people's models with `accelerate`, beside the same models untouched. Needs a GPU, transformers and timm.
 
-python -m benchmarks.outside_models distilbert mobilenet se3 [CASE ...]      cases, or all whose name begins so
+python -m benchmarks.outside_models [rates] distilbert mobilenet se3      cases, or all whose name begins so
 
 Each case is a process of its own and prints one line of JSON: errors against float64 on random inputs first (the fast
-model's and the untouched one's), then milliseconds a training step: the median of rounds in which all sides take turns.
+model's and the untouched one's; not with `rates`), then milliseconds a training step: the median of rounds in which all
+sides take turns.
 """
 
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from torch.utils._pytree import tree_map
 from src.acceleration import accelerate, explain
 
 ROUNDS, LIMIT_S = 5, 280
-COMPILED_BY_S = 75  # no side is begun later in a case
+BEGUN_BY_S = 75  # no side is begun later, from the first one on
+BATCHES = 3  # that errors are taken of
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -38,7 +40,7 @@ class Case:
     loss: Callable[[nn.Module, Any], Tensor]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     dtype: torch.dtype  # of autocast
-    checked: Callable[[], Any]  # a smaller batch, for float64
+    checked: Callable[[int], Any]  # a smaller batch by seed, for float64
     steps: int = 20  # of a round
     modes: Sequence[str] = MODES
     scaled: bool = False
@@ -46,12 +48,14 @@ class Case:
 
 
 def main() -> None:
-    arguments = sys.argv[1:] or ["distilbert", "mobilenet", "se3"]
-    if arguments[0] == "--one":
-        print(json.dumps(run(arguments[1])), flush=True)
+    words = sys.argv[1:]
+    if words[:1] == ["--one"]:
+        print(json.dumps(run(words[1], with_errors=len(words) == 2)), flush=True)
         return
-    for name in [case for case in CASES if case.startswith(tuple(arguments))]:
-        command = [sys.executable, "-m", "benchmarks.outside_models", "--one", name]
+    only = [word for word in words if word == "rates"]
+    wanted = tuple(word for word in words if word != "rates") or ("distilbert", "mobilenet", "se3")
+    for name in [case for case in CASES if case.startswith(wanted)]:
+        command = [sys.executable, "-m", "benchmarks.outside_models", "--one", name, *only]
         try:
             process = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
             print(process.stdout.strip() or json.dumps({"case": name, "failed": process.returncode}), flush=True)
@@ -59,21 +63,21 @@ def main() -> None:
             print(json.dumps({"case": name, "failed": f"over {LIMIT_S} s", "so far": str(error.stdout)[-2000:]}))
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str, with_errors: bool = True) -> dict[str, Any]:
     """Returns a case's figures; what fails in a part of it is in the part's place."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = True
-    case, begin = CASES[name](), time.perf_counter()
+    case = CASES[name]()
     result: dict[str, Any] = {"case": name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for dtype in (torch.float32, case.dtype):
+    for dtype in (torch.float32, case.dtype) if with_errors else ():
         result[f"errors {str(dtype).removeprefix('torch.')}"] = tried(lambda dtype=dtype: errors(case, dtype))
     torch.set_float32_matmul_precision("high")
     sides: dict[str, Callable[[], None]] = {}
-    result["ms"], result["seconds"] = {}, {"errors": time.perf_counter() - begin}
+    result["ms"], result["seconds"], begin = {}, {}, time.perf_counter()
     for side, make in all_sides(case):
         started = time.perf_counter()
-        if started - begin > COMPILED_BY_S:
+        if started - begin > BEGUN_BY_S:
             result["ms"][side] = "not begun: too late"
             continue
         step = tried(lambda make=make: warmed(make()))
@@ -170,43 +174,66 @@ def timed(step: Callable[[], None], steps: int) -> float:
 
 
 def errors(case: Case, dtype: torch.dtype) -> dict[str, Any]:
-    """Returns the fast and the untouched model's largest errors against float64, over the largest value.
+    """Returns the errors of the fast and of the untouched model against float64, relative, medians of some batches.
 
-    Without dropout, over six steps, so that graphs take part: of the last loss, gradients, and weights and statistics.
+    Without dropout, over six steps, so that graphs take part: of the last loss, of all gradients by their norm, of the
+    gradient whose largest error is largest, and of the running statistics.
     """
+    of_batches = [errors_of(case, dtype, seed) for seed in range(BATCHES)]
+    names = of_batches[0]["fast"]
+    return {
+        side: {name: statistics.median(errors[side][name] for errors in of_batches) for name in names}
+        for side in ("fast", "plain")
+    }
+
+
+def errors_of(case: Case, dtype: torch.dtype, seed: int) -> dict[str, dict[str, float]]:
+    torch.manual_seed(seed)
     base = case.model().cuda().train()
     for module in base.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    batch = case.checked()
-    exact, plain, fast = base.double(), deepcopy(base).float(), accelerate(deepcopy(base).float())
-    values = {}
-    for side, model in (("exact", exact), ("plain", plain), ("fast", fast)):
+    batch = case.checked(seed)
+    sides = {"exact": base.double(), "plain": deepcopy(base).float(), "fast": accelerate(deepcopy(base).float())}
+    values, buffers = {}, {}
+    for side, model in sides.items():
         kind = torch.float64 if side == "exact" else dtype
         cast = torch.autocast("cuda", dtype) if kind not in (torch.float32, torch.float64) else nullcontext()
-        given = cast_batch(batch, torch.float64) if side == "exact" else batch
+        inputs, loss = cast_batch(batch, torch.float64) if side == "exact" else batch, torch.zeros(())
         for _ in range(6):
             model.zero_grad()
             with cast:
-                loss = case.loss(model, given)
+                loss = case.loss(model, inputs)
             loss.backward()
-        tensors = {"loss": loss.detach()}  # pyright: ignore[reportPossiblyUnboundVariable]
-        tensors |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-        tensors |= dict(model.named_buffers())
-        values[side] = {name: value.double() for name, value in tensors.items()}
-    assert values["exact"].keys() == values["fast"].keys() == values["plain"].keys()
-    largest = max(v.abs().max().item() for k, v in values["exact"].items() if k.startswith("gradient"))
+        values[side] = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+        values[side]["loss"] = loss.detach().double()
+        buffers[side] = {name: buffer.double() for name, buffer in model.named_buffers()}
+    exact = values["exact"]
+    assert exact.keys() == values["fast"].keys() == values["plain"].keys()
+    largest = max(gradient.abs().max().item() for name, gradient in exact.items() if name != "loss")
 
-    def error(side: str, name: str) -> float:
-        wanted = values["exact"][name]
-        scale = max(wanted.abs().max().item(), 0.01 * largest if name.startswith("gradient") else 1e-6)
-        return (values[side][name] - wanted).abs().max().item() / scale
+    def distance(side: str, name: str) -> float:
+        return (values[side][name] - exact[name]).abs().max().item()
 
+    def norm(tensors: Iterable[Tensor]) -> float:
+        return sum(tensor.square().sum().item() for tensor in tensors) ** 0.5
+
+    gradients = [name for name in exact if name != "loss"]
     return {
         side: {
-            "loss": error(side, "loss"),
-            "gradients": max((error(side, n), n) for n in values["exact"] if n.startswith("gradient")),
-            "statistics": max([error(side, n) for n, _ in exact.named_buffers()] or [0.0]),
+            "loss": distance(side, "loss") / exact["loss"].abs().item(),
+            "gradients' norm": norm(values[side][name] - exact[name] for name in gradients)
+            / norm(exact[name] for name in gradients),
+            "worst gradient": max(
+                distance(side, name) / max(exact[name].abs().max().item(), 0.01 * largest) for name in gradients
+            ),
+            "statistics": max(
+                [
+                    ((buffers[side][name] - buffer).abs().max() / buffer.abs().max().clamp_min(1e-6)).item()
+                    for name, buffer in buffers["exact"].items()
+                ]
+                or [0.0]
+            ),
         }
         for side in ("fast", "plain")
     }
@@ -238,8 +265,9 @@ def distilbert(sentences: int, length: int, mixed: bool) -> Case:
         loss=lambda model, given: model(**given).loss,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True),
         dtype=torch.bfloat16,
-        checked=lambda: batch(8, 9),
+        checked=lambda seed: batch(8, 9 + seed),
         steps=5 if sentences * length > 20000 else 20,
+        modes=MODES[:2] if mixed else MODES,  # max-autotune takes minutes
         variants=None if mixed else variants,
     )
 
@@ -263,7 +291,7 @@ def mobilenet(images: int) -> Case:
         loss=lambda model, given: nn.functional.cross_entropy(model(given[0]).float(), given[1]),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True),
         dtype=torch.float16,
-        checked=lambda: batch(8, 9),
+        checked=lambda seed: batch(8, 9 + seed),
         modes=MODES[:2] if images > 64 else MODES,
         scaled=True,
     )
@@ -291,7 +319,7 @@ def se3(molecules: int) -> Case:
         loss=lambda model, given: (model(*given[:3]).float() - given[3]).abs().mean(),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=2e-4, fused=True),
         dtype=torch.float16,
-        checked=lambda: batch(8, 9),
+        checked=lambda seed: batch(8, 9 + seed),
         steps=10,
         modes=("default",),
         scaled=True,
