@@ -1,6 +1,7 @@
 """Compiles the Triton kernels of a model's published cases on all cores, while the run that needs them begins.
 
-Each model's `fast/kernels.json` lists them with what Triton specialises them on (by `benchmarks/kernel_lists.py`).
+Each model's `fast/kernels.json` lists them with what Triton specialises them on (by `benchmarks/kernel_lists.py`):
+constants, whose names are in capitals, and of other arguments the type and whether they are 1 or multiples of 16.
 They are compiled by forks of a run that has not begun CUDA, which need no GPU, and lie in Triton's cache on disk then.
 The run's first step waits for them.
 """
@@ -24,6 +25,8 @@ from src.system.workers import cpu_count
 
 LIST = "kernels.json"
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
+DIVISIBLE = [["tt.divisibility", 16]]
+TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i32": "int32", "i64": "int64"}  # torch's names
 
 _running: int | None = None  # a pipe's end, which other ranks inherit: it is at its end once the kernels are compiled
 
@@ -132,47 +135,108 @@ def build_driver() -> None:
 
 
 def compile_kernel(entry: Mapping[str, Any]) -> Any:
-    """Compiles a kernel for a GPU that need not be there, as its launch would; returns what Triton made of it."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+    """Compiles a kernel for a GPU that need not be there, as its launch would; returns what Triton made of it.
 
-    constants = {tuple(key): constant(value) for key, value in entry["constants"]}
-    attributes = {tuple(key): value for key, value in entry["attributes"]}
-    kernel = named(entry["kernel"])
-    signature = {name: entry["signature"][name] for name in kernel.arg_names}  # positions are what constants name
-    source = ASTSource(kernel, signature, constants, attributes)
-    compiled = compile(source, target=GPUTarget("cuda", entry["capability"], 32), options=dict(entry["options"]))
-    build_launcher(source, compiled)
+    This process launches no kernel afterwards: Triton has no device any more.
+    """
+    from triton.runtime import driver
+
+    driver.set_active(NoDevice(entry["capability"]))  # pyright: ignore[reportArgumentType]
+    arguments = {name: argument(kind) for name, kind in entry["arguments"].items()}
+    constants = {name: constant(value) for name, value in entry["constants"].items()}
+    compiled = named(entry["kernel"]).warmup(grid=(1,), **arguments, **constants, **entry["options"])
+    build_launcher(compiled)
     return compiled
 
 
-def build_launcher(source: Any, compiled: Any) -> None:
+class NoDevice:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+class Pointer:
+    """A tensor of which Triton sees the type, and whether its address is a multiple of 16."""
+
+    def __init__(self, kind: str, address: int) -> None:
+        import torch
+
+        self.dtype, self.address = getattr(torch, TYPES[kind]), address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def ptr_range(self) -> int:
+        return 0
+
+
+def build_launcher(compiled: Any) -> None:
     """Builds the C function that launches kernels of a signature: Triton before 3.7 has a C compiler make it."""
     driver: Any = import_module("triton.backends.nvidia.driver")
     if hasattr(driver, "make_launcher"):
-        driver.CudaLauncher(source, compiled.metadata)
+        driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def entry_of(kernel: Any, specialisation: str, capability: int) -> dict[str, Any]:
     """Returns a kernel of the list, from what Triton tells of a compiled one as its `specialization_data`."""
     data = json.loads(specialisation)
+    names = list(data["signature"])
+    constants = {names[key[0]]: value for key, value in zip(data["constant_keys"], data["constant_vals"], strict=True)}
+    even = {
+        names[key[0]] for key, value in zip(data["attrs_keys"], data["attrs_vals"], strict=True) if value == DIVISIBLE
+    }
+    arguments = {
+        name: constants[name] if name in constants else kind_of(kind, name in even)
+        for name, kind in data["signature"].items()
+        if not name.isupper()
+    }
     options = {name: data["options"].get(name) for name in OPTIONS}
     return {
         "kernel": f"{kernel.module}:{kernel.name}",
         "capability": capability,
-        "signature": data["signature"],
-        "constants": [[key, value] for key, value in zip(data["constant_keys"], data["constant_vals"], strict=True)],
-        "attributes": [[key, value] for key, value in zip(data["attrs_keys"], data["attrs_vals"], strict=True)],
+        "arguments": arguments,
+        "constants": {name: value for name, value in constants.items() if name.isupper()},
         "options": {name: value for name, value in options.items() if value},
     }
+
+
+def kind_of(kind: str, is_even: bool) -> str | int | float:
+    """Returns what stands for an argument in the list: a pointer's type, or a number with the same specialisation."""
+    if kind.startswith("*"):
+        return kind if is_even else f"{kind} unaligned"
+    if kind not in ("i32", "fp32"):
+        raise ValueError(f"an argument of type {kind}")
+    return 0.5 if kind == "fp32" else 16 if is_even else 3
+
+
+def argument(kind: str | float | None) -> Any:
+    """Returns an argument of a kernel from what stands for it in the list."""
+    if not isinstance(kind, str):
+        return kind
+    name, _, unaligned = kind.removeprefix("*").partition(" ")
+    return Pointer(name, 8 if unaligned else 0)
 
 
 def constant(value: Any) -> Any:
     """Returns a constant of a kernel from its form in the list."""
     import triton.language as tl
 
+    if isinstance(value, list):
+        return tuple(map(constant, value))
     if isinstance(value, dict):
-        return named(value["jit_function"]) if "jit_function" in value else tl.constexpr(value["constexpr"])
+        return named(value["jit_function"])
     return tl.dtype(value) if isinstance(value, str) and tl.dtype.is_dtype(value) else value
 
 

@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from src.gpu import precompile
-from src.gpu.precompile import LIST, compile_kernel, constant, done_file, entry_of, named, side_by_side
+from src.gpu.precompile import (
+    LIST,
+    TYPES,
+    compile_kernel,
+    constant,
+    done_file,
+    entry_of,
+    named,
+    side_by_side,
+)  # fmt: skip
 from src.system.interpreter import python, safe_path
 from tests.support import ROOT
 
@@ -29,39 +39,58 @@ def test_a_list_names_kernels_and_arguments_as_they_are(folder: Path) -> None:
         kernel = named(entry["kernel"])
         assert entry["kernel"].startswith((f"src.models.{folder.parent.name}.fast.", "src.gpu."))
         assert entry["capability"] == 90
-        assert list(entry["signature"]) == kernel.arg_names
-        constants = {kernel.arg_names[key[0]] for key, _ in entry["constants"]}
-        assert constants == {name for name, kind in entry["signature"].items() if kind == "constexpr"}
+        assert set(entry["precisions"]) <= {"amp", "tf32"}
+        assert {*entry["arguments"], *entry["constants"]} == set(kernel.arg_names)
 
 
-def small(name: str) -> dict[str, Any]:
-    return next(entry for entry in entries(ROOT / "src/models/dlrm/fast") if entry["kernel"].endswith(f":{name}"))
+def small(model: str, name: str) -> dict[str, Any]:
+    found = (entry for entry in entries(ROOT / "src/models" / model / "fast") if entry["kernel"].endswith(f":{name}"))
+    return next(found)
 
 
 def find_by_launch() -> None:
-    """Compiles a kernel of a list, and again as its launch does: with all options as Triton has completed them."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile, make_backend
+    """Compiles kernels of lists, then again with tensors as a launch does; what Triton tells of it is the entry."""
+    from triton import knobs
 
-    entry, cache = small("number_rows"), Path(os.environ["TRITON_CACHE_DIR"])
-    compiled = compile_kernel(entry)
-    assert "cubin" in compiled.asm and compiled.metadata.target.arch == 90
-    before = sorted(cache.rglob("*"))
-    target = GPUTarget("cuda", 90, 32)
-    options = make_backend(target).parse_options({**entry["options"], "debug": False, "instrumentation_mode": ""})
-    constants = {tuple(key): constant(value) for key, value in entry["constants"]}
-    attributes = {tuple(key): value for key, value in entry["attributes"]}
-    source = ASTSource(named(entry["kernel"]), entry["signature"], constants, attributes)
-    assert compile(source, target=target, options=options.__dict__).hash == compiled.hash
-    assert sorted(cache.rglob("*")) == before
+    cache, told = Path(os.environ["TRITON_CACHE_DIR"]), []
+    for model, name in [("dlrm", "number_rows"), ("se3_transformer", "contract"), ("distilbert", "add_norm")]:
+        entry = small(model, name)
+        compiled, kernel = compile_kernel(entry), named(entry["kernel"])
+        assert "cubin" in compiled.asm and compiled.metadata.target.arch == 90
+        before = sorted(cache.rglob("*"))
+        arguments = {name: real(kind) for name, kind in entry["arguments"].items()}
+        constants = {name: constant(value) for name, value in entry["constants"].items()}
+        kernel.device_caches.clear()
+        knobs.runtime.jit_post_compile_hook = lambda *, compile, **_: told.append(compile["specialization_data"])  # type: ignore
+        again = kernel.warmup(grid=(1,), **arguments, **constants, num_warps=entry["options"]["num_warps"],
+                              num_stages=entry["options"]["num_stages"])  # fmt: skip
+        knobs.runtime.jit_post_compile_hook = None  # type: ignore
+        assert again.hash == compiled.hash
+        assert sorted(cache.rglob("*")) == before
+        wanted = {key: entry[key] for key in ("kernel", "capability", "arguments", "constants", "options")}
+        assert json.loads(json.dumps(entry_of(Info(entry["kernel"]), told[-1], 90))) == wanted
+
+
+class Info:
+    def __init__(self, kernel: str) -> None:
+        self.module, self.name = kernel.split(":")
+
+
+def real(kind: Any) -> Any:
+    """Returns a tensor with the type and the alignment that an entry says, or the number."""
+    if not isinstance(kind, str):
+        return kind
+    name, _, unaligned = kind.removeprefix("*").partition(" ")
+    dtype = getattr(torch, TYPES[name])
+    return torch.zeros(64, dtype=dtype)[8 // dtype.itemsize :] if unaligned else torch.zeros(64, dtype=dtype)
 
 
 def compile_two() -> None:
     """Compiles a kernel in a process of its own, and one that cannot be."""
-    entry = small("number_rows")
+    entry = small("dlrm", "number_rows")
     assert side_by_side([partial(compile_kernel, entry)], processes=2)
     assert list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
-    assert not side_by_side([partial(compile_kernel, entry | {"signature": {}})], processes=2)
+    assert not side_by_side([partial(compile_kernel, entry | {"arguments": {}})], processes=2)
 
 
 @pytest.mark.slow
@@ -99,19 +128,3 @@ def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: p
     file.parent.mkdir()
     file.touch()
     precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
-
-
-def test_an_entry_is_made_of_what_triton_tells() -> None:
-    entry = small("number_rows")
-    data = {
-        "signature": entry["signature"], "constant_keys": [key for key, _ in entry["constants"]],
-        "constant_vals": [value for _, value in entry["constants"]],
-        "attrs_keys": [key for key, _ in entry["attributes"]],
-        "attrs_vals": [value for _, value in entry["attributes"]],
-        "options": {**entry["options"], "arch": "sm90", "extern_libs": [["libdevice", "somewhere"]], "maxnreg": None},
-    }  # fmt: skip
-
-    class Info:
-        module, name = entry["kernel"].split(":")
-
-    assert entry_of(Info, json.dumps(data), 90) | {"precisions": entry["precisions"]} == entry
