@@ -21,14 +21,15 @@ def test_every_key_of_a_training_config_is_on_the_page() -> None:
     config = composed("train")
     page = PAGE.read_text(encoding="utf-8")
     keys = [str(key) for key in config] + [f"{part}.{key}" for part in SECTIONS for key in config[part]]
-    assert [key for key in keys if key not in SECTIONS and f"| `{key}` |" not in page] == []
+    missing = {key for key in keys if key not in SECTIONS and f"\n| `{key}` |" not in page}
+    assert missing == {key for key in GROUPS if key in missing and f"[`{key}`](#{key})" in page}
 
 
 def test_every_option_of_every_group_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for group in GROUPS:
         part = page.partition(f"\n### {group}\n")[2].partition("\n#")[0]
-        assert [file.stem for file in (CONF / group).glob("*.yaml") if f"| [`{file.stem}`](" not in part] == []
+        assert [file.stem for file in (CONF / group).glob("*.yaml") if f"[`{file.stem}`](" not in part] == []
 
 
 def test_a_field_has_its_type_default_and_comment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,15 @@ def test_a_field_has_its_type_default_and_comment(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(reference, "_field_comments", lambda schema: {"steps": "of a trial"})
     rows = list(reference._schema_rows(Small))
-    assert rows == [("`steps`", "a whole number", "`7`", "of a trial"), ("`name`", "a text, or null", "`null`", "")]
+    assert rows == [("`steps`", "int", "`7`", "of a trial"), ("`name`", "str or null", "`null`", "")]
+
+
+def test_a_key_that_means_something_else_than_in_train_py_has_its_own_row() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    predict = page.partition("\n## predict.py\n")[2].partition("\n## ")[0]
+    line, _, rows = predict.partition("\n\n| key |")
+    assert "`seed`" in line and "`execution.*`" in line and "`ckpt_path`" not in line
+    assert "| `ckpt_path` | str or null | `null` | trained weights" in rows and "`seed`" not in rows
 
 
 def test_an_option_is_summed_up_by_the_first_sentence_of_its_file(tmp_path: Path) -> None:
