@@ -163,7 +163,7 @@ def test_the_page_has_what_failed_and_what_agreed() -> None:
     text = page.page(result)
     assert "Of 2 options that were tried, 1 run, 0 are refused" in text and "1 fail." in text
     assert result["cases"]["moflow/quick: x=1"] == [0, PASSED, "1e-07"] and r"no \| yes" in text
-    assert "| NVIDIA H100 | 0123456 |" in text
+    assert "| NVIDIA H100 | 2.11.0 | 2026-11-27 | 0123456 (500 s) |" in text
     assert json.loads(page.shown(result)) == result
     mended = call | {"cases": [failed | {"status": PASSED, "difference": 0.0}], "date": "2026-11-28"}
     assert [row[1] for row in page.joined([result, mended])["cases"].values()] == [PASSED, PASSED]
