@@ -90,7 +90,7 @@ class Fit:
     """How long to train and how often to look. Published recipes live in the model; these are what a run changes."""
 
     max_epochs: Limit = II("model.recipe.max_epochs")  # passes over the training split
-    max_steps: Limit = -1  # optimiser steps after which training ends; -1: no limit
+    max_steps: Limit = -1  # optimiser steps
     max_time_s: Seconds | None = None  # wall seconds of training, then a normal end
     clip_norm: Positive | None = II("model.recipe.clip_norm")  # largest norm of all gradients; null: no clipping
     ema_decay: OpenShare | None = None  # of averaged weights, evaluated and saved in place of the last ones; null: none
@@ -108,12 +108,12 @@ class Fit:
 class Execution:
     """How the same mathematics is run: never changes the function (`gradient_dtype` rounds) or the state_dict."""
 
-    graph: Switch = "auto"  # the whole training step in one CUDA graph: auto (on a GPU), on, off
-    compile: Switch = "auto"  # torch.compile where the task claims it: auto (on a GPU), on, off
-    kernels: Kernels = "auto"  # fast modules: auto (every one), off, or a list of their names
+    graph: Switch = "auto"  # the whole training step in one CUDA graph; auto: on a GPU
+    compile: Switch = "auto"  # torch.compile where the task claims it; auto: on a GPU
+    kernels: Kernels = "auto"  # names of fast modules; auto: every one
     graph_warmup_steps: Count = 3  # eager steps before the capture
     gradient_dtype: HalfDtype | None = None  # of the all-reduce; null: the gradients' own
-    exchange: Exchange = "auto"  # between ranks: auto (shared GPU memory on one machine, else NCCL) or nccl
+    exchange: Exchange = "auto"  # between ranks; auto: shared GPU memory on one machine, else NCCL
     graph_gaps: AutoOff = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps
     deterministic: bool = False  # the same command gives the same bits twice: docs/reference/reliability.md
 
