@@ -13,7 +13,8 @@ from typing import Any, get_args, get_origin
 
 from omegaconf import MISSING
 
-from src.config.values import Parameter, allows, members, parameters_of, target_of, words_of
+from src.config.hints import allows, members, words_of
+from src.config.values import Parameter, parameters_of, target_of
 from src.errors import UserError
 from src.system.home import PACKAGE
 from src.system.masking import MASK

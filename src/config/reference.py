@@ -14,9 +14,9 @@ from typing import Any, get_type_hints
 import yaml
 from omegaconf import MISSING
 
+from src.config.hints import words_of
 from src.config.schema import ExportConfig, PredictConfig, PrepareConfig, TrainConfig
 from src.config.settings import CONF
-from src.config.values import words_of
 from src.system.files import write_text
 
 PAGE = CONF.parent / "docs" / "reference" / "config.md"

@@ -3,18 +3,18 @@
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from src.config.ranges import MAY_BE_EMPTY, MOST_NUMBER, MOST_WHOLE, Range
+from src.config.hints import allows, leaves, members, words_of
+from src.config.ranges import MOST_NUMBER, MOST_WHOLE
 from src.config.schema import TrainConfig, typed
 from src.config.settings import check_complete, check_fix_hp, check_loggers
 from src.errors import UserError
@@ -22,7 +22,6 @@ from src.system.home import PACKAGE
 
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 MODEL_KEYS = ("name", "task", "hp", "recipe", "predict", "monitor", "quick", "paddle")
-PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 LONGEST = 80  # characters of a value in a message
 
 
@@ -136,13 +135,6 @@ def check_plugin(config: DictConfig, name: str) -> None:
     check_values(f"hydra.{name}", OmegaConf.to_container(config.hydra[name], resolve=True))
 
 
-def is_number(value: Any) -> bool:
-    """Returns whether this is a number that a run can use, and no truth value."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, float) and abs(value) <= MOST_NUMBER  # not so for NaN
-
-
 def _is_open(value: Any) -> bool:
     return isinstance(value, str) and (value == MISSING or "${" in value)
 
@@ -187,7 +179,7 @@ def _check_call(key: str, value: dict[Any, Any]) -> None:
         for name, parameter in parameters.items():
             if parameter.is_needed and name not in arguments:
                 raise UserError(f"{key}.{name} has no value; give it as {key}.{name}=VALUE")
-    if target.__module__.startswith("torch.optim") and not any(map(_is_open, _leaves(arguments))):
+    if target.__module__.startswith("torch.optim") and not any(map(_is_open, leaves(arguments))):
         _try_optimizer(key, target, arguments)
 
 
@@ -259,88 +251,3 @@ def parameters_of(target: Any) -> dict[str, Parameter]:
             return parameters
     is_open = not functions[-1].__module__.startswith(f"{PACKAGE}.")
     return parameters | {"**": Parameter(Any, False)} if is_open else parameters
-
-
-def members(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or the type alone."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def allows(hint: Any, value: Any) -> bool:
-    """Returns whether a plain value of a config is of this type and in its range."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint in (None, NoneType):
-        return value is None
-    if hint is Any or isinstance(hint, TypeVar):
-        return all(is_number(leaf) or not isinstance(leaf, float) for leaf in _leaves(value))
-    if origin in (Union, UnionType):
-        return any(allows(member, value) for member in arguments)
-    if origin is Annotated:
-        base, *limits = arguments
-        if MAY_BE_EMPTY in limits:
-            return isinstance(value, str)
-        return allows(base, value) and all(_is_within(limit, value) for limit in limits)
-    if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in arguments)
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint in (int, float):
-        return is_number(value) and (hint is float or isinstance(value, int))
-    if hint in (str, Path):
-        return isinstance(value, str) and value != "" and "\0" not in value
-    return _allows_collection(origin or hint, arguments, value)
-
-
-def _allows_collection(kind: Any, arguments: tuple[Any, ...], value: Any) -> bool:
-    if not isinstance(kind, type) or kind.__module__ not in ("builtins", "collections.abc"):
-        return False  # an object, which a config describes with _target_
-    if issubclass(kind, Mapping):
-        return isinstance(value, dict) and all(allows(arguments[1], element) for element in value.values())
-    if issubclass(kind, Collection):
-        if isinstance(value, list) and kind is tuple and Ellipsis not in arguments:
-            return len(value) == len(arguments) and all(map(allows, arguments, value))
-        return isinstance(value, list) and all(allows(arguments[0], element) for element in value)
-    return False
-
-
-def _is_within(limit: Any, value: Any) -> bool:
-    if isinstance(limit, Range):
-        return value in limit and (math.isfinite(limit.most) or isinstance(value, float) or value <= MOST_WHOLE)
-    return allows(limit, value)  # Annotated[str, Literal["auto", "on"]]: OmegaConf knows no Literal
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
-    else:
-        yield value
-
-
-def words_of(hint: Any) -> str:
-    """Returns what a type allows, in words: "1 or more, or null"."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        words = dict.fromkeys(words_of(member) for member in sorted(arguments, key=lambda member: member is NoneType))
-        return ", or ".join(words)
-    if origin is Annotated:
-        if MAY_BE_EMPTY in arguments:
-            return PLAIN[str]
-        limits = [limit if isinstance(limit, Range) else words_of(limit) for limit in arguments[1:]]
-        return " ".join([PLAIN[arguments[0]], *map(str, limits)] if arguments[0] in (int, float) else map(str, limits))
-    if origin is Literal:
-        *others, last = map(str, arguments)
-        return f"{', '.join(others)} or {last}" if others else last
-    if hint in (None, NoneType):
-        return "null"
-    if hint in PLAIN:
-        return PLAIN[hint]
-    kind = origin or hint
-    if isinstance(kind, type) and kind.__module__ in ("builtins", "collections.abc"):
-        if issubclass(kind, Mapping):
-            return f"{{NAME: VALUE}}, each {words_of(arguments[1])}"
-        if kind is tuple and Ellipsis not in arguments:
-            return f"{len(arguments)} values in [], each {words_of(arguments[0])}"
-        if issubclass(kind, Collection):
-            return f"a list, each {words_of(arguments[0])}"
-    return "a value that is finite" if hint is Any else "what --cfg job shows without this"

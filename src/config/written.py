@@ -15,7 +15,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, Node
 from omegaconf._utils import split_key
 
-from src.config.values import members, parameters_of, target_of
+from src.config.hints import members
+from src.config.values import parameters_of, target_of
 from src.errors import UserError
 
 NUMBERS = (bool, int, float)

@@ -2,10 +2,11 @@
 
 import difflib
 import re
-import types
 from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from src.config.hints import allows, members, words_of
 
 T = TypeVar("T")
 
@@ -52,28 +53,16 @@ def check_parts(value: Any, parts: Any, key: str) -> None:
 
 
 def _value(hint: Any, value: Any, key: str, optional: Collection[str]) -> Any:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for option in options:
+    for option in members(hint):
         origin = get_origin(option) or option
-        if option is Any or (origin is Literal and value in get_args(option)):
-            return value
         if is_dataclass(option) and isinstance(option, type) and isinstance(value, dict):
             return build(option, value, f"{key}.", optional)
         if origin is dict and isinstance(value, dict):
             return {name: _value(get_args(option)[1], item, f"{key}.{name}", optional) for name, item in value.items()}
         if origin in (list, Sequence) and isinstance(value, list):
             return [_value(get_args(option)[0], item, f"{key}[{i}]", optional) for i, item in enumerate(value)]
-        if option is type(value):  # exact: True is not an integer
+        if allows(option, value) or (option is str and value == ""):
             return value
-    expected = " or ".join(dict.fromkeys(_type_name(option) for option in options))
+    words = ["an object" if is_dataclass(option) else words_of(option) for option in members(hint)]
+    expected = ", or ".join(words) if "an object" in words else words_of(hint)
     raise ValueError(f"key '{key}' is {value!r:.60}, expected {expected}")
-
-
-def _type_name(option: Any) -> str:
-    if get_origin(option) is Literal:
-        return " or ".join(f"'{value}'" for value in get_args(option))
-    if is_dataclass(option):
-        return "an object"
-    names = {float: "a number", int: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
-    collections = {dict: "an object", list: "a list", Sequence: "a list"}
-    return names.get(option, collections.get(get_origin(option), str(option)))

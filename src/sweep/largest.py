@@ -19,10 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from src.config.hints import allows
 from src.config.ranges import Count, NotNegative, ShareBelow1
 from src.config.schema import TrainConfig
 from src.config.settings import config_options
-from src.config.values import allows, check_training, check_values
+from src.config.values import check_training, check_values
 from src.errors import UserError
 from src.report.job import SweepJob, register_jobs
 from src.sweep.gpus import gpu_name, visible_gpus

@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 
 from src.cli import MISTAKES
 from src.config.explain import explain
+from src.config.hints import members
 from src.config.ranges import Range
 from src.config.schema import TrainConfig
-from src.config.values import check_training, members, parameters_of, target_of
+from src.config.values import check_training, parameters_of, target_of
 from src.errors import LONGEST
 from src.launch.devices import check_devices, check_graph
 from src.printable import printable

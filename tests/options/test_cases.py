@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from src.config.hints import words_of
 from src.config.ranges import Count, Limit, Share
 from src.config.schema import TrainConfig
-from src.config.values import check_values, words_of
+from src.config.values import check_values
 from tests.options.bases import BASES, DATAMODULES, EXPERIMENTS
 from tests.options.cases import Case, cases, left_out
 from tests.options.values import alternatives, group_options, options_of

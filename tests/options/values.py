@@ -14,10 +14,11 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from src.config.hints import allows, is_number, members
 from src.config.ranges import Range
 from src.config.reference import _field_comments
 from src.config.settings import CONF
-from src.config.values import allows, is_number, members, parameters_of, target_of
+from src.config.values import parameters_of, target_of
 from src.training import schedule
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
