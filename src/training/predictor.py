@@ -73,8 +73,9 @@ class Predictor(ABC, Generic[I, P]):
 
 
 @contextmanager
-def in_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Computes without gradients in a precision of Lightning's name."""
+def in_precision(device: torch.device, precision: str, gradients: bool = False) -> Iterator[None]:
+    """Computes in a precision of Lightning's name, without gradients unless they are asked for."""
     dtype = AUTOCAST.get(precision)
-    with torch.inference_mode(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+    mode = torch.enable_grad() if gradients else torch.inference_mode()
+    with mode, torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         yield

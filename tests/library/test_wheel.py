@@ -115,6 +115,8 @@ names = [module.name for module in pkgutil.walk_packages(reprise.__path__, "repr
 others = "reprise.scripts", "reprise.__main__"
 if importlib.util.find_spec("timm") is None:
     others += ("reprise.models.mobilenet_v1.fast.timm",)
+if importlib.util.find_spec("ase") is None:
+    others += ("reprise.models.se3_transformer.calculator",)
 ours = [name for name in names if "_triton" not in name and not name.startswith(others)]
 for name in ours:
     importlib.import_module(name)

@@ -27,12 +27,14 @@ def num_frequencies(pair: Pair) -> int:
 
 
 @cache
+@torch.inference_mode(False)  # what a prediction caches is part of a later gradient
 def wigner_3j(d_in: int, d_out: int, j: int) -> Float[Tensor, "d_out d_in j"]:
     """Returns e3nn's Wigner 3j symbols in float64, of unit norm."""
     return o3.wigner_3j(j, d_in, d_out, dtype=torch.float64).permute(2, 1, 0).contiguous()
 
 
 @cache
+@torch.inference_mode(False)
 def wigner_3j_on(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Returns `wigner_3j` on a device; cached, because a CUDA graph cannot capture the copy."""
     return wigner_3j(d_in, d_out, j).to(device, dtype)
@@ -59,6 +61,7 @@ def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict
 
 
 @cache
+@torch.inference_mode(False)
 def polar_coefficients(pair: Pair) -> Float[Tensor, "terms frequencies"]:
     """Returns K_J at the polar axis, in float64: row 0 is m = 0, rows 2m - 1 and 2m are a and b of m > 0."""
     d_in, d_out = pair

@@ -1,6 +1,7 @@
 """One property of molecules in space."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ from rdkit import Chem
 from torch import Tensor
 
 from src.batches.molecular_graphs import GraphBatch
-from src.datamodules.graphs.bonds import mol_by_distance
+from src.datamodules.graphs.bonds import bonded_by_distance
 from src.datamodules.graphs.data import Arrays, GraphData, Molecule, MoleculeError, checked
 from src.datamodules.graphs.datamodule import GraphDataModule
 from src.datamodules.graphs.files import entries_of
 from src.datamodules.graphs.parse import from_smiles, outcome, parse
 from src.errors import UserError
 from src.models.se3_transformer.network import SE3TransformerPooled
-from src.training.predictor import Inference, Predictor, Values
+from src.training.predictor import Inference, Predictor, Values, in_precision
 
+EV = {"eV": 1.0, "meV": 1e-3, "hartree": 27.211386245988, "kcal/mol": 0.04336411530877, "kJ/mol": 0.01036426965627}
+NO_ENERGIES = "homo", "lumo", "gap", "zpve"  # in eV too, but atoms do not move along their gradients
+PERIODIC = "is periodic, and neighbours across the border of its cell would be missed: set pbc = False"
 FORMS = (
     "give SMILES, RDKit molecules with coordinates, or objects with numbers and positions in angstrom, as ASE's Atoms"
 )
@@ -68,6 +72,51 @@ class MoleculePredictor(Predictor[Any, Values]):
         values = [self.predict(batch).cpu().numpy()[: batch.count] for batch in loader]
         return Values(*self.quantity, np.concatenate(values))
 
+    def calculator(self, molecule: Any, unit: str | None = None) -> Any:
+        """Returns an ASE calculator of a molecule's energy and forces, with the bonds that it has now.
+
+        Args:
+            molecule: as for a prediction, its atoms in the order of those that the calculator is given to.
+            unit: of the energy, where the training's data did not say it: a key of EV.
+
+        Raises UserError for what is no energy, for edges within a radius, for a molecule that a prediction refuses, and
+        without ASE.
+        """
+        factor = self.electronvolts(unit)
+        if self.inference.datamodule().edges.kind == "radius":
+            raise UserError(
+                "the network was trained with datamodule.edges.kind=radius, and its energy jumps where two atoms come "
+                "within the cutoff: it has no forces; train it with bonds or full"
+            )
+        if find_spec("ase") is None:
+            raise UserError("an ASE calculator needs the package ase; install it with pip install 'reprise[ase]'")
+        from src.models.se3_transformer.calculator import MoleculeCalculator
+
+        name = molecule if isinstance(molecule, str) else str(getattr(molecule, "symbols", "the molecule"))
+        atoms = valid(name, lambda: molecule_of(molecule))
+        batch = next(iter(self.bound([atoms], [name]).loader("all", batch_size=1)))
+        return MoleculeCalculator(atoms.numbers, batch, self.differentiable, factor)
+
+    def electronvolts(self, unit: str | None) -> float:
+        """Returns the electronvolts in a unit of the predicted energy. Raises UserError for what is no energy."""
+        name, of_the_data = self.quantity
+        if name in NO_ENERGIES:
+            raise UserError(f"{name} is not the energy of a molecule: its gradient is no force; train on U0, say")
+        if of_the_data and unit not in (None, of_the_data):
+            raise UserError(f"{name} is in {of_the_data}; leave out unit={unit}")
+        unit = of_the_data or unit or ""
+        factor = {symbol.lower(): value for symbol, value in EV.items()}.get(unit.lower())
+        if factor is None:
+            what = f"in {unit}, which is no unit of energy" if unit else "of no unit that is known"
+            advice = "" if unit else "; give calculator(molecule, unit=UNIT)"
+            raise UserError(f"{name} is {what}{advice}; expected one of {', '.join(EV)}")
+        return factor
+
+    def differentiable(self, batch: GraphBatch) -> Tensor:
+        """Returns what `predict` does, in the configured precision, with a gradient."""
+        with in_precision(self.device, self.inference.precision, gradients=True):
+            return self.predict(batch)
+
     def bound(self, molecules: Sequence[Molecule], names: list[str]) -> GraphDataModule:
         """Returns a datamodule of these molecules. Raises UserError for one without edges or with unknown elements."""
         rows, none = np.arange(len(molecules)), np.arange(0)
@@ -92,7 +141,9 @@ def molecule_of(item: Any) -> Molecule:
     numbers, positions = getattr(item, "numbers", None), getattr(item, "positions", None)
     if numbers is None or positions is None:
         raise MoleculeError(f"is no molecule but {type(item).__name__}; {FORMS}")
-    return outcome(mol_by_distance(np.asarray(numbers, np.uint8), np.asarray(positions, np.float64), 0), ()).molecule
+    if np.any(getattr(item, "pbc", False)):
+        raise MoleculeError(PERIODIC)
+    return bonded_by_distance(np.asarray(numbers, np.uint8), np.asarray(positions, np.float64))
 
 
 def valid(name: str, part: Callable[[], Molecule]) -> Molecule:

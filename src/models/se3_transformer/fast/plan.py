@@ -178,6 +178,7 @@ class Plan:
 
 
 @cache
+@torch.inference_mode(False)
 def mixing_on(plan: Plan, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "terms frequencies"]:
     """Returns the plan's mixing on a device; cached, because a CUDA graph cannot capture the copy."""
     return plan.mixing.to(device, dtype)
