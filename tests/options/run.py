@@ -104,8 +104,7 @@ def run_all(works: Iterable[Work], at_once: int, end_s: float, fork: bool = True
                 _go_on(running, free, run.cores, run.work, lambda run=run, ended=ended: run.work.send(ended), fork)
         if time.monotonic() > end_s:
             for pid in running:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                kill(pid)
             break
         time.sleep(NOTICE_S)
 
@@ -140,12 +139,20 @@ def _ended(pid: int, run: Running) -> Ended | None:
     if ended_pid:
         code = os.waitstatus_to_exitcode(status)
     elif seconds > run.command.timeout_s:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        kill(pid)
         code = TIMED_OUT
     else:
         return None
     return Ended(code, time.monotonic() - run.begin_s, run.command.log)
+
+
+def kill(pid: int) -> None:
+    """Kills a process with its own processes, and waits for it."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it was just started: it has no group yet, nor processes
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def start(command: Command, fork: bool = True, cores: frozenset[int] = frozenset()) -> int:

@@ -28,7 +28,7 @@ from tests.options.judge import (
     refusal_of,
     wrong_losses,
 )
-from tests.options.run import TIMED_OUT, Command, Ended, Work, run_all, shares_of_cores
+from tests.options.run import TIMED_OUT, Command, Ended, Work, kill, run_all, shares_of_cores, start
 from tests.options.trying import Found, Trial, part_of
 from tests.support import ROOT
 
@@ -152,6 +152,10 @@ def test_nothing_outlives_the_end(tmp_path: Path) -> None:
     before = set(psutil.Process().children())  # of tests before it in this process
     run_all([work()], 1, time.monotonic() + 0.2, last_s=0.0)
     assert set(psutil.Process().children()) <= before
+
+
+def test_a_process_is_killed_before_it_has_a_group(tmp_path: Path) -> None:
+    kill(start(Command(str(tmp_path / "none.py"), (), tmp_path / "log.txt", 60.0)))
 
 
 def test_the_page_has_what_failed_and_what_agreed() -> None:
