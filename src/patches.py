@@ -22,10 +22,12 @@ def keep_written_numbers() -> None:
     """Has Hydra keep numbers as they were written, and set them as texts where a key's type is one."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
+    from hydra.core.override_parser.types import Transformer
 
-    from src.config.written import has_numbers, value_for, with_text
+    from src.config.written import has_numbers, plain, value_for, with_text
 
     parse, apply = HydraOverrideVisitor._createPrimitive, ConfigLoaderImpl._apply_overrides_to_config
+    encode = Transformer.encode
 
     @wraps(parse)
     def parse_with_text(self: Any, ctx: Any) -> Any:
@@ -38,6 +40,7 @@ def keep_written_numbers() -> None:
                 override._value = value_for(cfg, override)
             apply([override], cfg)
 
+    Transformer.encode = staticmethod(lambda x: plain(encode(x)))  # sweepers of others store these values
     HydraOverrideVisitor._createPrimitive = parse_with_text  # type: ignore[method-assign]
     ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_by_type)  # type: ignore[method-assign]
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
+from omegaconf import OmegaConf
 
 from src import patches
 from tests.support import ROOT
@@ -70,6 +73,15 @@ def test_numbers_of_the_command_line_keep_their_text_unless_switched_off(switch:
     assert not ended.stderr  # no warning of what a newer Hydra will not do any more
     (line,) = (line for line in ended.stdout.splitlines() if line.startswith("output_root:"))
     assert line.partition(": ")[2].strip("'") == output_root
+
+
+def test_sweepers_of_others_get_plain_numbers() -> None:
+    """Hydra's Optuna plug-in saves them as yaml."""
+    patches.install(patches.HYDRA)
+    (override,) = OverridesParser.create().parse_overrides(["hp.lr=choice(1e-2,2e-2)"])
+    values = [*override.sweep_iterator(transformer=Transformer.encode)]
+    assert OmegaConf.to_yaml(OmegaConf.create(values)) == "- 0.01\n- 0.02\n"
+    assert [*override.sweep_string_iterator()] == ["1e-2", "2e-2"]
 
 
 @pytest.mark.parametrize("patch", [patches.HYDRA, patches.TORCHMETRICS], ids=lambda patch: patch.switch)
