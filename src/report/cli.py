@@ -28,6 +28,7 @@ WHAT = """Print the results of runs next to the published ones, one row per run.
   python report.py stability RUN ...                      # mean, spread and range over seeds, at each evaluation
   python report.py rcp RUN ... --target 0.9               # epochs to a target over seeds, as MLPerf counts them
   python report.py scaling RUN ... --picture scaling.png  # runs on 1, 2, 4 ... devices
+  python report.py start RUN ... --picture start.png      # where the time before the first steady step went
   python report.py verify RUN ...                         # figures computed again from the times of steps
   python report.py published moflow                       # published rows, with their corrections
   python report.py wandb RUN RUN ...                      # W&B runs of records, and a W&B report of their comparison
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "stability": (commands.stability_options, commands.run_stability),
     "rcp": (commands.rcp_options, commands.run_rcp),
     "scaling": (commands.scaling_options, commands.run_scaling),
+    "start": (commands.start_options, commands.run_start),
     "verify": (commands.verify_options, commands.run_verify),
     "published": (commands.published_options, commands.run_published),
     "wandb": (to_wandb.wandb_options, to_wandb.run_wandb),
@@ -91,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="report.py",
-        usage="report.py [compare|stability|rcp|scaling|verify|published|wandb] RUN ... [options]",
+        usage="report.py [compare|stability|rcp|scaling|start|verify|published|wandb] RUN ... [options]",
         description=WHAT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -150,6 +150,24 @@ def run_scaling(options: argparse.Namespace) -> int:
     return 0
 
 
+def start_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print where the time before the first steady step went, of each run."
+    add_runs(parser)
+    parser.add_argument("--output", type=Path, help="Markdown file to write")
+    parser.add_argument("--picture", type=Path, help="png file to write: a bar for each run")
+
+
+def run_start(options: argparse.Namespace) -> int:
+    from src.report.start import start_picture, start_table  # matplotlib takes a second to load
+
+    runs = load(options.runs).runs
+    table = start_table(runs)
+    if options.picture:
+        start_picture(runs, options.picture)
+    put(table, options.output)
+    return 0
+
+
 def published_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print the published rows: as printed and corrected, their sources and the arithmetic."
     parser.add_argument("model", nargs="?", help="a model's rows alone")

@@ -13,3 +13,14 @@ PHASES = {
     "other": "#999999",
     "unaccounted": "#DDDDDD",
 }
+START = {  # parts of a run's start, in their order
+    "interpreter": "#999999",
+    "config": "#E69F00",
+    "imports": "#D55E00",
+    "launcher": "#000000",
+    "model": "#56B4E9",
+    "data": "#009E73",
+    "device": "#CC79A7",
+    "first step": "#0072B2",
+    "warm-up": "#F0E442",
+}
