@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import ROOT, warm
 from tests.support.tiny_mobilenet import SYNTHETIC, tiny_overrides
 
+Begun = subprocess.Popen[str] | warm.Command
 LIMIT_S = 120  # of a process that hangs
 LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
 
@@ -25,23 +26,29 @@ def begin(
     group: bool = False,
     path: tuple[Path, ...] = (),
     data: tuple[str, ...] = SYNTHETIC,
-) -> subprocess.Popen[str]:
-    """Begins `train.py` with the overrides of a tiny run and these, `by` python itself or by `python -m`.
+) -> Begun:
+    """Begins `train.py` with the overrides of a tiny run and these, by python or by `python` with the words of `by`.
 
     `group`: in a process group of its own, as a shell does, which signals can be sent to. `path`: where Python looks
     for modules first.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, ROOT)))
+    words = "train.py", *tiny_overrides(home, data), *overrides
+    if not (by or path):
+        return warm.Command(*words, group=group)
     return subprocess.Popen(
-        [sys.executable, *by, "train.py", *tiny_overrides(home, data), *overrides],
-        cwd=ROOT, env=environment, start_new_session=group, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *by, *words],
+        cwd=ROOT, env=warm.usual() | {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}, text=True,
+        start_new_session=group, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         errors="replace",  # a process may be killed within a character
     )  # fmt: skip
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(process: Begun) -> tuple[int, str, str]:
     """Exit code and prints, when every process that could print has ended."""
+    if isinstance(process, warm.Command):
+        out, err = process.communicate(LIMIT_S)
+        assert process.returncode is not None
+        return process.returncode, out, err
     try:
         out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
