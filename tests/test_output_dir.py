@@ -1,14 +1,12 @@
 """`output_dir=FOLDER` has all files of a run, Hydra's too; a command that is refused changes none of an earlier run."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from src.system.files import sole_run
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.refusing import Command, EntryPoint
 from tests.support.tiny_run import tiny_overrides
 
@@ -19,9 +17,7 @@ MISTAKES = ["hp.lr=-1", "model.task.network.norm_batch=3"]  # seen before and af
 
 
 def run_train(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "train.py", *tiny_overrides(home), *overrides]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return warm.run("train.py", *tiny_overrides(home), *overrides)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from src.measure.phases import PHASES
 from src.models.moflow.task import MoFlowTask
 from src.run import build, train
 from src.system import group
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.tiny_run import tiny_config, tiny_overrides
 
 pytestmark = pytest.mark.slow
@@ -38,10 +37,7 @@ def read(folder: Path) -> Record:
 
 def run_train(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """`python train.py` with the overrides of a tiny run, then these."""
-    return subprocess.run(
-        [sys.executable, "train.py", *tiny_overrides(home), *overrides],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm.run("train.py", *tiny_overrides(home), *overrides)
 
 
 @pytest.fixture(scope="module")

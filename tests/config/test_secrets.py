@@ -1,9 +1,7 @@
 """No file that a run leaves holds a secret that the run was given."""
 
 import json
-import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from src.system.masking import MASK
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.refusing import Command, EntryPoint
 from tests.support.tiny_mobilenet import tiny_overrides
 
@@ -32,10 +30,7 @@ SHORT = ["fit.max_steps=2", "fit.final_evaluation=false", "fit.eval_every_n_epoc
 
 
 def run(entry: str, *arguments: str, variables: dict[str, str] = VARIABLES) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | variables | {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
-    return subprocess.run(
-        [sys.executable, entry, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    return warm.run(entry, *arguments, env=warm.usual() | variables | {"WANDB_SILENT": "true"})
 
 
 def tiny(home: Path, *overrides: str) -> list[str]:

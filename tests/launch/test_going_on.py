@@ -1,6 +1,5 @@
 """A run that ends before it is done names its checkpoint and the command that goes on; that command does."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -13,15 +12,13 @@ from src.config.schema import Topology, TrainConfig
 from src.launch.going_on import command_with, quoted
 from src.report.record import Record, read_record
 from src.run import train
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.composing import composed
 from tests.support.started import LONG, provoked, run
 from tests.support.tiny_mobilenet import tiny_overrides
 
 TWO = "fit.max_epochs=2"
 ODD = "it's, a=b"  # characters that a shell or Hydra reads as its own
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HYDRA"))}
-ENVIRONMENT |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
 def test_a_command_is_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,10 +38,11 @@ def test_a_path_is_quoted_where_hydra_needs_it() -> None:
 
 
 def go_on(record: Record) -> subprocess.CompletedProcess[str]:
-    """Runs the command of a record, as a person does who copies it into the shell; nothing ends it any more."""
+    """Runs the command of a record, as a person does who copies it; nothing ends it any more."""
     assert record.go_on is not None and record.go_on.command is not None
     command = re.sub(r"'\+callbacks.at=\S+' ", "", record.go_on.command)
-    return subprocess.run(command, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    words = subprocess.check_output(["sh", "-c", f"python() {{ printf '%s\\0' \"$@\"; }}; {command}"], text=True)
+    return warm.run(*words.split("\0")[:-1])
 
 
 @pytest.mark.slow
@@ -53,8 +51,7 @@ def test_ctrl_c_names_the_checkpoint_and_the_command_in_its_last_line(tmp_path: 
     root = tmp_path / ODD
     overrides = [override for override in tiny_overrides(tmp_path) if not override.startswith("output_")]
     overrides += [TWO, f"output_root={quoted(root)}", provoked(what="is_interrupted", step=5)]
-    command = [sys.executable, "train.py", *overrides]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = warm.run("train.py", *overrides)
     assert done.returncode == 130, done.stderr
     (file,) = root.glob("mobilenet_v1/*/result.json")
     record, last = read_record(file), file.parent / "checkpoints" / "last.ckpt"

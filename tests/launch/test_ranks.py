@@ -3,8 +3,6 @@
 import csv
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from src.errors import UserError
 from src.report.record import read_record
 from src.train import train_here_or_on_ranks
 from tests.launch.test_two_nodes import run_on_two_nodes
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.noting import noted
-from tests.support.started import LONG, begin, ended, provoked, run
+from tests.support.started import ANEW, LONG, begin, ended, provoked, run
 from tests.support.tiny_mobilenet import tiny_mobilenet
 
 pytestmark = pytest.mark.slow
@@ -89,11 +87,8 @@ def final_weights(home: Path) -> dict[str, torch.Tensor]:
     return torch.load(home / "run" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
 
 
-def test_ranks_that_begin_anew_train_as_forks_of_the_launcher_do(
-    tmp_path: Path, two_ranks: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REPRISE_PLAIN_START", "1")
-    code, _, err = run(tmp_path, "trainer=1x2", WINDOW)
+def test_ranks_that_begin_anew_train_as_forks_of_the_launcher_do(tmp_path: Path, two_ranks: tuple[Path, str]) -> None:
+    code, _, err = ended(begin(tmp_path, "trainer=1x2", WINDOW, by=ANEW))
     assert code == 0, err
     forked, anew = (read_record(home / "run") for home in (two_ranks[0], tmp_path))
     losses = [[row["loss"] for row in record.history if "loss" in row] for record in (forked, anew)]
@@ -123,8 +118,7 @@ def test_a_users_mistake_is_refused_before_ranks_are_started(tmp_path: Path) -> 
 def test_a_mistake_that_only_rank_0_finds_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """It prepares the data; the other rank loses its connection."""
     data = ("datamodule=smiles_file", f"datamodule.source.file={tmp_path}/none.smi", f"output_root={tmp_path}/outputs")
-    command = [sys.executable, "train.py", "experiment=quickstart", *data, "trainer=1x2", "hardware=cpu", "logger=none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run("train.py", "experiment=quickstart", *data, "trainer=1x2", "hardware=cpu", "logger=none")
     told = f"error: datamodule.source.file={tmp_path}/none.smi does not exist; give a file with one SMILES a line\n"
     assert (done.returncode, done.stderr) == (2, told)
     assert not list(tmp_path.rglob("*.*")) and not list(tmp_path.glob("outputs/*"))
@@ -175,16 +169,15 @@ def test_ranks_whose_launcher_is_killed_end_by_themselves_with_a_checkpoint(tmp_
 
 
 def test_ranks_that_begin_anew_end_where_their_launcher_died_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """They kill it in the first line that they run, so that they never see it alive."""
-    monkeypatch.setenv("REPRISE_PLAIN_START", "1")
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ and os.getppid() == int(os.environ['REPRISE_ANSWERED_FOR']):\n"
         "    os.kill(os.getppid(), 9)\n"
         "while 'RANK' in os.environ and os.getppid() == int(os.environ['REPRISE_ANSWERED_FOR']):\n    pass\n"
     )
-    process = begin(tmp_path, "trainer=1x2", LONG, path=(tmp_path,))
+    process = begin(tmp_path, "trainer=1x2", LONG, path=(tmp_path,), by=ANEW)
     code, _, _ = ended(process)  # when nothing that could print is left
     assert code == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,7 +1,5 @@
 """What decides when a run ends is in its checkpoint: a run that is done stays as it is, and a killed one ends there."""
 
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from src.errors import UserError
 from src.report.record import read_record
 from src.run import train
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.gloo_ranks import Ranks
 from tests.support.ranks_contract import as_one_of_many, train_with
 from tests.support.same import assert_same_bits, lasting_state
@@ -152,8 +150,7 @@ def test_no_new_folder_is_left_of_a_run_that_is_done(tmp_path: Path) -> None:
     root, done = tmp_path / "outputs", tmp_path / "outputs" / "mobilenet_v1" / "done"
     train(tiny_mobilenet(tmp_path, f"output_dir={done}"))
     overrides = [override for override in tiny_overrides(tmp_path) if not override.startswith("output_dir=")]
-    command = [sys.executable, "train.py", *overrides, "resume=true"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = warm.run("train.py", *overrides, "resume=true")
     assert ended.returncode == 0 and f"the run in {done} is done, after 8 steps" in ended.stdout, ended.stderr
     assert list(root.glob("*/*")) == [done]
 

@@ -10,6 +10,14 @@ from tests.support.tiny_mobilenet import SYNTHETIC, tiny_overrides
 
 Begun = subprocess.Popen[str] | warm.Command
 LIMIT_S = 120  # of a process that hangs
+# Of a launcher whose ranks begin anew: with REPRISE_PLAIN_START=1 each process would take twice as long to import.
+ANEW = (
+    "-c",
+    (
+        "import runpy, sys, src.train; src.train.may_fork = lambda: False; del sys.argv[0]; "
+        "runpy.run_path('train.py', run_name='__main__')"
+    ),
+)
 LONG = "datamodule.steps_per_epoch=100000"  # an epoch that nobody waits for
 
 

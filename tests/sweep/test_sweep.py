@@ -1,16 +1,14 @@
 """Sweeps of real runs: what survives, what is told, and that nothing is run twice."""
 
 import csv
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from src.report.job import read_job
 from src.report.record import read_record
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.refusing import Command, EntryPoint
 from tests.support.tiny_mobilenet import tiny_overrides
 
@@ -33,11 +31,7 @@ def arguments(home: Path, *overrides: str) -> list[str]:
 
 def sweep(home: Path, *overrides: str, grid: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs a sweep of `arguments`, or without `grid` one of these overrides alone."""
-    return subprocess.run(
-        [sys.executable, "train.py", *(arguments(home, *overrides) if grid else ["-m", *overrides])],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm.run("train.py", *(arguments(home, *overrides) if grid else ["-m", *overrides]))
 
 
 def fault(home: Path, **faults: int) -> str:

@@ -1,8 +1,6 @@
 """MoFlow's task: the contract of a Task, ActNorm initialisation and evaluation."""
 
 import math
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from src.report.record import read_record
 from src.run import fit
 from src.run import train as run
 from src.training.task import Task
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.started import LIMIT_S
 from tests.support.task_contract import TaskContract
 from tests.support.tiny_run import tiny_config, tiny_overrides
@@ -148,10 +146,7 @@ class TestMoFlow(TaskContract):
     def test_a_rank_without_a_held_out_molecule_takes_part(self, tmp_path: Path) -> None:
         """One molecule is held out; the rank without it generates its share in each evaluation all the same."""
         one = "datamodule.source.held_out_share=0.013", "hp.batch_size=4", f"output_dir={tmp_path / 'run'}"
-        done = subprocess.run(
-            [sys.executable, "train.py", *tiny_overrides(tmp_path), *one, "trainer=1x2"],
-            cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        done = warm.run("train.py", *tiny_overrides(tmp_path), *one, "trainer=1x2", timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         record = read_record(tmp_path / "run")
         evaluations = [row for row in record.history if "validity" in row]
