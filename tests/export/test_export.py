@@ -1,7 +1,6 @@
 """export.py: each format is read by its own reader, and what cannot be exact is refused in one line."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +20,7 @@ from src.models.distilbert.network import Sizes
 from src.training.checkpoints import read_checkpoint
 from src.training.export import Export
 from src.training.task import Task
-from tests.support import ROOT
+from tests.support import ROOT, warm
 from tests.support.composing import composed
 from tests.support.refusing import the_error_line
 
@@ -184,8 +183,7 @@ def test_the_first_cause_is_the_reason() -> None:
 
 
 def test_the_command_takes_dashes_and_ends_with_2(checkpoint_of: Checkpoints, tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "export.py", f"ckpt_path={checkpoint_of('moflow')}", "--to", "hf"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ended = warm.run(str(ROOT / "export.py"), f"ckpt_path={checkpoint_of('moflow')}", "--to", "hf", cwd=tmp_path)
     assert ended.returncode == 2
     assert the_error_line(ended.stderr).startswith("to=hf: moflow has no such export: transformers has no such model")
     assert list(tmp_path.iterdir()) == []

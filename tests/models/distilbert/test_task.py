@@ -1,7 +1,5 @@
 """DistilBERT's task: the contract of all models, and DistilBERT's own behaviour."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from src.report.record import read_record
 from src.run import Job, build, fit, quieten
 from src.run import train as run
 from src.training.task import Task
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.composing import composed
 from tests.support.hugging_face import distilbert
 from tests.support.same import assert_same_bits
@@ -248,11 +246,11 @@ def test_two_ranks_evaluate_every_sentence_once(tmp_path: Path) -> None:
     """With the weights of one checkpoint, on 11 and 10 sentences; the learning rate is 0."""
     one = run(tiny_distilbert(tmp_path))
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
+        "train.py", "trainer=1x2",
         *tiny_overrides(tmp_path), f"ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}", "fit.max_epochs=2",
         "model.task.schedule.total=4", "accept_changes=true", f"output_dir={tmp_path / 'two'}",
     ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = warm.run(*command)
     assert ended.returncode == 0, ended.stderr
     two = read_record(tmp_path / "two")
     assert (one.ranks, two.ranks, two.samples) == (1, 2, 2 * NUM_TRAIN)  # of both legs

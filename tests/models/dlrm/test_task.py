@@ -1,7 +1,5 @@
 """DLRM's task: the contract of all models, and DLRM's own behaviour."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -24,7 +22,7 @@ from src.models.dlrm.task import DLRMTask
 from src.report.record import Record, read_record
 from src.run import Job, build, fit, quieten
 from src.run import train as run
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.same import assert_same_bits, lasting_state
 from tests.support.task_contract import TaskContract
 from tests.support.tiny_dlrm import CARDINALITIES, ON_DISK, tiny_dlrm, tiny_overrides
@@ -309,10 +307,10 @@ def test_two_ranks_resume_like_one(tmp_path: Path) -> None:
     run(tiny_dlrm(tmp_path, TABLES_FROM_DATA, data=ON_DISK))
     one = run(tiny_dlrm(tmp_path, TABLES_FROM_DATA, *train_on, f"output_dir={tmp_path / 'one'}", data=ON_DISK))
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
+        "train.py", "trainer=1x2",
         *tiny_overrides(tmp_path, ON_DISK), TABLES_FROM_DATA, *train_on, f"output_dir={tmp_path / 'two'}",
     ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = warm.run(*command)
     assert ended.returncode == 0, ended.stderr
     two = read_record(tmp_path / "two")
     assert (one.ranks, two.ranks, two.samples) == (1, 2, one.samples)

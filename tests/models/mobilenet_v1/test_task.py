@@ -1,7 +1,5 @@
 """MobileNetV1's task: the contract of all models, its losses and its evaluation."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from src.run import Job, build, fit, quieten
 from src.training.image_classification import judged
 from src.training.schedule import Schedule
 from src.training.task import Task
-from tests.support import ROOT
+from tests.support import warm
 from tests.support.composing import composed
 from tests.support.task_contract import ResumeContract
 from tests.support.tiny_mobilenet import CLASSES, tiny_mobilenet, tiny_overrides, write_folders
@@ -225,10 +223,10 @@ def test_two_ranks_evaluate_every_image_once(tmp_path: Path) -> None:
     """8 and 7 of 15 images; the figures equal those of the checkpoint's weights on one batch."""
     data = write_folders(tmp_path)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "trainer=1x2",
+        "train.py", "trainer=1x2",
         *tiny_overrides(tmp_path, data), "datamodule.test_batch_size=7",
     ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = warm.run(*command)
     assert ended.returncode == 0, ended.stderr
     record = read_record(tmp_path / "run")
     assert (record.ranks, record.samples) == (2, 2 * 8 * 2)
