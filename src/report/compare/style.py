@@ -66,6 +66,8 @@ table:not(:has(tbody>tr:nth-child(4))){break-inside:avoid}
 tbody>tr:nth-child(-n+2),tbody>tr:last-child{break-before:avoid}
 .row{display:flex;gap:1rem;break-inside:avoid}.row figure{flex:0 0 calc(50% - .5rem)}
 details .charts{display:block}img{max-height:108mm}
+/* of a heading, whose break-after Chromium ignores: room for what follows it */
+details:has(>.charts)>summary::after{content:"";display:block;height:60mm;margin-bottom:-60mm}
 .first{gap:0 1rem}.first .charts{flex:1 1 100%}.first .charts:has(>figure:only-child){flex:0 1 48%}
 .first>div:last-child{flex:1 1 45%}.first dl{columns:2}.first dl div{break-inside:avoid}
 section{margin:1rem 0}.wide{overflow:visible}#help{display:none}code{font-size:.65rem}ol,ul{margin:.25rem 0}
