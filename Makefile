@@ -63,6 +63,7 @@ endef
 define for_cuda
 $(BIN)/python -m pip uninstall --quiet --yes fbgemm-gpu-cpu
 $(PIP) --no-deps torchrec==$(CUDA_TORCHREC) fbgemm-gpu==$(CUDA_FBGEMM)
+@$(BIN)/python -m src.gpu.precompile || echo 'the first runs compile their kernels themselves'
 endef
 
 lock: $(READY)

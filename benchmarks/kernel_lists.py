@@ -17,12 +17,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from src.gpu.precompile import LIST, compile_kernel, entry_of
+from src.gpu.precompile import LIST, PRECISIONS, compile_kernel, entry_of
 from src.system.files import write_text
 from src.system.interpreter import ROOT, python, safe_path
 
 STEPS = ("fit.max_steps=12", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "~callbacks.checkpoint")
-PRECISIONS = ("amp", "tf32")
 
 
 def cases(folder: Path) -> dict[str, list[str]]:

@@ -4,13 +4,17 @@ Each model's `fast/kernels.json` lists them with what Triton specialises them on
 constants, whose names are in capitals, and of other arguments the type and whether they are 1 or multiples of 16.
 They are compiled by forks of a run that has not begun CUDA, which need no GPU, and lie in Triton's cache on disk then.
 The run's first step waits for them.
+
+python -m src.gpu.precompile [MODEL ...] [--capability 90]      all of them now, for a GPU that need not be here
 """
 
+import argparse
 import hashlib
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +28,8 @@ from src.system.signals import end_with_parent
 from src.system.workers import cpu_count
 
 LIST = "kernels.json"
+MODELS = Path(__file__).resolve().parents[1] / "models"
+PRECISIONS = ("amp", "tf32")
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
 DIVISIBLE = [["tt.divisibility", 16]]
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i32": "int32", "i64": "int64"}  # torch's names
@@ -46,16 +52,10 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
     folder = Path(getattr(module, "__file__", None) or "none").parent / "fast"
     if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
         return
-    entries = [
-        entry
-        for entry in json.loads((folder / LIST).read_text())
-        if entry["capability"] == here and precision in entry["precisions"]
-    ]
-    done = done_file(folder, precision)
+    entries, done = listed(folder, here, precision), done_file(folder, here, precision)
     if not entries or done.exists():
         return
-    for name in {entry["kernel"].partition(":")[0] for entry in entries}:
-        import_module(name)
+    import_kernels(entries)
     _running, writer = os.pipe()
     if os.fork() == 0:
         try:
@@ -63,10 +63,7 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in range(3):  # who reads this run's output must not wait for these processes
                 os.dup2(nothing, number)
-            jobs = [build_driver, *(partial(compile_kernel, entry) for entry in entries)]
-            if side_by_side(jobs, max(1, cpu_count() - 1)):
-                done.parent.mkdir(parents=True, exist_ok=True)
-                done.touch()
+            compile_all(entries, done, max(1, cpu_count() - 1), [build_driver])
         finally:
             os._exit(0)
     os.close(writer)
@@ -79,6 +76,29 @@ def wait() -> None:
         os.read(_running, 1)
         os.close(_running)
         _running = None
+
+
+def listed(folder: Path, capability: int, precision: str) -> list[dict[str, Any]]:
+    """Returns the kernels of a model's `fast` folder for a chip and a precision."""
+    entries = json.loads((folder / LIST).read_text())
+    return [entry for entry in entries if entry["capability"] == capability and precision in entry["precisions"]]
+
+
+def import_kernels(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Imports the modules of kernels once for all forks."""
+    for name in {entry["kernel"].partition(":")[0] for entry in entries}:
+        import_module(name)
+
+
+def compile_all(
+    entries: Sequence[Mapping[str, Any]], done: Path, processes: int, others: Sequence[Callable[[], object]] = ()
+) -> bool:
+    """Compiles kernels side by side, after `others`, and notes it in the file `done`; returns whether all could be."""
+    could = side_by_side([*others, *(partial(compile_kernel, entry) for entry in entries)], processes)
+    if could:
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.touch()
+    return could
 
 
 def capability() -> int:
@@ -95,14 +115,14 @@ def capability() -> int:
     return 0
 
 
-def done_file(folder: Path, precision: str) -> Path:
+def done_file(folder: Path, capability: int, precision: str) -> Path:
     """Returns the file in Triton's cache that says that these kernels, as they are now, were compiled."""
     from triton import knobs
 
     sources = hashlib.sha256(version("triton").encode())
     for file in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py"), folder / LIST]):
         sources.update(file.read_bytes())
-    return Path(knobs.cache.dir) / "reprise" / f"{sources.hexdigest()}_{precision}"
+    return Path(knobs.cache.dir) / "reprise" / f"{sources.hexdigest()}_{capability}_{precision}"
 
 
 def side_by_side(jobs: Sequence[Callable[[], object]], processes: int) -> bool:
@@ -186,7 +206,8 @@ def build_launcher(compiled: Any) -> None:
     """Builds the C function that launches kernels of a signature: Triton before 3.7 has a C compiler make it."""
     driver: Any = import_module("triton.backends.nvidia.driver")
     if hasattr(driver, "make_launcher"):
-        driver.CudaLauncher(compiled.src, compiled.metadata)
+        with suppress(AssertionError):  # libcuda is not on this machine
+            driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def entry_of(kernel: Any, specialisation: str, capability: int) -> dict[str, Any]:
@@ -244,3 +265,36 @@ def named(kernel: str) -> Any:
     """Returns the kernel or function `module:name`."""
     module, _, name = kernel.partition(":")
     return getattr(import_module(module), name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compiles the kernels of these models' published cases, all if none is named; returns the exit code."""
+    folders = {file.parents[1].name: file.parent for file in sorted(MODELS.glob(f"*/fast/{LIST}"))}
+    parser = argparse.ArgumentParser(prog="python -m src.gpu.precompile", description=main.__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(folders))
+    parser.add_argument("--capability", type=int, help="of a GPU that is not here: 90 for H100 and H200")
+    options = parser.parse_args(arguments)
+    here = capability()
+    chip = options.capability or here
+    if not chip:
+        parser.error("there is no NVIDIA GPU here; give --capability=90 to compile for an H100 or H200")
+    if unknown := set(options.models) - set(folders):
+        parser.error(f"{unknown.pop()} has no list of kernels; expected {', '.join(folders)}")
+    from triton import knobs
+
+    could = True
+    for model in options.models or folders:
+        for precision in PRECISIONS:
+            entries, begin_s = listed(folders[model], chip, precision), time.monotonic()
+            import_kernels(entries)
+            done, others = done_file(folders[model], chip, precision), [build_driver] if here else []
+            ended = not entries or compile_all(entries, done, cpu_count(), others)
+            could = could and ended
+            words = f"{len(entries)} kernels" if ended else "FAILED; a run compiles what it needs"
+            print(f"{model} {precision}: {words}, {time.monotonic() - begin_s:.1f} s", flush=True)
+    print(f"they are in {knobs.cache.dir}, which can be copied to other machines with the same versions")
+    return 0 if could else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -123,8 +123,37 @@ def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "capability", lambda: 90)
     monkeypatch.setattr(precompile.os, "fork", lambda: pytest.fail("a process was begun"))
-    file = done_file(ROOT / "src/models/dlrm/fast", "amp")
+    file = done_file(ROOT / "src/models/dlrm/fast", 90, "amp")
     assert file.is_relative_to(tmp_path)
     file.parent.mkdir()
     file.touch()
     precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
+
+
+@pytest.mark.slow
+def test_the_command_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), **safe_path()}
+    command = python("-m", "src.gpu.precompile", "dlrm", "--capability", "90")
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("dlrm amp: 11 kernels, ") and "dlrm tf32: 14 kernels, " in ended.stdout
+    assert len({file.parent for file in tmp_path.rglob("*.cubin")}) == 24  # one is of both precisions
+    assert done_file_in(tmp_path, "amp") and done_file_in(tmp_path, "tf32")
+
+
+def done_file_in(folder: Path, precision: str) -> bool:
+    return bool(list(folder.glob(f"reprise/*_90_{precision}")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "there is no NVIDIA GPU here; give --capability=90"), (["resnet", "--capability=90"], "resnet has no list")],
+)
+def test_the_command_says_a_mistake_in_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precompile, "capability", lambda: 0)
+    with pytest.raises(SystemExit) as ended:
+        precompile.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
