@@ -57,7 +57,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     """Returns the tensors of an export by a checkpoint's names."""
     try:
         files = [*dict.fromkeys(places_in(folder).values())]
-        if wrong := [name for name in files if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
+        if wrong := [name for name in files if not FILE_NAME.fullmatch(name)]:
             raise UserError(f"{folder / INDEX}: {wrong[0]!r:.80} is no file of weights; {ADVICE}")
         state = {NETWORK + key: tensor for name in files for key, tensor in load_file(folder / name).items()}
         return state | (load_file(folder / REST) if (folder / REST).is_file() else {})

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from src.errors import UserError
 from src.system.reading import read_json
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -48,10 +49,14 @@ def shards_of(weights: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]
 
 
 def places_in(folder: Path) -> dict[str, str]:
-    """Returns the file of each tensor in a folder of weights."""
+    """Returns the file of each tensor in a folder of weights. Raises UserError for an index that does not say it."""
     index = folder / INDEX
     if index.is_file():
-        return read_json(index)["weight_map"]
+        content = read_json(index)
+        places = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise UserError(f"{index}: 'weight_map' names no file of each tensor; write the folder anew")
+        return places
     with safe_open(folder / FILE, "pt") as file:
         return dict.fromkeys(file.keys(), FILE)
 

@@ -117,6 +117,8 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any], overrides: list[st
     lines = []
     for key in sorted((ours.keys() | theirs.keys()).difference(WITHOUT_A_KEY)):
         value, kept = ours.get(key, "absent"), theirs.get(key, "absent")
+        if key.endswith("_target_"):  # a class may have another module since
+            value, kept = (str(name).rpartition(".")[2] for name in (value, kept))
         if FOLDERS.fullmatch(key) or value == kept or (kept == "absent" and not is_given(key, overrides)):
             continue
         if key in FILES and (value == FILES[key] or None not in (value, kept)):
