@@ -46,10 +46,12 @@ import sys
 from importlib import import_module
 from src.patches import install
 install()
-import_module("src.run")
+for module in ("hydra_plugins.reprise", "src.run"):
+    import_module(module)
 for model in ("dlrm", "distilbert", "mobilenet_v1", "moflow", "se3_transformer"):
     import_module(f"src.models.{model}.task")
-late = {"matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb", "torchrec"}
+late = {"matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb", "torchrec",
+        "src.report.compare.page", "src.sweep.status"}
 print(*late & set(sys.modules))
 """
 

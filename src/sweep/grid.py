@@ -24,7 +24,6 @@ from src.report.job import SweepJob, alive, quote, quote_path, read_job, sole_la
 from src.report.record import Record
 from src.sweep.launcher import IsolatedLauncher, claim_folder, complain, job_return, planned, way_to_resume
 from src.sweep.outcome import Exit, outcome, record_of
-from src.sweep.status import print_results
 from src.system.files import check_free
 from src.system.masking import masked_text
 
@@ -147,6 +146,8 @@ class ReportingLauncher(Launcher):
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()  # which prints what the jobs have printed
         if self.jobs:
+            from src.sweep.status import print_results  # every command loads Hydra's plugins: a page needs much more
+
             print_results(self.folder, self.jobs, self.num_requested)
         if sys.exc_info()[0] is None:
             cli.run_job(lambda _: complain(self.jobs), self.config)

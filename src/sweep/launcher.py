@@ -24,7 +24,6 @@ from src.errors import UserError
 from src.report.job import SweepJob, alive, job_folders, read_job, register_jobs, sole_launcher
 from src.sweep.outcome import record_of
 from src.sweep.runner import Runner, Slots
-from src.sweep.status import Status, print_results
 from src.system.files import claimed
 from src.system.group import started_by
 from src.system.interpreter import python
@@ -55,6 +54,8 @@ class IsolatedLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Runs all jobs and prints the results; the exit code is 2 if one is not done."""
         folders, jobs = self.run(job_overrides)
+        from src.sweep.status import print_results  # every command loads Hydra's plugins: a page needs much more
+
         print_results(self.folder, jobs, len(folders))
         run_job(lambda _: complain(jobs), self.config)
         return [job_return(folder, jobs[folder]) for folder in folders]
@@ -72,6 +73,8 @@ class IsolatedLauncher(Launcher):
         Args:
             shown: as for `Status`.
         """
+        from src.sweep.status import Status, print_results
+
         setup_globals()
         if started_by() is not None:
             raise UserError("a sweep starts the processes of its jobs itself: run it without torchrun or srun")

@@ -26,7 +26,6 @@ from src.errors import UserError
 from src.report.job import SweepJob, job_folders, read_job
 from src.sweep.launcher import IsolatedLauncher
 from src.sweep.outcome import record_of
-from src.sweep.status import print_results
 
 if TYPE_CHECKING:
     import optuna
@@ -102,6 +101,8 @@ class SearchSweeper(Sweeper):
     def _finish(self, study: "optuna.Study") -> None:
         folder = self.jobs.folder
         jobs = {job_folder: read_job(job_folder) for job_folder in job_folders(folder).values()}
+        from src.sweep.status import print_results  # every command loads Hydra's plugins: a page needs much more
+
         print_results(folder, jobs, len(study.trials))
         done = [trial for trial in study.trials if trial.value is not None]
         if done:
