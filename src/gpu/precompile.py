@@ -22,6 +22,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from select import select
 from typing import Any
 
 from src.system.signals import end_with_parent
@@ -30,6 +31,7 @@ from src.system.workers import cpu_count
 LIST = "kernels.json"
 MODELS = Path(__file__).resolve().parents[1] / "models"
 PRECISIONS = ("amp", "tf32")
+MOST_S = 600  # that a run waits
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
 DIVISIBLE = [["tt.divisibility", 16]]
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i32": "int32", "i64": "int64"}  # torch's names
@@ -56,8 +58,14 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
     if not entries or done.exists():
         return
     import_kernels(entries)
-    _running, writer = os.pipe()
-    if os.fork() == 0:
+    reader, writer = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:  # no more processes: the run compiles its kernels itself
+        os.close(reader)
+        os.close(writer)
+        return
+    if child == 0:
         try:
             end_with_parent(os.getppid(), signal.SIGKILL)
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -67,13 +75,14 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
         finally:
             os._exit(0)
     os.close(writer)
+    _running = reader
 
 
 def wait() -> None:
     """Waits for the kernels that `begin` began to compile: who needs one meanwhile would compile it a second time."""
     global _running
     if _running is not None:
-        os.read(_running, 1)
+        select([_running], [], [], MOST_S)
         os.close(_running)
         _running = None
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,29 @@ def test_without_a_gpu_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None
     precompile.begin("no.such.module", "auto", "amp")
     with pytest.raises(AssertionError, match="a process was begun"):
         precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
+    precompile.wait()  # nothing was begun
+
+
+def test_a_run_waits_for_its_kernels_and_not_where_no_process_could_be_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(precompile, "capability", lambda: 90)
+
+    def failing() -> int:
+        raise OSError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(precompile.os, "fork", failing)
+        precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
+    precompile.wait()  # returns at once
+    reader, writer = os.pipe()
+    monkeypatch.setattr(precompile, "_running", reader)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(precompile.wait)
+        assert not waiting.done()
+        os.close(writer)
+        waiting.result(timeout=60)
 
 
 def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
