@@ -24,7 +24,7 @@ class MoleculeCalculator(Calculator):
         factor: electronvolts in a unit of `energy`.
     """
 
-    implemented_properties = ("energy", "free_energy", "forces")
+    implemented_properties = ["energy", "free_energy", "forces"]  # noqa: RUF012  # as ASE declares it
 
     def __init__(
         self, numbers: np.ndarray, batch: GraphBatch, energy: Callable[[GraphBatch], Tensor], factor: float
