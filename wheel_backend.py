@@ -38,7 +38,7 @@ def library() -> dict[str, bytes]:
 
 
 def renamed(path: Path) -> bytes:
-    if path.suffix not in (".py", ".yaml"):
+    if path.suffix not in (".py", ".yaml", ".json"):
         return path.read_bytes()
     return NAME.sub("reprise", path.read_text(encoding="utf-8")).encode()
 
