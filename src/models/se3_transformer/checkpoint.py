@@ -6,11 +6,9 @@ rows of a radial network's last matrix are (channel out, channel in, frequency);
 fused network multiplies its (0, 0) pair by the constant harmonic of degree 0, an unfused one by 1. Our radial networks
 multiply by the harmonic unless (0, 0) is their only pair.
 
-NVIDIA's code pins e3nn 0.3.3. e3nn 0.5.0 negated some Wigner 3j symbols, so the weights that multiply those symbols
-change sign.
+Weights whose Wigner 3j symbols have another sign in NVIDIA's version of e3nn change sign (`signs`).
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
 from src.models.se3_transformer.radial import Group
+from src.models.se3_transformer.signs import NVIDIA_E3NN, Y_0, Triple, negated_symbols, symbol_signs
 from src.system.reading import read_weights
 from src.training.checkpoints import read_checkpoint, shown
 
@@ -34,18 +33,6 @@ Fuse = Literal["full", "partial", "none"]
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 Network = SE3Transformer | SE3TransformerPooled
 Weights = dict[str, Tensor]
-Triple = tuple[int, ...]  # J, degree in and degree out, sorted
-
-NVIDIA_E3NN = "0.3.3"  # what every revision of NVIDIA's requirements.txt pins
-# Triples (in any order) whose symbol e3nn 0.5.0 negated, for degrees in and out up to 5. Before 0.5.0 the symbols end
-# at degree 11, and degree 6 needs J = 12. Source: o3.wigner_3j in float64. 0.3.0, 0.3.3, 0.4.0 and 0.4.4 agree, and so
-# do 0.5.0, 0.5.9 and 0.6.0. Apart from these signs, old and new agree within 1e-15; spherical harmonics are equal.
-NEGATED: frozenset[Triple] = frozenset(
-    {(1, 2, 2), (1, 3, 3), (1, 4, 4), (1, 5, 5), (3, 4, 6), (3, 5, 7), (4, 4, 5), (4, 5, 6), (5, 5, 5)}
-)
-NEGATED_MAX_DEGREE = 5
-
-Y_0 = 0.5 / math.sqrt(math.pi)  # the spherical harmonic of degree 0
 
 
 def load_nvidia(path: Path, network: Network, e3nn: str = NVIDIA_E3NN) -> None:
@@ -76,7 +63,7 @@ def from_nvidia(state_dict: Mapping[str, Tensor], network: Network, e3nn: str = 
     Raises UserError, naming the key, for a checkpoint of another network or with less sharing than this network, and
     for a version of e3nn whose symbols are unknown.
     """
-    unread, negated = dict(state_dict), negated_symbols(e3nn, network)
+    unread, negated = dict(state_dict), negated_symbols(e3nn, _layers(network)[0].max_degree)
 
     def take(key: str, shape: torch.Size) -> Tensor:
         tensor = unread.pop(key, None)
@@ -112,7 +99,7 @@ def to_nvidia(network: Network, fuse: Fuse = "full", e3nn: str = NVIDIA_E3NN) ->
     version that NVIDIA's code will run with. Raises UserError if radial networks are less shared than the fuse level
     needs, and for a version of e3nn whose symbols are unknown.
     """
-    negated = negated_symbols(e3nn, network)
+    negated = negated_symbols(e3nn, _layers(network)[0].max_degree)
     ours, nvidia = network.state_dict(), {}
     for our_key, nvidia_shapes in _plain_keys(network):
         parts = ours[our_key].split([shape[0] for shape in nvidia_shapes.values()])
@@ -120,28 +107,6 @@ def to_nvidia(network: Network, fuse: Fuse = "full", e3nn: str = NVIDIA_E3NN) ->
     for conv in _convolutions(network):
         nvidia |= convert(ours, conv.our_radials(), conv.nvidia_radials(fuse), negated)
     return nvidia
-
-
-def negated_symbols(e3nn: str, network: Network) -> frozenset[Triple]:
-    """Returns the triples whose symbols have opposite signs in that version of e3nn and in the installed one.
-
-    Raises UserError for an unknown version, and for degrees that it has no symbols for.
-    """
-    release = ".".join(e3nn.split(".")[:2])
-    if release in ("0.5", "0.6"):
-        return frozenset()
-    if release not in ("0.3", "0.4"):
-        raise UserError(
-            f"e3nn={e3nn}: the signs of Wigner 3j symbols are known for e3nn 0.3 to 0.6; give the version that "
-            f"NVIDIA's code runs with, which is {NVIDIA_E3NN} unless its requirements.txt was changed"
-        )
-    max_degree = _layers(network)[0].max_degree
-    if max_degree > NEGATED_MAX_DEGREE:
-        raise UserError(
-            f"e3nn={e3nn} has no Wigner 3j symbols for degree {max_degree}, only up to degree {NEGATED_MAX_DEGREE}; "
-            "give e3nn=0.5.0 or later, or a network of fewer degrees"
-        )
-    return NEGATED
 
 
 @dataclass(frozen=True)
@@ -217,12 +182,6 @@ def convert(
             parameters[target.hidden + name] = values[0]
         parameters[target.matrix] = target.pack(by_pair)
     return parameters
-
-
-def symbol_signs(pair: Pair, negated: frozenset[Triple]) -> list[float]:
-    """Returns for each frequency of the pair -1 if its symbol is negated, else 1."""
-    frequencies = range(abs(pair[0] - pair[1]), sum(pair) + 1)
-    return [-1.0 if tuple(sorted((j, *pair))) in negated else 1.0 for j in frequencies]
 
 
 @dataclass(frozen=True)

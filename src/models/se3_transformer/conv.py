@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from src.batches.molecular_graphs import Graph
@@ -30,6 +30,7 @@ class Geometry:
         rel_pos: positions of the destinations, relative to the sources.
         radial_inputs: edge scalars, with the length (in the unit of the positions) last.
         max_degree: the highest degree of the network.
+        null: numbers of the edges of length 0, for a graph that is not `distinct`; None if they are not known.
         computed: results of `once`.
     """
 
@@ -37,6 +38,7 @@ class Geometry:
     rel_pos: Float[Tensor, "edges 3"]
     radial_inputs: Float[Tensor, "edges scalars"]
     max_degree: int
+    null: Int64[Tensor, " nulls"] | None = None
     computed: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @classmethod
@@ -199,5 +201,5 @@ class ConvSE3(nn.Module):
 def sum_incoming(messages: Float[Tensor, "edges features"], graph: Graph) -> Float[Tensor, "nodes features"]:
     """Sums messages over incoming edges, without padded edges."""
     is_real = torch.arange(graph.dst.shape[0], device=graph.dst.device) < graph.dst_ptr[-1]
-    sums = messages.new_zeros(graph.positions.shape[0], messages.shape[1])
+    sums = messages.new_zeros(graph.dst_ptr.shape[0] - 1, messages.shape[1])
     return sums.index_add(0, graph.dst, torch.where(is_real[:, None], messages, 0))

@@ -63,6 +63,9 @@ class FastConvSE3(ConvSE3):
             hidden = radial.hidden(geometry.radial_inputs)
             with torch.autocast(hidden.device.type, enabled=False):
                 part = contract(hidden, columns, plan.mix(radial.weight), plan)
+                if (null := geometry.null) is not None:
+                    of_null = plan.null_messages(hidden[null], columns[null], radial.weight)
+                    part = part.index_copy(0, null, of_null.to(part.dtype))
             messages = part if messages is None else messages + part
         assert messages is not None
         return messages

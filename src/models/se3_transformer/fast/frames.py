@@ -14,17 +14,23 @@ from torch import Tensor
 
 from src.gpu.triton_helpers import lacks, note, working_dtype
 from src.models.se3_transformer.basis import wigner_3j_on
-from src.models.se3_transformer.conv import Geometry
+from src.models.se3_transformer.conv import Geometry, angular_basis
 from src.models.se3_transformer.fiber import Fiber
 
 
 def has_frames(geometry: Geometry) -> bool:
-    """Returns whether every edge has a length, and no gradient of the positions is needed, which frames do not give."""
-    if not geometry.graph.distinct:
+    """Returns whether edges have frames: no gradient of their directions is needed, and those of length 0 are known.
+
+    An edge of length 0 has any frame (`FastConvSE3.edge_messages`).
+    """
+    if angular_basis in geometry.computed and not geometry.rel_pos.requires_grad:
+        return False  # a caller gave the basis, which may be another one
+    has_directions = geometry.graph.distinct or geometry.null is not None
+    if not has_directions:
         note("an edge has length 0 (two atoms at one position): plain convolutions run, fast ones need its direction")
     if geometry.rel_pos.requires_grad:
         return lacks("conv", geometry.rel_pos, "gradients of the positions")
-    return geometry.graph.distinct
+    return has_directions
 
 
 def edge_wigner(geometry: Geometry) -> Float[Tensor, "edges packed"]:

@@ -138,6 +138,34 @@ class Plan:
             pieces.append(columns.new_zeros(edges, self.num_columns - column))
         return torch.cat(pieces, 1)
 
+    def null_messages(
+        self,
+        hidden: Float[Tensor, "edges mid"],
+        columns: Float[Tensor, "edges inputs"],
+        weight: Float[Tensor, "rows mid"],
+    ) -> Float[Tensor, "edges outputs"]:
+        """Computes the messages of edges of length 0, in any frames: only J = 0 is left, which is a multiple of 1.
+
+        `weight` is that of the group. Equals `contract` where the basis is that of `pair_basis`.
+        """
+        messages, begin = columns.new_zeros(len(columns), self.num_columns), 0
+        for pair in self.group.pairs():
+            size = self.group.size(pair)
+            rows, begin = weight[begin : begin + size], begin + num_frequencies(pair) * size
+            degree = pair[0]
+            if pair[1] != degree:
+                continue
+            count = self.group.inputs.channels(degree)
+            factor = 1.0 if self.group.is_scalar else float(polar_coefficients(pair)[0, 0])
+            radial = (hidden.to(rows.dtype) @ rows.t() * factor).view(len(columns), count, -1).to(columns.dtype)
+            for m in range(-degree, degree + 1):
+                begin_in = self.source.offsets[degree, m]
+                part = torch.bmm(columns[:, None, begin_in : begin_in + count], radial)[:, 0]
+                for piece in self._pieces(degree, abs(m)):
+                    first = piece.minus if m < 0 else piece.plus
+                    messages[:, first : first + piece.width] = part[:, piece.begin : piece.begin + piece.width]
+        return messages
+
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         first: dict[tuple[int, int, int], int] = {}  # the first mixed weight of each (m, term, degree out)
