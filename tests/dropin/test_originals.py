@@ -1,0 +1,64 @@
+"""Networks equal NVIDIA's: by numbers that its code gave (table.json), and beside it where its clones are named."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.dropin.cases import CASES, OURS, TABLE, Case, built, numbers, run
+from tests.dropin.originals import VARIABLE, Package, clone, original
+
+NUMBERS: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+beside = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=case.name,
+            marks=pytest.mark.skipif(clone(case.project) is None, reason=f"{VARIABLE} has no {case.project}"),
+        )
+        for case in CASES
+    ],
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_seed_gives_the_parameters_and_results_of_the_table(case: Case) -> None:
+    found, expected = numbers(OURS, case), NUMBERS[case.name]
+    assert list(found["parameters"]) == list(expected["parameters"])
+    assert found["results"].keys() == expected["results"].keys()
+    assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@beside
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.utils.checkpoint")  # of the originals
+def test_outputs_and_gradients_equal_the_originals(case: Case) -> None:
+    theirs = original(case.project)
+    networks = built(theirs, case), built(OURS, case)
+    (names, values), (our_names, our_values) = (zip(*n.named_parameters(), strict=True) for n in networks)
+    assert names == our_names and all(torch.equal(a, b) for a, b in zip(values, our_values, strict=True))
+    for dtype, allowed in ((torch.float32, 4e-6), (torch.float64, 2e-14)):
+        expected, results = (run(p, case, n, dtype) for p, n in zip((theirs, OURS), networks, strict=True))
+        assert expected.keys() == results.keys()
+        for name, tensor in expected.items():
+            largest = max(float(tensor.abs().max()), 1.0) if tensor.numel() else 1.0
+            difference = float((results[name] - tensor).abs().max()) if tensor.numel() else 0.0
+            print(f"{case.name}: {dtype} {name} {difference / largest:.1e}")
+            assert difference <= allowed * largest, (dtype, name, difference, largest)
+        for network in networks:
+            network.zero_grad()
+
+
+@beside
+def test_weights_load_strictly_both_ways(case: Case) -> None:
+    theirs: Package = original(case.project)
+    torch.manual_seed(1)
+    networks = built(theirs, case), built(OURS, case)
+    with torch.no_grad():
+        for network in networks:
+            for parameter in network.parameters():
+                parameter.normal_()
+    for source, target in (networks, networks[::-1]):
+        target.load_state_dict(source.state_dict(), strict=True)
