@@ -2,10 +2,9 @@
 
 A checkout has its modules in `src`, which other projects have too. In a wheel they are the package `reprise`: by that
 name in imports, in texts such as `_target_`, and nowhere else. Entry points and conf/ are in `reprise/scripts`.
+`--config-settings distribution=se3-transformer` makes the wheel of that distribution.
 """
 
-import base64
-import hashlib
 import json
 import re
 import zipfile
@@ -15,6 +14,7 @@ from typing import Any
 from setuptools import build_meta
 
 from src.measure.sources import sources
+from src.system import distribution
 
 ROOT = Path(__file__).resolve().parent
 SCRIPTS = "reprise/scripts"
@@ -44,17 +44,16 @@ def renamed(path: Path) -> bytes:
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Writes the wheel that setuptools makes, with the library in it; returns its name."""
-    directory, name = Path(wheel_directory), build_meta.build_wheel(wheel_directory, config_settings)
-    files, info = library(), "-".join(name.split("-")[:2]) + ".dist-info"
-    files[f"{info}/entry_points.txt"] = COMMAND.encode()
-    files[f"{SCRIPTS}/.sources.json"] = json.dumps(sources() | {"measuring": None}).encode()  # for its records
-    with zipfile.ZipFile(directory / name) as wheel:
-        files = {path: wheel.read(path) for path in wheel.namelist() if path != f"{info}/RECORD"} | files
-    digests = {path: base64.urlsafe_b64encode(hashlib.sha256(files[path]).digest()) for path in files}
-    lines = [f"{path},sha256={digests[path].decode().rstrip('=')},{len(files[path])}" for path in files]
-    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(directory / name, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for path, content in files.items():
-            wheel.writestr(path, content)
+    """Writes the wheel that setuptools makes, with the library in it, or the distribution's; returns its name."""
+    directory = Path(wheel_directory)
+    if (config_settings or {}).get("distribution") == distribution.NAME:
+        name, info, files = distribution.contents(ROOT)
+    else:
+        name = build_meta.build_wheel(wheel_directory, config_settings)
+        files, info = library(), "-".join(name.split("-")[:2]) + ".dist-info"
+        files[f"{info}/entry_points.txt"] = COMMAND.encode()
+        files[f"{SCRIPTS}/.sources.json"] = json.dumps(sources() | {"measuring": None}).encode()  # for its records
+        with zipfile.ZipFile(directory / name) as wheel:
+            files = {path: wheel.read(path) for path in wheel.namelist() if path != f"{info}/RECORD"} | files
+    distribution.write(directory / name, info, files)
     return name
