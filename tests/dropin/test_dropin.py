@@ -245,3 +245,23 @@ def test_the_state_dict_of_another_layout_is_named() -> None:
 def test_bad_input_is_refused(wrong: Any, why: str) -> None:
     with pytest.raises(UserError, match=why):
         wrong()
+
+
+@pytest.mark.parametrize("degrees", [2, 4])
+def test_results_without_gradients_are_the_same(degrees: int) -> None:
+    """Vectors are rotated otherwise then."""
+    torch.manual_seed(0)
+    fiber = Fiber.create(degrees, 16)
+    model = SE3Transformer(1, IN, fiber, fiber, 4, 1, EDGE).double()
+    made, (nodes, edges) = example(), inputs()
+    expected = model(made, nodes, edges)
+    with torch.no_grad():
+        close(model(made, nodes, edges), {name: x.detach() for name, x in expected.items()})
+
+
+def test_a_graph_of_dgl() -> None:
+    dgl = pytest.importorskip("dgl")
+    model, made, (nodes, edges) = network(), example(), inputs()
+    other = dgl.graph(made.edges(), num_nodes=11)
+    other.edata["rel_pos"] = made.edata["rel_pos"]
+    close(model(other, nodes, edges), model(made, nodes, edges), 0)

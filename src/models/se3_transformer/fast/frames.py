@@ -87,6 +87,18 @@ def wigner_of(packed: Float[Tensor, "edges packed"], degree: int) -> Float[Tenso
     return packed.narrow(1, packed_offset(degree), size * size).unflatten(1, (size, size))
 
 
+def rotate(
+    matrices: Float[Tensor, "edges rows components"], features: Float[Tensor, "edges components channels"]
+) -> Float[Tensor, "edges rows channels"]:
+    """Returns matrices @ features; vectors of many channels without the slow product of small matrices on a CPU."""
+    if features.is_cuda or features.shape[1] > 3 or features.shape[2] < 8 or torch.is_grad_enabled():
+        return matrices @ features
+    total = matrices[:, :, :1] * features[:, :1]
+    for component in range(1, features.shape[1]):
+        total.addcmul_(matrices[:, :, component, None], features[:, component, None])
+    return total
+
+
 @dataclass(frozen=True)
 class EdgeLayout:
     """The column order of a fiber's features in edge frames; components with |m| > `max_m` are dropped."""
@@ -125,7 +137,10 @@ class EdgeLayout:
         self, features: Float[Tensor, "edges features"], packed: Float[Tensor, "edges packed"]
     ) -> Float[Tensor, "edges columns"]:
         """Returns the fiber's flat features, one row per edge, rotated into the edge frames."""
-        rotated = {d: wigner_of(packed, d) @ self.fiber.part(features, d) for d in self.fiber}
+        parts = {degree: self.fiber.part(features, degree) for degree in self.fiber}
+        rotated = {
+            degree: rotate(wigner_of(packed, degree), part) if degree else part for degree, part in parts.items()
+        }
         return torch.cat([rotated[degree][:, degree + m] for degree, m in self.rows()], 1)
 
     def from_edge(
@@ -134,10 +149,13 @@ class EdgeLayout:
         """Applies the transpose of `to_edge`; returns flat features in the common frame."""
         parts = []
         for degree, channels in self.fiber.items():
+            if degree == 0:  # scalars do not rotate
+                parts.append(columns.narrow(1, self.offsets[0, 0], channels))
+                continue
             high = min(degree, self.max_m)
             components = [columns.narrow(1, self.offsets[degree, m], channels) for m in range(-high, high + 1)]
             matrices = wigner_of(packed, degree)[:, degree - high : degree + high + 1]
-            parts.append((matrices.transpose(1, 2) @ torch.stack(components, 1)).flatten(1))
+            parts.append(rotate(matrices.transpose(1, 2), torch.stack(components, 1)).flatten(1))
         return torch.cat(parts, 1)
 
 

@@ -116,8 +116,10 @@ class Plan:
         for block in self.blocks:
             size, shape = block.num_inputs * block.channels, (block.num_inputs, block.channels)
             offsets = (block.weight_a, block.weight_b)[: 2 if block.m else 1]
-            weights = [mixed[offset * mid : (offset + size) * mid].view(size, mid) for offset in offsets]
-            radial = (hidden @ torch.cat(weights).t()).view(edges, len(offsets) * shape[0], shape[1])
+            weights = torch.cat([mixed[offset * mid : (offset + size) * mid].view(*shape, mid) for offset in offsets])
+            # Channels out first: small batched products with a transposed matrix take a CPU half as long.
+            by_output = hidden @ weights.transpose(0, 1).reshape(-1, mid).t()
+            radial = by_output.view(edges, shape[1], len(offsets) * shape[0]).transpose(1, 2)
             plus = columns.narrow(1, block.plus, block.num_inputs)
             if block.m:
                 minus = columns.narrow(1, block.minus, block.num_inputs)
