@@ -1,7 +1,8 @@
 """Networks of the four projects and others, each run on one graph: what is compared with NVIDIA's code.
 
-`python -m tests.dropin.cases` runs the originals (see `originals`) and writes their numbers to TABLE: a projection
-of each output, gradient and parameter, in float64.
+`python -m tests.dropin.cases` runs the originals (see `originals`) with e3nn 0.3.3, which they pin, and writes their
+numbers to TABLE: a projection of each output, gradient and parameter, in float64. With a torch after 2.5 that needs
+TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
 """
 
 import json
@@ -10,17 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import e3nn
 import torch
 from torch import Tensor
 
 from src.dropin.graphs import graph as our_graph
 from src.dropin.model import SE3Transformer, SE3TransformerPooled
 from src.dropin.model.fiber import Fiber
+from src.models.se3_transformer.signs import NVIDIA_E3NN
 from tests.dropin.originals import Package, original
 
 TABLE = Path(__file__).parent / "table.json"
 OURS = Package(SE3Transformer, SE3TransformerPooled, Fiber, our_graph, None)
-E3NN = "0.6.0"  # whose symbols the originals run with where it is installed
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,11 @@ def features(sizes: dict[int, int], rows: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def built(package: Package, case: Case) -> Any:
-    """Returns the network of seed 0, in float32."""
+def built(package: Package, case: Case, version: str = NVIDIA_E3NN) -> Any:
+    """Returns the network of seed 0, in float32; ours with the signs of this version of e3nn."""
     torch.manual_seed(0)
     fiber = package.Fiber
-    own = {"e3nn": E3NN, **case.ours} if package is OURS else {}
+    own = {"e3nn": version, **case.ours} if package is OURS else {}
     return package.SE3Transformer(
         fiber_in=fiber(case.inputs),
         fiber_hidden=fiber.create(case.degrees, case.channels),
@@ -159,6 +161,8 @@ def numbers(package: Package, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
+    if e3nn.__version__ != NVIDIA_E3NN:
+        raise SystemExit(f"error: the projects run with e3nn {NVIDIA_E3NN}, here is {e3nn.__version__}; install theirs")
     table = {case.name: numbers(original(case.project), case) for case in CASES}
     lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table.items()]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

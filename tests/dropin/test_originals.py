@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import e3nn
 import pytest
 import torch
 from torch.testing import assert_close
@@ -36,7 +37,7 @@ def test_a_seed_gives_the_parameters_and_results_of_the_table(case: Case) -> Non
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.utils.checkpoint")  # of the originals
 def test_outputs_and_gradients_equal_the_originals(case: Case) -> None:
     theirs = original(case.project)
-    networks = built(theirs, case), built(OURS, case)
+    networks = built(theirs, case), built(OURS, case, e3nn.__version__)
     (names, values), (our_names, our_values) = (zip(*n.named_parameters(), strict=True) for n in networks)
     assert names == our_names and all(torch.equal(a, b) for a, b in zip(values, our_values, strict=True))
     for dtype, allowed in ((torch.float32, 4e-6), (torch.float64, 2e-14)):
