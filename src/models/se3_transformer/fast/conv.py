@@ -19,7 +19,10 @@ from src.models.se3_transformer.fast.plan import Plan
 
 
 class FastConvSE3(ConvSE3):
-    """Computes in edge frames, but for a geometry that has none; without gradients of the positions."""
+    """Computes in edge frames, but for a geometry that has none; without gradients of the positions.
+
+    The messages of edges of length 0 (`geometry.null`) are computed apart: they have any frame, and J = 0 alone.
+    """
 
     @cached_property
     def plans(self) -> list[Plan]:
