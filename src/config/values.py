@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from src.config.ranges import MOST_NUMBER, MOST_WHOLE
 from src.config.schema import TrainConfig, typed
 from src.config.settings import check_complete, check_fix_hp, check_loggers
 from src.errors import UserError
+from src.measure import starting
 from src.system.home import PACKAGE
 
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
@@ -208,6 +210,9 @@ def _try_optimizer(key: str, target: Any, arguments: dict[str, Any]) -> None:
 def target_of(key: str, name: Any) -> Any:
     """Returns what `_target_` names. Raises UserError unless it can be called."""
     module, _, attribute = str(name).rpartition(".")
+    is_loaded = module in sys.modules
+    if not is_loaded:  # torch comes along with most
+        starting.ended("config")
     try:
         target = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
@@ -216,6 +221,9 @@ def target_of(key: str, name: Any) -> Any:
         target = None
     except (ImportError, ValueError):
         target = None
+    finally:
+        if not is_loaded:
+            starting.ended("imports")
     if not callable(target):
         raise UserError(f"{key}._target_={name} is no class or function; see `--cfg job` for the one that was there")
     return target

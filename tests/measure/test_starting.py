@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from src.config.values import target_of
+from src.errors import UserError
 from src.measure import starting
 from src.measure.clock import Clock
 from src.measure.starting import Start, launched_s, process_creation_s, start_of
@@ -33,6 +35,15 @@ def test_parts_add_up_to_the_steady_steps(monkeypatch: pytest.MonkeyPatch) -> No
         "warm-up": 1.0,
     }
     assert start == Start(7.0, 8.0, parts)
+
+
+def test_modules_loaded_while_a_config_is_checked_count_as_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "_ends", [])
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    for _ in range(2):  # the second time nothing is loaded
+        with pytest.raises(UserError, match="no class or function"):
+            target_of("datamodule", "this.nothing")
+    assert [part for part, _, _ in starting._ends] == ["config", "imports"]
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 3])
