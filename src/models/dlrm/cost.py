@@ -36,18 +36,18 @@ def macs_per_sample(network: DLRM) -> Macs:
 
 
 def bytes_per_sample(
-    network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1
+    network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1, number_bytes: int = 2
 ) -> tuple[float, float]:
     """Returns the least bytes of device memory traffic of one sample in a batch: (forward, training).
 
-    Forward: read the batch (2 bytes a numerical feature, 4 an id) and a row for each id (4 bytes an element, also if
-    several samples use the row); write and read each activation once, vectors and interaction included; read the MLPs'
-    parameters (4 bytes) once per batch. Training: read each activation once more, write and read its gradient; read
-    and write a row again; read a dense parameter twice, write its gradient, and move SGD_BYTES in each of the `updates`
-    optimiser steps a batch.
+    Forward: read the batch (`number_bytes` a numerical feature, 4 an id) and a row for each id (4 bytes an element,
+    also if several samples use the row); write and read each activation once, vectors and interaction included; read
+    the MLPs' parameters (4 bytes) once per batch. Training: read each activation once more, write and read its
+    gradient; read and write a row again; read a dense parameter twice, write its gradient, and move SGD_BYTES in each
+    of the `updates` optimiser steps a batch.
     """
     lookups = sum(table.hotness for table in network.tables)
-    batch = 2 * network.bottom.widths[0] + 4 * lookups
+    batch = number_bytes * network.bottom.widths[0] + 4 * lookups
     row_bytes = 4 * network.embedding_dim * lookups
     activations = len(network.tables) * network.embedding_dim + network.interaction.num_features
     activations += sum(network.bottom.widths[1:]) + sum(network.top.widths[1:])
@@ -60,9 +60,8 @@ def bytes_per_sample(
     return forward, training
 
 
-def cost(network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1) -> Cost:
+def cost(network: DLRM, batch_size: float, activation_bytes: int, updates: float = 1, number_bytes: int = 2) -> Cost:
     """Returns useful FLOPs and least bytes per sample, for the distance to the hardware's limits."""
     forward, omitted = macs_per_sample(network)
-    return Cost(
-        2 * forward, 2 * (3 * forward - omitted), *bytes_per_sample(network, batch_size, activation_bytes, updates)
-    )
+    moved = bytes_per_sample(network, batch_size, activation_bytes, updates, number_bytes)
+    return Cost(2 * forward, 2 * (3 * forward - omitted), *moved)

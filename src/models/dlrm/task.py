@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from src.batches.clicks import ClickLayout, Clicks
+from src.batches.clicks import NUMBER_DTYPES, ClickLayout, Clicks
 from src.config.ranges import Count, Share
 from src.errors import UserError
 from src.measure.roofline import Cost
@@ -96,7 +96,8 @@ class DLRMTask(ClickPredictionTask):
         self.network.embeddings.update(rate, found_inf, loss_scale)
 
     def cost(self) -> Cost:
-        return cost(self.network, self.batch_size, self.activation_bytes, self.updates)
+        number_bytes = NUMBER_DTYPES[self.layout.number_dtype].itemsize
+        return cost(self.network, self.batch_size, self.activation_bytes, self.updates, number_bytes)
 
     def evaluated(self, clicks: Clicks) -> Float[Tensor, " rows"]:
         if self.trainer.world_size == 1:

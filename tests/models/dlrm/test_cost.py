@@ -1,5 +1,6 @@
 """DLRM's cost formulas against torch's flop counter, at full width on fake tensors."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.batches.clicks import EmbeddingTable
+from src.batches.clicks import ClickLayout, EmbeddingTable
 from src.models.dlrm.cost import bytes_per_sample, cost
 from src.models.dlrm.network import DLRM
+from src.models.dlrm.task import DLRMTask
 from tests.support.random_clicks import PUBLISHED, random_clicks
 
 ONE_HOT = [EmbeddingTable(f"cat_{i}.bin", rows) for i, rows in enumerate(PUBLISHED)]
@@ -52,3 +54,14 @@ def test_bytes_count_rows_activations_and_parameters() -> None:
     forward, training = bytes_per_sample(network, 64, 2)
     assert forward == pytest.approx(batch + rows + 2 * 2 * activations + 4 * parameters / 64)
     assert training == pytest.approx(batch + 3 * rows + 5 * 2 * activations + 24 * parameters / 64)
+    wide = bytes_per_sample(network, 64, 2, number_bytes=4)  # a person's own numbers are float32
+    assert [float32 - float16 for float32, float16 in zip(wide, (forward, training), strict=True)] == [10, 10]
+
+
+@pytest.mark.parametrize(("number_dtype", "more"), [("float16", 0), ("float32", 26)])
+def test_a_task_counts_the_bytes_of_its_own_clicks(number_dtype: str, more: int) -> None:
+    layout = ClickLayout(13, (EmbeddingTable("cat_0.bin", 10),), ("int8",), number_dtype)
+    with torch.device("meta"):
+        network = DLRM(layout.tables)
+    task: Any = SimpleNamespace(network=network, layout=layout, batch_size=64, activation_bytes=2, updates=1)
+    assert DLRMTask.cost(task).bytes_forward == cost(network, 64, 2).bytes_forward + more
