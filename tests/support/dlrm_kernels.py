@@ -11,7 +11,7 @@ from torch import Tensor
 from src.batches.clicks import EmbeddingTable
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
 from src.models.dlrm.fast.embeddings import FastEmbeddings
-from src.models.dlrm.interaction import dot_features
+from src.models.dlrm.interaction import cat_features, cross, dot_features
 from tests.support.kernel_differences import Difference, difference, error, random
 
 
@@ -24,6 +24,34 @@ def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, dev
     overflow = torch.zeros((), device=device)
     result = difference(
         lambda d, s: fused.interaction.dot_features(d, s, overflow), dot_features, [dense.to(dtype), sparse.to(dtype)]
+    )
+    assert float(overflow) == 0
+    return result
+
+
+def cross_layers(
+    fused: Any, samples: int, tables: int, dim: int, layers: int, rank: int, dtype: torch.dtype, device: str = "cpu"
+) -> Difference:
+    """Compares cross layers and their gradients with float64; the float32 parameters are representable in `dtype`."""
+    width = (tables + 1) * dim
+    inputs = [random(samples, dim, seed=1, device=device), random(samples, tables, dim, seed=2, device=device)]
+    parameters = [
+        random(*shape, seed=3 + 3 * layer + number, device=device) / shape[-1] ** 0.5
+        for layer in range(layers)
+        for number, shape in enumerate([(rank, width), (width, rank), (width,)])
+    ]
+    overflow = torch.zeros((), device=device)
+
+    def plain(dense: Tensor, sparse: Tensor, *parameters: Tensor) -> Tensor:
+        x = x0 = cat_features(dense, sparse)
+        for number in range(layers):
+            x = cross(x0, x, *parameters[3 * number : 3 * number + 3])
+        return x
+
+    result = difference(
+        lambda d, s, *p: fused.cross.cross_net(d, s, overflow, None, *p),
+        plain,
+        [*(x.to(dtype) for x in inputs), *(p.to(dtype).float() for p in parameters)],
     )
     assert float(overflow) == 0
     return result

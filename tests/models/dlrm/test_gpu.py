@@ -10,10 +10,11 @@ import torch
 from src.batches.clicks import EmbeddingTable
 from src.models.dlrm import fast
 from src.models.dlrm.embeddings import Rule
+from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
 from src.models.dlrm.fast.embeddings import FastEmbeddings
-from src.models.dlrm.fast.interaction import FastDot  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import cross_layers, dot, layers, narrow_look_up, update_of_parts, updated
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
@@ -57,6 +58,17 @@ def test_dot_agrees_with_float64(
     dtype, tolerance = precision
     difference = dot(fused, samples, tables, dim, dtype, CUDA)
     assert difference.largest < tolerance, difference
+
+
+@pytest.mark.parametrize(
+    ("samples", "tables", "dim", "rank"), [(5001, 26, 128, 512), (300, 2, 8, 16), (301, 17, 12, 24)]
+)
+def test_cross_layers_agree_with_float64(
+    samples: int, tables: int, dim: int, rank: int, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
+    dtype, tolerance = precision
+    difference = cross_layers(fused, samples, tables, dim, 3, rank, dtype, CUDA)
+    assert difference.output < 4 * tolerance and max(difference.gradients) < 16 * tolerance, difference
 
 
 @pytest.mark.parametrize(

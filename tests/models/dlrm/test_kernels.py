@@ -8,10 +8,12 @@ import torch
 from src.batches.clicks import EmbeddingTable
 from src.gpu import triton_helpers
 from src.models.dlrm import fast
-from src.models.dlrm.embeddings import Rule
-from src.models.dlrm.fast.interaction import FastDot  # noqa: F401  # imports its kernels
+from src.models.dlrm.embeddings import GradientSlots, Rule
+from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import dot, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import cross_layers, dot, layers, narrow_look_up, update_of_parts, updated
+from tests.support.kernel_differences import random
 
 fused: Any = fast
 DTYPES = [
@@ -42,6 +44,54 @@ def test_dot_sets_the_overflow_flag(wrong: float) -> None:
     dense, sparse = torch.ones(3, 8).half(), torch.full((3, 2, 8), 4.0).half().requires_grad_()
     overflow = torch.zeros(())
     features = fused.interaction.dot_features(dense, sparse, overflow)
+    gradient = torch.zeros_like(features)
+    features.backward(gradient, retain_graph=True)
+    assert float(overflow) == 0
+    gradient[2, 8 + 2] = wrong
+    features.backward(gradient)
+    assert float(overflow) == 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(
+    ("samples", "tables", "dim", "layers", "rank"), [(5, 3, 8, 3, 8), (300, 2, 12, 1, 4), (17, 26, 16, 2, 24)]
+)
+def test_cross_layers_agree_with_float64(
+    samples: int, tables: int, dim: int, layers: int, rank: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    difference = cross_layers(fused, samples, tables, dim, layers, rank, dtype)
+    assert difference.output < tolerance and max(difference.gradients) < 4 * tolerance, difference
+
+
+@pytest.mark.parametrize("kind", ["dot", "cross"])
+def test_gradients_of_vectors_go_to_their_slots(kind: str) -> None:
+    """As where they lie on other GPUs: in another order than the tables', and with room between them."""
+    parameters = [] if kind == "dot" else [random(*shape, seed=7).float() for shape in ((4, 32), (32, 4), (32,))]
+    dense, vectors = random(5, 8, seed=1).float(), random(5, 3, 8, seed=2).float()
+    slots = GradientSlots(torch.zeros(3 * 64), torch.tensor([128, 0, 64]))
+    gradients = []
+    for given in (None, slots):
+        sparse = vectors.clone().requires_grad_()
+        if kind == "dot":
+            features = fused.interaction.dot_features(dense, sparse, torch.zeros(()), given)
+        else:
+            features = fused.cross.cross_net(dense, sparse, torch.zeros(()), given, *parameters)
+        features.square().sum().backward()
+        gradients.append(sparse.grad)
+    direct, through_slots = gradients
+    assert direct is not None and through_slots is not None and not through_slots.any()
+    for table, offset in enumerate((128, 0, 64)):
+        assert torch.equal(slots.origin[offset : offset + 40].view(5, 8), direct[:, table])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), 65504.0])
+def test_cross_layers_set_the_overflow_flag(wrong: float) -> None:
+    """Also for a gradient that overflows only as it is stored: 65504 is the largest number in half precision."""
+    dense, sparse = torch.ones(3, 8).half(), torch.ones(3, 2, 8).half().requires_grad_()
+    parameters = [torch.ones(4, 24), torch.ones(24, 4), torch.zeros(24)]
+    overflow = torch.zeros(())
+    features = fused.cross.cross_net(dense, sparse, overflow, None, *parameters)
     gradient = torch.zeros_like(features)
     features.backward(gradient, retain_graph=True)
     assert float(overflow) == 0

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from src.batches.clicks import Clicks, EmbeddingTable
 from src.models.dlrm import DLRM, fast
+from src.models.dlrm.network import Interaction
 from tests.support.kernels_contract import KernelsContract
 
 TABLES = [EmbeddingTable("cat_0.bin", 9), EmbeddingTable("cat_1.bin", 4, 2), EmbeddingTable("cat_2.bin", 30)]
@@ -16,9 +17,13 @@ TABLES = [EmbeddingTable("cat_0.bin", 9), EmbeddingTable("cat_1.bin", 4, 2), Emb
 class TestReplacements(KernelsContract):
     replacements = fast.REPLACEMENTS
 
+    interaction: Interaction = "dot"
+
     def network(self) -> DLRM:
         torch.manual_seed(0)
-        return DLRM(TABLES, num_numerical=5, embedding_dim=16, bottom=[24, 16], top=[32, 16])
+        return DLRM(
+            TABLES, num_numerical=5, embedding_dim=16, bottom=[24, 16], top=[32, 16], interaction=self.interaction
+        )
 
     def loss(self, network: nn.Module, dtype: torch.dtype) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -33,3 +38,7 @@ class TestReplacements(KernelsContract):
         """The tables take theirs themselves."""
         super().take_step(network)
         cast(DLRM, network).embeddings.update(torch.tensor(0.1))
+
+
+class TestCrossLayers(TestReplacements):
+    interaction = "dcnv2"

@@ -2,13 +2,14 @@
 
 - `tables`: lookup and update of embedding rows, and the exchange between GPUs through peer memory.
 - `interaction`: the products of all pairs of vectors, and their gradients.
+- `cross`: DCNv2's cross layers.
 - `mlp`: a whole MLP as one differentiable function.
 """
 
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.mlp import MLP
-from src.models.dlrm.network import DLRM, Dot
+from src.models.dlrm.network import DLRM, CrossNet, Dot
 from src.models.dlrm.sharded import ShardedEmbeddings
 
 REPLACEMENTS: Replacements = {
@@ -16,7 +17,10 @@ REPLACEMENTS: Replacements = {
         PlainEmbeddings: f"{__name__}.embeddings:FastEmbeddings",
         ShardedEmbeddings: f"{__name__}.embeddings:FastShardedEmbeddings",
     },
-    "interaction": {Dot: f"{__name__}.interaction:FastDot"},
+    "interaction": {
+        Dot: f"{__name__}.interaction:FastDot",
+        CrossNet: f"{__name__}.cross:FastCrossNet",
+    },
     "mlp": {MLP: f"{__name__}.mlp:FastMLP"},
 }
 

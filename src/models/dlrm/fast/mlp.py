@@ -1,5 +1,6 @@
 """A whole MLP as one differentiable function: bias and ReLU fused into the products, weight gradients in float32."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class FastMLP(MLP):
 class FusedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, logit: bool, *parameters: Tensor) -> Tensor:
-        weights, biases = cast_weights(parameters, x.dtype)
+        narrow = cast_to(parameters, x.dtype)
+        weights, biases = narrow[0::2], narrow[1::2]
         missing = -x.shape[1] % ALIGNED
         if missing:
             x, weights[0] = F.pad(x, (0, missing)), F.pad(weights[0], (0, missing))
@@ -78,13 +80,13 @@ def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> F
     return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
 
 
-def cast_weights(parameters: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns weights and biases in the products' dtype, cast in one launch."""
-    if parameters[0].dtype != dtype:
-        narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
-        torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
-        parameters = tuple(narrow)
-    return list(parameters[0::2]), list(parameters[1::2])
+def cast_to(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Returns parameters in the products' dtype, cast in one launch."""
+    if parameters[0].dtype == dtype:
+        return list(parameters)
+    narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
+    torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
+    return narrow
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:

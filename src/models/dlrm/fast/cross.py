@@ -1,0 +1,93 @@
+"""DCNv2's cross layers as one differentiable function: cuBLAS's products, and the kernels of `cross_triton` between."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from src.gpu.products import input_gradient
+from src.gpu.triton_helpers import can_take, launch, power_of_2
+from src.models.dlrm.embeddings import Embeddings, GradientSlots
+from src.models.dlrm.fast import cross_triton as kernels
+from src.models.dlrm.fast.mlp import cast_to, product
+from src.models.dlrm.interaction import cat_features
+from src.models.dlrm.network import CrossNet, Dense, Features, Sparse
+
+FLAT = {"BLOCK": 2048, "num_warps": 4}
+ROWS, BLOCK, WIDTH = 256, 16, 128
+SAMPLES = 16
+
+
+class FastCrossNet(CrossNet):
+    """The layers as one function, whose last kernel looks for overflows and writes to the slots, if any."""
+
+    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
+        embeddings.kernel_sets_overflow = can_take(
+            "interaction", sparse, dense.dtype == sparse.dtype, dense=dense.dtype, sparse=sparse.dtype
+        )
+        if not embeddings.kernel_sets_overflow:
+            return super().forward(dense, sparse, embeddings)
+        parameters = [p for down, up in self.layers() for p in (down.weight, up.weight, up.bias)]
+        return cross_net(dense, sparse, embeddings.overflow, embeddings.gradient_slots(), *parameters)
+
+
+class CrossLayers(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None, *parameters: Tensor
+    ) -> Tensor:
+        weights = cast_to(parameters, sparse.dtype)
+        ctx.overflow, ctx.slots, ctx.shape = overflow, slots, sparse.shape
+        x = x0 = cat_features(dense, sparse)
+        saved = []
+        for down, up, bias in zip(weights[0::3], weights[1::3], weights[2::3], strict=True):
+            hidden = x @ down.t()
+            y = torch.addmm(bias, hidden, up.t())
+            saved += [x, hidden, y, down, up]
+            x, last, total = torch.empty_like(x), x, x.numel()
+            launch(kernels.cross, (-(-total // FLAT["BLOCK"]),), x0, y, last, x, total, **FLAT)
+        ctx.save_for_backward(x0, *saved)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x0, *saved = ctx.saved_tensors
+        grad, (rows, columns), programs = grads[0].contiguous(), x0.shape, -(-len(x0) // ROWS)
+        given, grad_x0, grad_y = grad, torch.empty_like(x0), torch.empty_like(x0)
+        gradients: list[Tensor] = []  # of parameters, last one first
+        for begin in range(len(saved) - 5, -1, -5):
+            x, hidden, y, down, up = saved[begin : begin + 5]
+            shares = x0.new_empty(programs, columns, dtype=torch.float32)
+            launch(
+                kernels.cross_backward, (programs, -(-columns // WIDTH)), grad, x0, y, grad_y, grad_x0, shares, rows,
+                FIRST=not gradients, COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
+            )  # fmt: skip
+            of_hidden = input_gradient(grad_y, up)
+            gradients += [shares.sum(0), product(grad_y.t(), hidden), product(of_hidden.t(), x)]
+            grad = input_gradient(of_hidden, down, add_to=grad.clone() if grad is given else grad)
+        samples, tables, dim = ctx.shape
+        grad_dense = x0.new_empty(samples, dim)
+        if ctx.slots is None:
+            # Table-major like the ids: the update kernel then finds a gradient without a division.
+            origin, offsets = x0.new_empty(tables, samples, dim), None
+            grad_sparse = origin.transpose(0, 1)
+        else:
+            origin, offsets = ctx.slots
+            grad_sparse = x0.new_zeros(()).expand(samples, tables, dim)
+        launch(
+            kernels.split, (-(-samples // SAMPLES) * (tables + 1),), grad_x0, grad, grad_dense, origin, offsets,
+            ctx.overflow, samples, SPREAD=offsets is not None, TABLES=tables, DIM=dim, WIDTH=power_of_2(dim),
+            BLOCK=SAMPLES, LARGEST=torch.finfo(x0.dtype).max, num_warps=4,
+        )  # fmt: skip
+        return grad_dense, grad_sparse, None, None, *reversed(gradients)
+
+
+def cross_net(
+    dense: Dense, sparse: Sparse, overflow: Tensor, slots: GradientSlots | None, *parameters: Tensor
+) -> Features:
+    """See `CrossNet.forward`; `parameters` are each layer's V^T, U and bias. Both inputs have one dtype.
+
+    The backward pass sets `overflow` to 1 if a gradient of the vectors is infinite or NaN and never resets it. With
+    `slots` it writes the gradient of `sparse` there and returns zeros.
+    """
+    return cast(Tensor, CrossLayers.apply(dense, sparse, overflow, slots, *parameters))
